@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with Python 3.11 or later: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test e2e fuzz lint golden bench clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …")'
+	@echo "Installing into .venv (once; some minutes, mostly PyTorch) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0" -e ".[dev]"
+	@touch $@
+
+demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
+	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --dry-run
+	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2
+
+test: $(INSTALLED) ## The tests
+	$(BIN)/pytest -q
+
+e2e: $(INSTALLED) ## The whole way, with real processes
+	$(BIN)/pytest -q -m e2e
+
+fuzz: $(INSTALLED) ## Ten thousand generated specs
+	$(BIN)/pytest -q -m fuzz
+
+lint: $(INSTALLED) ## Format, lint, types, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
+	$(BIN)/python -m tests.golden.renew
+
+bench: $(INSTALLED) ## Start-up and planning, measured side by side
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.planning
+
+clean: ## Remove what was made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

@@ -1,0 +1,131 @@
+"""What a command costs before it does anything: CPU time (user + system) of fresh processes.
+
+    python -m benchmarks.startup [--runs 9] [--write]
+
+The commands take turns, so that a slow moment of the machine hits all of them; medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.machine import described
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).with_name("results")
+SPEC = ROOT / "job_specs" / "vertex-2xh100.yaml"
+LIMIT = 1.5
+"""How much more than the bare command `launch` may cost."""
+
+
+class Command(NamedTuple):
+    """A command line, and the title of the row that it is measured against ("" if none)."""
+
+    title: str
+    line: tuple[str, ...]
+    against: str = ""
+
+
+class Row(NamedTuple):
+    """CPU seconds of all runs of a command."""
+
+    command: Command
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """In seconds."""
+        return median(self.seconds)
+
+
+def commands() -> list[Command]:
+    """All that is measured; gcloud only where it is installed."""
+    bare, launch = (sys.executable, str(Path(__file__).with_name("bare.py"))), _launch()
+    gcloud = shutil.which("gcloud")
+    return [
+        Command("python -c pass", (sys.executable, "-c", "pass")),
+        Command("bare Typer command, reads the spec", (*bare, str(SPEC))),
+        Command("bare Typer command, --help", (*bare, "--help")),
+        Command("launch --help", (*launch, "--help"), "bare Typer command, --help"),
+        Command(
+            "launch vertex SPEC --dry-run",
+            (*launch, "vertex", str(SPEC), "--dry-run"),
+            "bare Typer command, reads the spec",
+        ),
+        *([Command("gcloud ai custom-jobs create --help", _gcloud_help(gcloud))] if gcloud else []),
+    ]
+
+
+def _launch() -> tuple[str, ...]:
+    """The installed command beside this Python, else the module."""
+    script = Path(sys.executable).with_name("launch")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "launcher")
+
+
+def _gcloud_help(gcloud: str) -> tuple[str, ...]:
+    return (gcloud, "ai", "custom-jobs", "create", "--help")
+
+
+def measure(runs: int) -> list[Row]:
+    """Each command `runs` times, in turns, after one turn that isn't counted."""
+    everything = commands()
+    with tempfile.TemporaryDirectory() as config:
+        turns = [[cpu_seconds(command, config) for command in everything] for _ in range(runs + 1)]
+    return [Row(command, seconds) for command, seconds in zip(everything, zip(*turns[1:], strict=True), strict=True)]
+
+
+def cpu_seconds(command: Command, config: str) -> float:
+    """User and system time of one run. Raises CalledProcessError if it fails."""
+    environment = {**os.environ, "CLOUDSDK_CORE_PROJECT": "my-project", "CLOUDSDK_CONFIG": config}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command.line, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: medians, spread and ratios."""
+    medians = {row.command.title: row.median for row in rows}
+    reading = medians["bare Typer command, reads the spec"]
+    lines = ["| command | CPU ms, median | least to most | × bare, reads the spec | × its own bare |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for row in rows:
+        spread = f"{min(row.seconds) * 1000:.0f} to {max(row.seconds) * 1000:.0f}"
+        own = f"{row.median / medians[row.command.against]:.2f}" if row.command.against else ""
+        name, middle = row.command.title, f"{row.median * 1000:.0f}"
+        lines.append(f"| {name} | {middle} | {spread} | {row.median / reading:.2f} | {own} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the table under benchmarks/results/."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=9, help="runs of each command")
+    parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")
+    options = parser.parse_args()
+    rows = measure(options.runs)
+    today = datetime.now(UTC).date().isoformat()
+    head = (
+        f"# Start-up, {today}\n\nMedians of {options.runs} runs in turns. {described('typer', 'pyyaml', 'msgspec')}.\n"
+    )
+    limit = f"\nThe two `launch` rows should stay at or below {LIMIT} × bare."
+    text = f"{head}\n{table(rows)}\n{limit}\n"
+    print(text)
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"startup-{today}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Effects, one module for each outside world. Nothing here decides; nothing elsewhere acts."""

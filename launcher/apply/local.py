@@ -1,0 +1,114 @@
+"""Rehearse a rendered Vertex request on this machine.
+
+The runner is given the request's JSON, a folder with the user's code and the endpoints of the cloud, and nothing
+else: what a spec says that isn't in the request has no effect, exactly as on Vertex AI. Without an image, only
+command, environment and topology are rehearsed: `python` is the one that runs launch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from launcher.apply.processes import OnLine, run
+from launcher.apply.replicas import Replica, replica_counts, replicas, sum_gpus
+
+ENDPOINTS = (
+    "CLOUDSDK_API_ENDPOINT_OVERRIDES_",
+    "CLOUDSDK_AUTH_",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "STORAGE_EMULATOR_",
+)
+"""Names (beginnings) of the variables that say where the cloud is and who asks; they alone come from outside."""
+
+
+def rehearse(
+    request: Mapping[str, Any],
+    *,
+    code: Path | None,
+    job_id: str,
+    environ: Mapping[str, str],
+    on_line: OnLine,
+) -> dict[str, int]:
+    """Run the request's replicas here and return each one's exit code.
+
+    `code` plays the image's folder of user code (an empty one when None). `environ` is this process's environment, of
+    which PATH, HOME and the endpoints are passed on.
+
+    Raises:
+        UsageError: the request isn't a CustomJob with containers.
+        LaunchError: its command can't be started.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(sum(replica_counts(request)))]
+    with tempfile.TemporaryDirectory(prefix="launch-") as name:
+        scratch = Path(name)
+        folder = code or made(scratch / "code")
+        started = replicas(
+            request, addresses=addresses, job_id=job_id, image_env=image_env(made(scratch / "site"), folder)
+        )
+        return run(with_gpus(started, visible_gpus()), env=outside(environ), folder=folder, on_line=on_line)
+
+
+def image_env(site: Path, code: Path) -> dict[str, str]:
+    """The image's own environment: our train package first, the user's code after it, as in containers/.
+
+    A folder that holds nothing but `train` stands in for the image's: in a checkout the package lies beside others
+    (tests, launcher) that would otherwise hide the user's.
+    """
+    package = Path(__file__).resolve().parent.parent.parent / "train"
+    (site / "train").symlink_to(package, target_is_directory=True)
+    return {"PYTHONPATH": f"{site}{os.pathsep}{code}", "PYTHONUNBUFFERED": "1"}
+
+
+def outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """PATH (this Python's programs first), HOME and the endpoints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    endpoints = {name: value for name, value in environ.items() if name.startswith(ENDPOINTS)}
+    return {"PATH": path, "HOME": environ.get("HOME", "/"), **endpoints}
+
+
+def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[Replica, ...]:
+    """Each replica with its own share of this machine's GPUs, or all on CPUs when there aren't enough."""
+    if sum_gpus(all_replicas) > len(visible):
+        visible = ()
+    left = iter(visible)
+    return tuple(
+        replace(
+            one, env={**one.env, "CUDA_VISIBLE_DEVICES": ",".join(next(left, "") for _ in range(one.gpus)).strip(",")}
+        )
+        for one in all_replicas
+    )
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Indices of this machine's NVIDIA GPUs; empty when there are none."""
+    if not shutil.which("nvidia-smi"):
+        return ()
+    asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports of the loopback interface, different from each other."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def made(folder: Path) -> Path:
+    """The folder, after making it."""
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,176 @@
+"""The catalog: GPUs, machine types, places, prices, quotas, images and NCCL settings of Google Cloud, as data.
+
+Every figure is in data/*.csv with its source and date; sources/README.md tells what the sources are. An empty cell is
+unknown and stays so. Tables are read when they are first asked for, so a plan pays for what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+
+from launcher.catalog import prices, quotas, shapes, tables
+from launcher.catalog.model import (
+    UNKNOWN,
+    CatalogError,
+    Gpu,
+    ImageFamily,
+    MachineType,
+    Nccl,
+    Price,
+    Quota,
+    Rate,
+    Service,
+    ZonePrices,
+)
+
+__all__ = [
+    "UNKNOWN",
+    "Catalog",
+    "CatalogError",
+    "Gpu",
+    "ImageFamily",
+    "MachineType",
+    "Nccl",
+    "Price",
+    "Quota",
+    "Rate",
+    "Service",
+    "load",
+]
+
+PLAIN = Nccl({}, None, None, "NCCL's own choice: no settings for this machine are known", "", "")
+
+
+@cache
+def load() -> Catalog:
+    """The catalog that travels with launch."""
+    return Catalog()
+
+
+class Catalog:
+    """All tables and their look-ups; pure, but for reading its own data files once."""
+
+    def __init__(self) -> None:
+        self._priced: dict[tuple[str, str, str, str], Price] = {}
+
+    @cached_property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """GPU name -> GPU."""
+        return tables.gpus()
+
+    @cached_property
+    def machines(self) -> Mapping[str, tuple[MachineType, ...]]:
+        """Machine type -> its shapes: one, or for N1 one for each GPU kind and count."""
+        return tables.machines()
+
+    @cached_property
+    def rates(self) -> Mapping[str, Rate]:
+        """local-ssd (USD a GiB and hour), vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour) …"""
+        return tables.rates()
+
+    def gpu(self, name: str) -> Gpu:
+        """The GPU of that name. Raises CatalogError."""
+        if name not in self.gpus:
+            raise shapes.unknown(name, self._stock)
+        return self.gpus[name]
+
+    def find(
+        self,
+        type: str,  # noqa: A002 -- the spec's own word
+        gpus: int | None,
+        accelerator: str | None,
+        service: Service,
+    ) -> MachineType:
+        """The machine that `service` has for a GPU name and a count, or for a machine type.
+
+        A GPU's name means its default shape: whole GPUs, the same host for each GPU at every count (L4: the
+        g2-standard-12 that -24, -48 and -96 are multiples of; on N1 8 vCPUs a GPU). No count means the smallest.
+        N1 types need `accelerator`. Raises CatalogError, which names what exists.
+        """
+        return shapes.find(self._stock, shapes.Wish(type, gpus, accelerator, service))
+
+    def regions(self, machine: MachineType) -> tuple[str, ...]:
+        """Where Compute Engine lists the machine; () is unknown."""
+        return self._regions.get(machine.name, ())
+
+    def vertex_regions(self, machine: MachineType) -> tuple[str, ...]:
+        """Its regions, less those that Vertex AI doesn't train in; () when it isn't on Vertex AI, or unknown."""
+        if not machine.on_vertex:
+            return ()
+        return tuple(region for region in self.regions(machine) if region in self._vertex_regions)
+
+    def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
+        """The zones known to have the machine, in one region or in all; () is unknown."""
+        zones = self._zones.get(machine.name, ())
+        return zones if region is None else tuple(zone for zone in zones if zone.rpartition("-")[0] == region)
+
+    def price(self, machine: MachineType, service: Service, provisioning: str, place: str) -> Price:
+        """What one node costs an hour in a zone, or in a region (there the dearest zone that is known)."""
+        key = (machine.name, service, provisioning.partition(":")[0], place)
+        if key not in self._priced:
+            order = prices.Order(machine, service, key[2])
+            self._priced[key] = prices.price(order, place, self._prices.get(machine.name, ()), self._tariff)
+        return self._priced[key]
+
+    def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
+        """What someone should know before taking this machine there, in this way."""
+        gpu, doubts = self.gpus[machine.gpu], machine.vertex_warn if service == "vertex" else {}
+        on_vm = gpu.vm_notes if service == "compute" else ()
+        return (*gpu.notes, *on_vm, *machine.notes, *filter(None, [doubts.get(provisioning.partition(":")[0])]))
+
+    def nccl(self, machine: MachineType, service: Service) -> Nccl:
+        """What NCCL needs on this machine when there are several nodes."""
+        return self._nccl.get((machine.name, service), PLAIN)
+
+    def quota(self, machine: MachineType, service: Service, provisioning: str) -> Quota | None:
+        """The GPU quota of one node; `None` when its name is unknown."""
+        return quotas.quota(machine, self.gpus[machine.gpu], service, provisioning)
+
+    @cached_property
+    def image_families(self) -> tuple[ImageFamily, ...]:
+        """The Deep Learning VM image families, best first."""
+        return tables.images()
+
+    def image_family(self, machine: MachineType) -> ImageFamily | None:
+        """The family to boot on this machine: built for its CPU, with a driver that knows its GPU if there is one.
+
+        `None` when the catalog knows no family for its CPU.
+        """
+        gpu = self.gpus[machine.gpu]
+        fitting = (image for image in self.image_families if image.default and image.arch == machine.arch)
+        return max(fitting, key=lambda image: _drives(image.driver, gpu), default=None)
+
+    @cached_property
+    def _regions(self) -> Mapping[str, tuple[str, ...]]:
+        return tables.places("regions")
+
+    @cached_property
+    def _zones(self) -> Mapping[str, tuple[str, ...]]:
+        return tables.places("zones")
+
+    @cached_property
+    def _vertex_regions(self) -> frozenset[str]:
+        return tables.vertex_regions()
+
+    @cached_property
+    def _prices(self) -> Mapping[str, tuple[ZonePrices, ...]]:
+        return tables.prices()
+
+    @cached_property
+    def _tariff(self) -> prices.Tariff:
+        return prices.Tariff(tables.price_rules(), self.rates)
+
+    @cached_property
+    def _stock(self) -> shapes.Stock:
+        return shapes.Stock(self.gpus, self.machines)
+
+    @cached_property
+    def _nccl(self) -> Mapping[tuple[str, str], Nccl]:
+        return tables.nccl()
+
+
+def _drives(driver: str, gpu: Gpu) -> bool:
+    """Whether a driver branch knows the GPU and its CUDA wheel."""
+    least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
+    return least <= int(driver) <= most

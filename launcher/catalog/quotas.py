@@ -1,0 +1,45 @@
+"""Names of the quotas that a machine uses up.
+
+Vertex AI's are those of vertex-ai-samples (common_util.py), Compute Engine's those of google-cloud-compute 1.56.0's
+enum `Quota.Metric` and of Cloud Quotas.
+"""
+
+from __future__ import annotations
+
+from launcher.catalog.model import Gpu, MachineType, Quota, Service
+
+
+def quota(machine: MachineType, gpu: Gpu, service: Service, provisioning: str) -> Quota | None:
+    """The GPU quota of one node; `None` when its name is unknown."""
+    if service == "vertex":
+        return _vertex(machine.gpus, gpu, provisioning)
+    return _compute(machine.gpus, gpu, provisioning)
+
+
+def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
+    """Flex-start uses the preemptible quota up, though it is not preempted (DOC-DWS)."""
+    metric, name = gpu.quota_names["vertex_quota_metric"], gpu.quota_names["vertex_quota_id"]
+    if provisioning.startswith("reservation") or not (metric or name):
+        return None
+    preemptible = provisioning in ("spot", "flex-start")
+    kind, prefix = ("Preemptible", "preemptible_") if preemptible else ("", "")
+    return Quota(
+        metric=f"aiplatform.googleapis.com/custom_model_training_{prefix}{metric}_gpus" if metric else None,
+        id=f"CustomModelTraining{kind}{name}GPUsPerProjectPerRegion" if name else None,
+        units=units,
+        dims={},
+    )
+
+
+def _compute(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
+    """Classic GPUs have a metric each; from H100 on there is one metric with the GPU family as a dimension."""
+    names = gpu.quota_names
+    if provisioning == "spot":
+        metric = names["compute_spot_quota"]
+        return Quota(metric, None, units, {}) if metric else None
+    if provisioning == "standard" and (metric := names["compute_quota"]):
+        return Quota(metric, None, units, {})
+    if provisioning in ("standard", "flex-start") and (family := names["compute_family"]):
+        metric, name = "compute.googleapis.com/gpus_per_gpu_family", "GPUS-PER-GPU-FAMILY-per-project-region"
+        return Quota(metric, name, units, {"gpu_family": family})
+    return None

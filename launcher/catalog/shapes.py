@@ -1,0 +1,150 @@
+"""From what a spec says (a GPU or a machine type, a count) to the one machine that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from launcher.catalog.model import CatalogError, Gpu, MachineType, Service
+
+SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute Engine"}
+
+
+class Stock(Struct, frozen=True, gc=False):
+    """What there is: GPU name -> GPU, machine type -> its shapes."""
+
+    gpus: Mapping[str, Gpu]
+    machines: Mapping[str, tuple[MachineType, ...]]
+
+    def shapes(self) -> Iterable[MachineType]:
+        return (shape for shapes in self.machines.values() for shape in shapes)
+
+
+class Wish(Struct, frozen=True, gc=False):
+    """What a spec says of its machine."""
+
+    type: str
+    gpus: int | None
+    accelerator: str | None
+    service: Service
+
+    def offers(self, machine: MachineType) -> bool:
+        """Whether the service has this shape at all."""
+        return bool(machine.provisioning(self.service))
+
+
+def find(stock: Stock, wish: Wish) -> MachineType:
+    """The shape that is meant; Catalog.find tells the rules. Raises CatalogError."""
+    if wish.type in stock.machines:
+        return _by_machine(stock, wish)
+    if wish.type not in stock.gpus:
+        raise unknown(wish.type, stock)
+    if wish.accelerator is not None and _gpu(stock, wish.accelerator).name != wish.type:
+        raise CatalogError(
+            f"machine.type {wish.type} and machine.accelerator {wish.accelerator} are different GPUs",
+            "leave machine.accelerator out; it is for N1 machine types",
+        )
+    return _by_gpu(stock, wish)
+
+
+def unknown(name: str, stock: Stock) -> CatalogError:
+    """The error for a name that is neither a GPU nor a machine type."""
+    near = _nearest(name, stock)
+    every = f"GPUs: {' '.join(stock.gpus)}; or a machine type such as a3-highgpu-2g"
+    return CatalogError(
+        f"no GPU and no machine type with GPUs is called {name[:80]}", f"did you mean {_or(near)}?" if near else every
+    )
+
+
+def _by_gpu(stock: Stock, wish: Wish) -> MachineType:
+    """A GPU's default shape with that many; without a count its smallest."""
+    shapes = [shape for shape in stock.shapes() if shape.gpu == wish.type and shape.default]
+    sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if wish.offers(shape)}
+    if not sold:
+        raise CatalogError(
+            f"{SERVICES[wish.service]} has no {stock.gpus[wish.type].title}", "Compute Engine has it: launch vm"
+        )
+    if wish.gpus is None:
+        return next(iter(sold.values()))
+    if wish.gpus not in sold:
+        raise CatalogError(
+            f"{wish.type} comes as {_counts(sold)}, not {wish.gpus}",
+            "set machine.gpus to what exists; machine.nodes gives more machines",
+        )
+    return sold[wish.gpus]
+
+
+def _by_machine(stock: Stock, wish: Wish) -> MachineType:
+    """A machine type by its own name; an N1 type needs `accelerator` beside it."""
+    shapes = _with_accelerator(stock, wish)
+    gpu = stock.gpus[shapes[0].gpu]
+    sold = {shape.gpus: shape for shape in shapes if wish.offers(shape)}
+    if not sold:
+        name = f"{wish.type} with {gpu.name}" if shapes[0].guest_accelerator else wish.type
+        raise CatalogError(f"{SERVICES[wish.service]} has no {name}", _instead(stock, wish, shapes[0]))
+    if wish.gpus is None:
+        return sold[min(sold)]
+    if wish.gpus not in sold:
+        raise CatalogError(
+            f"{wish.type} has {_counts(sold)} ({gpu.title}), not {wish.gpus}",
+            f"leave machine.gpus out, or say machine.type: {gpu.name} and machine.gpus: {wish.gpus}",
+        )
+    return sold[wish.gpus]
+
+
+def _with_accelerator(stock: Stock, wish: Wish) -> list[MachineType]:
+    """The shapes of one machine type that have the accelerator."""
+    kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[wish.type]))
+    if wish.accelerator is None and len(kinds) > 1:
+        raise CatalogError(
+            f"{wish.type} takes several GPUs: {_or(kinds)}", f"say which: machine.accelerator: {kinds[0]}"
+        )
+    wanted = stock.gpus[kinds[0]] if wish.accelerator is None else _gpu(stock, wish.accelerator)
+    shapes = [shape for shape in stock.machines[wish.type] if shape.gpu == wanted.name]
+    if not shapes:
+        has = _or(stock.gpus[kind].title for kind in kinds)
+        raise CatalogError(f"{wish.type} has no {wanted.title}", f"it has {has}")
+    return shapes
+
+
+def _gpu(stock: Stock, accelerator: str) -> Gpu:
+    """t4, nvidia-tesla-t4 and NVIDIA_TESLA_T4 are the same GPU."""
+    for gpu in stock.gpus.values():
+        if accelerator in (gpu.name, gpu.accelerator, gpu.vertex_accelerator):
+            return gpu
+    raise unknown(accelerator, stock)
+
+
+def _instead(stock: Stock, wish: Wish, missing: MachineType) -> str:
+    """The machine types with the same GPU that the service does have: those of the same series, then by size."""
+
+    def far(shape: MachineType) -> tuple[bool, int]:
+        return shape.name.rpartition("-")[0] != missing.name.rpartition("-")[0], shape.vcpus
+
+    others = sorted((shape for shape in stock.shapes() if shape.gpu == missing.gpu and wish.offers(shape)), key=far)
+    near = list(dict.fromkeys(shape.name for shape in others))[:4]
+    return f"it has {_or(near)}; Compute Engine has {missing.name}: launch vm" if near else "try launch vm"
+
+
+def _nearest(name: str, stock: Stock) -> list[str]:
+    import difflib  # 2 ms, and only for a mistake
+
+    low = name[:80].lower().replace("_", "-")
+    names = {gpu.accelerator: gpu.name for gpu in stock.gpus.values()}
+    names |= {(gpu.vertex_accelerator or "").lower().replace("_", "-"): gpu.name for gpu in stock.gpus.values()}
+    known = [*stock.gpus, *stock.machines]
+    if low in names or low in known:
+        return [names.get(low, low)]
+    starts = [other for other in known if len(low) > 2 and other.startswith(low)]
+    return starts[:4] or difflib.get_close_matches(low, known, n=3, cutoff=0.5)
+
+
+def _counts(sold: Iterable[int]) -> str:
+    counts = sorted(sold)
+    return f"{_or(map(str, counts))} {'GPU' if counts == [1] else 'GPUs'}"
+
+
+def _or(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last

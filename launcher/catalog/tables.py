@@ -1,0 +1,230 @@
+"""The data files -> frozen data. An empty cell is unknown: `None`, or an empty tuple."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from launcher.catalog.model import Gpu, ImageFamily, MachineType, Nccl, Rate, ZonePrices
+
+DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120 -- pathlib would cost 2 ms of import
+Row = Mapping[str, str]
+
+
+def gpus() -> dict[str, Gpu]:
+    """GPU name -> GPU."""
+    drivers = {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
+    return {row["name"]: _gpu(row, drivers[row["wheel"]]) for row in rows("gpus")}
+
+
+def machines() -> dict[str, tuple[MachineType, ...]]:
+    """Machine type -> its shapes: one for most, one for each GPU kind and count for N1."""
+    families = {row["family"]: _family(row) for row in rows("families")}
+    found: dict[str, list[MachineType]] = {}
+    for row in rows("machines"):
+        found.setdefault(row["name"], []).append(_machine(row, families[row["family"]]))
+    for row in rows("n1"):
+        found.setdefault(row["name"], []).extend(_n1(row, families["n1"]))
+    return {name: tuple(shapes) for name, shapes in found.items()}
+
+
+def places(table: str) -> dict[str, tuple[str, ...]]:
+    """Machine type -> its regions, or its zones."""
+    return {row["machine"]: tuple(row[table].split()) for row in rows(table)}
+
+
+def vertex_regions() -> frozenset[str]:
+    """The regions that Vertex AI trains in."""
+    return frozenset(row["region"] for row in rows("vertex_regions"))
+
+
+def prices() -> dict[str, tuple[ZonePrices, ...]]:
+    """Machine type -> what it costs in each zone that has a price."""
+    found: dict[str, list[ZonePrices]] = {}
+    with _open("prices") as file:
+        lines = csv.reader(file)
+        next(lines)
+        for machine, zone, listed, list_rule, flex, flex_rule, spot, spot_rule, source, date, _certainty in lines:
+            found.setdefault(machine, []).append(
+                ZonePrices(zone, _usd(listed), list_rule, _usd(flex), flex_rule, _usd(spot), spot_rule, source, date)
+            )
+    return {machine: tuple(known) for machine, known in found.items()}
+
+
+def price_rules() -> dict[str, tuple[str, bool]]:
+    """Key -> (the rule in words, whether its figures are approximate)."""
+    return {row["rule"]: (row["text"], row["approx"] == "yes") for row in rows("price_rules")}
+
+
+def rates() -> dict[str, Rate]:
+    """Name -> a price for each unit."""
+    return {
+        row["rate"]: Rate(float(row["usd"]), row["unit"], row["source"], row["date"], row["certainty"])
+        for row in rows("rates")
+    }
+
+
+def images() -> tuple[ImageFamily, ...]:
+    """The Deep Learning VM image families, best first."""
+    return tuple(
+        ImageFamily(
+            family=row["family"],
+            project=row["project"],
+            arch=row["arch"],
+            driver=row["driver"],
+            python=row["python"] or None,
+            framework=row["framework"],
+            supported_until=row["supported_until"] or None,
+            default=row["default"] == "yes",
+            source=row["source"],
+        )
+        for row in rows("images")
+    )
+
+
+def nccl() -> dict[tuple[str, str], Nccl]:
+    """(machine type, service) -> its NCCL settings."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows("nccl"):
+        found.setdefault((row["machine"], row["service"]), []).append(row)
+    return {key: _nccl(lines) for key, lines in found.items()}
+
+
+def rows(table: str) -> Iterator[dict[str, str]]:
+    """The rows of data/<table>.csv."""
+    with _open(table) as file:
+        yield from csv.DictReader(file)
+
+
+def _open(table: str) -> TextIO:
+    return open(os.path.join(DATA, f"{table}.csv"), encoding="utf-8", newline="")  # noqa: PTH118, PTH123
+
+
+def _gpu(row: Row, min_driver: str | None) -> Gpu:
+    return Gpu(
+        name=row["name"],
+        title=row["title"],
+        accelerator=row["accelerator"],
+        vertex_accelerator=row["vertex_accelerator"] or None,
+        memory_gb=int(row["memory_gb"]),
+        peak_tflops={kind: _usd(row[kind]) for kind in ("bf16", "fp16", "tf32", "fp32")},
+        wheel=row["wheel"],
+        min_driver=min_driver,
+        max_driver=row["max_driver"] or None,
+        notes=_notes(row["note"]),
+        vm_notes=_notes(row["vm_note"]),
+        source=row["source"],
+        peak_source=row["peak_source"],
+        quota_names={name: row[name] or None for name in _QUOTA_COLUMNS},
+    )
+
+
+_QUOTA_COLUMNS = (
+    "vertex_quota_metric",
+    "vertex_quota_id",
+    "compute_quota",
+    "compute_spot_quota",
+    "compute_family",
+)
+
+
+def _family(row: Row) -> dict[str, object]:
+    """What all machines of a family share, as MachineType's keywords."""
+    return {
+        "family": row["family"],
+        "arch": row["arch"],
+        "guest_accelerator": row["guest_accelerator"] == "yes",
+        "local_ssd_auto": row["local_ssd_auto"] == "yes",
+        "boot_disk_default": row["boot_disk_default"],
+        "vertex_boot_disk_default": row["vertex_boot_disk_default"] or None,
+        "vertex_warn": dict.fromkeys(row["vertex_warn"].split(), row["vertex_why"]),
+        "notes": _notes(row["note"]),
+        **{name: tuple(row[name].split()) for name in _FAMILY_LISTS},
+    }
+
+
+_FAMILY_LISTS = (
+    "boot_disk_types",
+    "vertex_boot_disk_types",
+    "compute_provisioning",
+    "vertex_provisioning",
+    "compute_default",
+    "vertex_default",
+)
+
+
+def _machine(row: Row, family: Mapping[str, object]) -> MachineType:
+    on_vertex = row["on_vertex"] == "yes"
+    return _shape(
+        family,
+        name=row["name"],
+        gpu=row["gpu"],
+        gpus=int(row["gpus"]),
+        share=row["share"] or None,
+        vcpus=int(row["vcpus"]),
+        memory_gb=float(row["memory_gb"]),
+        local_ssd_gib=int(row["local_ssd_gib"]),
+        local_ssd_max_gib=_int(row["local_ssd_max_gib"]),
+        local_ssd_auto=bool(family["local_ssd_auto"]) and row["local_ssd_gib"] != "0",
+        nics=_int(row["nics"]),
+        gbps=_int(row["gbps"]),
+        on_vertex=on_vertex,
+        default=row["default"] == "yes",
+        source=row["source"],
+    )
+
+
+def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
+    """One N1 type with one GPU kind: a shape for each count."""
+    on_vertex, default = set(row["vertex_counts"].split()), set(row["default_counts"].split())
+    for count in row["counts"].split():
+        yield _shape(
+            family,
+            name=row["name"],
+            gpu=row["gpu"],
+            gpus=int(count),
+            share=None,
+            vcpus=int(row["vcpus"]),
+            memory_gb=None,
+            local_ssd_gib=0,
+            local_ssd_max_gib=None,
+            nics=None,
+            gbps=None,
+            on_vertex=count in on_vertex,
+            default=count in default,
+            notes=_notes(row["note"]) if count == "4" else (),
+            source=row["source"],
+        )
+
+
+def _shape(family: Mapping[str, object], **own: object) -> MachineType:
+    """A machine of a family; what Vertex AI lacks has no provisioning there."""
+    if not own["on_vertex"]:
+        own |= {"vertex_provisioning": (), "vertex_default": (), "vertex_warn": {}}
+    return MachineType(**{**family, **own})  # type: ignore[arg-type]
+
+
+def _nccl(lines: list[dict[str, str]]) -> Nccl:
+    single = {row["kind"]: row["value"] for row in lines if row["kind"] != "env"}
+    return Nccl(
+        env={row["key"]: row["value"] for row in lines if row["kind"] == "env"},
+        library_path=single.get("library_path"),
+        script=single.get("script"),
+        network=single["network"],
+        source=lines[0]["source"],
+        certainty=lines[0]["certainty"],
+    )
+
+
+def _notes(cell: str) -> tuple[str, ...]:
+    return tuple(cell.split("|")) if cell else ()
+
+
+def _int(cell: str) -> int | None:
+    return int(cell) if cell else None
+
+
+def _usd(cell: str) -> float | None:
+    return float(cell) if cell else None

@@ -1,0 +1,28 @@
+"""`launch init`: a starter spec in the current folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.errors import UsageError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("job.yaml"),
+) -> None:
+    """Write a commented starter spec into the current folder."""
+    from launcher.spec.starter import starter
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(starter())
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", "launch init never overwrites: name another file.") from None
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}") from error
+    print(f"Wrote {path}. Next:")
+    print(f"  launch local {path} --gpus 2        # the same job on this machine")
+    print(f"  launch vertex {path} --dry-run      # what would be sent, and what it would cost")

@@ -1,0 +1,12 @@
+"""`launch schema`: the JSON Schema of a spec, for editors."""
+
+from __future__ import annotations
+
+import json
+
+
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors that complete and check YAML."""
+    from launcher.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))

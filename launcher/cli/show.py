@@ -1,0 +1,200 @@
+"""A plan on stdout: as a page for a person, as JSON, or as the file that gcloud takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launcher.cli.options import Output
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Attempt, Plan
+
+WIDTH = 80
+LABEL = 10
+ATTEMPTS_SHOWN = 8
+REHEARSED = "none: this Python runs it, so command, environment and topology are rehearsed"
+NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
+TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
+
+
+def show(plan: Plan, output: Output) -> None:
+    """Print the plan."""
+    if output is Output.json:
+        print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
+    elif output is Output.yaml:
+        print("\n".join(yaml_lines(plan)))
+    else:
+        print("\n".join(page(plan)))
+
+
+# --- The file that gcloud takes -------------------------------------------------------------------------------------
+
+
+def yaml_lines(plan: Plan) -> Iterator[str]:
+    """The first attempt's request; for Vertex the CustomJobSpec alone, with the gcloud command as a comment."""
+    first = plan.attempts[0]
+    if plan.target != "vertex":
+        yield "# The body of instances.insert." if plan.target == "vm" else "# The CustomJob that is rehearsed."
+        yield as_yaml(first.request)
+        return
+    from launcher.plan.vertex import gcloud_command
+
+    yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}. To send it:"
+    command = gcloud_command(first.request, project=plan.project, region=first.region, config="job.yaml")
+    head, *flags = [" ".join(command[:4]), *command[4:]]
+    for line in (head, *(f"  {shlex.quote(flag)}" for flag in flags[:-1])):
+        yield f"# {line} \\"
+    yield f"#   {flags[-1]}"
+    yield as_yaml(first.request["jobSpec"])
+
+
+def as_yaml(data: Any) -> str:
+    """YAML that every loader reads as the same data.
+
+    gcloud's loader takes `n`, `y` and `1e3` for a boolean and a float where PyYAML writes them plain, so every text
+    is quoted unless it can't be anything else. No aliases; a script stands as a block of lines.
+    """
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style_of(value))
+
+    Plain.add_representer(str, text)
+    return str(yaml.dump(data, Dumper=Plain, sort_keys=False, width=10**9)).rstrip()
+
+
+def style_of(value: str) -> str | None:
+    """How a text is written: a block, plain, or in double quotes."""
+    if value.startswith("#!") and value.isascii():
+        return "|"
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./@-]*[A-Za-z0-9_/]", value)
+    return None if plain and value.lower() not in NOT_PLAIN else '"'
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def page(plan: Plan) -> Iterator[str]:
+    """The plan in at most 80 columns."""
+    yield f"{plan.run}  on {TARGETS[plan.target]}" + ("" if plan.target == "local" else f", project {plan.project}")
+    yield ""
+    for label, text in facts(plan):
+        yield from labelled(label, text)
+    if plan.target != "local":
+        yield ""
+        yield from attempt_table(plan)
+    for warning in plan.warnings:
+        yield ""
+        yield from labelled("warning", warning)
+    yield ""
+    yield "Nothing was sent." if plan.target != "local" else "Nothing was started."
+
+
+def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What the page says above the attempts."""
+    yield "machine", machine_text(plan)
+    if plan.image and plan.target == "local":
+        yield "image", REHEARSED
+    elif plan.image:
+        yield "image", plan.image.uri
+        pinned = "pinned by digest" if plan.image.pinned else "tag = content; sent as a digest"
+        yield "", f"({pinned}; {plan.image.platform}, {plan.image.wheel}{code_text(plan)})"
+    if plan.command:
+        yield "runs", shlex.join(plan.command)
+        yield "output", plan.run_folder or "none"
+    elif plan.target == "vm":
+        yield "boots", boot_image(plan)
+    if plan.target != "local":
+        yield "limits", limits_text(plan)
+        yield "cost", cost_text(plan)
+
+
+def machine_text(plan: Plan) -> str:
+    """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`."""
+    machine = plan.machine
+    parts = [f"{machine.gpus} × {machine.gpu}"]
+    if machine.vcpus:
+        parts.append(f"{machine.vcpus} vCPUs")
+    if machine.memory_gb:
+        parts.append(f"{machine.memory_gb:g} GB")
+    return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}"
+
+
+def boot_image(plan: Plan) -> str:
+    """The image of the boot disk, without its project."""
+    return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
+
+
+def code_text(plan: Plan) -> str:
+    """How much of the user's code goes in."""
+    if not plan.image or not plan.image.files:
+        return ""
+    return f"; {plan.image.files} files of code, {plan.image.size / 1024:,.0f} KiB"
+
+
+def limits_text(plan: Plan) -> str:
+    """Time, restarts and the wait for capacity."""
+    limits = plan.limits
+    parts = [f"{limits.hours:g} h of billed time"]
+    if plan.command:
+        parts.append(f"{limits.restarts} restarts without progress")
+    if limits.wait_seconds:
+        parts.append(f"{hours_text(limits.wait_seconds)} of waiting in each attempt")
+    return ", ".join(parts)
+
+
+def cost_text(plan: Plan) -> str:
+    """The most that this may cost, and what is not in the sum."""
+    limits, nodes = plan.limits, plan.machine.nodes
+    cap = f"; cap ${limits.usd:,.2f}" if limits.usd is not None else "; no cap (--usd sets one)"
+    if limits.usd_at_most is None:
+        return "unknown: not every attempt has a known price" + cap
+    dearest = max(attempt.usd_per_hour or 0.0 for attempt in plan.attempts)
+    approx = "≈" if any(attempt.usd_approx for attempt in plan.attempts) else ""
+    by = f"${dearest:,.2f}/h × {nodes} {'node' if nodes == 1 else 'nodes'} × {limits.hours:g} h"
+    beside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
+    return f"at most {approx}${limits.usd_at_most:,.2f} ({by}) beside {', '.join(beside) or 'nothing'}{cap}"
+
+
+def hours_text(seconds: int) -> str:
+    """`6 h`, `90 min` or `45 s`."""
+    if seconds % 3600 == 0:
+        return f"{seconds // 3600} h"
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
+
+
+def attempt_table(plan: Plan) -> Iterator[str]:
+    """The attempts in order, the first few."""
+    yield from labelled("tried", "in this order, each only if the one before is refused or waits too long:")
+    shown = plan.attempts[:ATTEMPTS_SHOWN]
+    width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
+    for number, attempt in enumerate(shown, 1):
+        kind = attempt.provisioning.partition(":")[0]
+        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.zone or attempt.region:<24}  {price_text(attempt)}"
+    if len(plan.attempts) > len(shown):
+        yield f"{'':{LABEL}} … and {len(plan.attempts) - len(shown)} more (-o json lists all)"
+
+
+def price_text(attempt: Attempt) -> str:
+    """`≈$12.87/h`, or that it is unknown."""
+    if attempt.usd_per_hour is None:
+        return "price unknown"
+    return f"{'≈' if attempt.usd_approx else ''}${attempt.usd_per_hour:,.2f}/h"
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """A label, then the text beside it, wrapped."""
+    lines = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        yield f"{label if number == 0 else '':<{LABEL}}{line}"

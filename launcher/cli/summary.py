@@ -1,0 +1,87 @@
+"""The end of a run as a page of a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.show import labelled
+
+if TYPE_CHECKING:
+    from launcher.results import Results
+
+
+def lines(run: str, folder: str | None, succeeded: bool, seconds: float, found: Results | None) -> Iterator[str]:
+    """How it ended, what was learned, where it lies, what to try next."""
+    yield ""
+    yield from labelled("run", f"{run} {'succeeded' if succeeded else 'failed'} in {duration(seconds)}")
+    end = found.event("end") if found else None
+    if end:
+        for label, text in training(end):
+            yield from labelled(label, text)
+    if folder:
+        yield from labelled("folder", relative(folder))
+    if succeeded:
+        yield ""
+        yield from next_commands(folder, end)
+
+
+def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the trainer said at its end."""
+    first, last = end.get("train_loss_first"), end.get("train_loss_last")
+    if first is not None and last is not None:
+        yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last 10 of {end['step']} steps)"
+    held_out, entropy = end.get("eval_loss"), end.get("unigram_entropy")
+    if held_out is not None:
+        beside = f"; knowing only how often each byte occurs: {entropy:.4f}" if entropy is not None else ""
+        yield "held-out", f"{held_out:.4f}{' nats per byte' if entropy is not None else ''}{beside}"
+    speed = speed_text(end)
+    if speed:
+        yield "speed", speed
+
+
+def speed_text(end: Mapping[str, Any]) -> str:
+    """`12,345 tokens/s with 2 processes (cpu, fp32)`."""
+    for unit in ("tokens", "images"):
+        rate = end.get(f"{unit}_per_s")
+        if rate:
+            processes = "1 process" if end["world_size"] == 1 else f"{end['world_size']} processes"
+            return f"{rate:,.0f} {unit}/s with {processes} ({end['device']}, {end['precision']})"
+    return ""
+
+
+def next_commands(folder: str | None, end: Mapping[str, Any] | None) -> Iterator[str]:
+    """Three things to try."""
+    commands = [
+        ("launch vertex --gpus 2 --type h100 --dry-run", "the same job on two H100s, priced"),
+        ("launch init", "a spec of your own, commented"),
+    ]
+    if folder and end and not folder.startswith("gs://"):
+        commands.insert(0, (f"tensorboard --logdir {relative(folder)}/logs", "its curves"))
+    yield "next"
+    for command, why in commands:
+        yield f"  {command}"
+        yield f"      {why}"
+
+
+def as_data(found: Results | None) -> dict[str, Any]:
+    """The trainer's own words for `-o json`."""
+    end = found.event("end") if found else None
+    return {"steps": len(found.rows) if found else 0, "end": dict(end) if end else None}
+
+
+def duration(seconds: float) -> str:
+    """`42 s` or `3 min 20 s`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def relative(folder: str) -> str:
+    """The folder from here where that is shorter."""
+    if folder.startswith("gs://"):
+        return folder
+    try:
+        return str(Path(folder).relative_to(Path.cwd()))
+    except ValueError:
+        return folder

@@ -1,0 +1,84 @@
+"""Everything that launch can fail with, on one screen.
+
+An error says what is wrong (`problem`), what to do next (`hint`), and which exit code a script sees. `launcher.cli`
+has the one handler; SDK errors are turned into these in `launcher.apply` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+
+class LaunchError(Exception):
+    """launch's own error; the root of the tree."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n{self.hint}" if self.hint else self.problem
+
+
+class UsageError(LaunchError):
+    """A flag or an argument that can't be taken."""
+
+    exit_code = 2
+
+
+class Problem(NamedTuple):
+    """One thing wrong in a spec.
+
+    `where` is ``file:line`` or the flag that said it; `what` names the field and the value; `fix` says what would be
+    right, and may be empty.
+    """
+
+    where: str
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" + (f"\n    {self.fix}" if self.fix else "")
+
+
+class SpecError(UsageError):
+    """A spec that can't be read or can't be meant: all of its problems at once."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class PlanRefused(UsageError):
+    """A spec that is well-formed but can't work, or would cost more than it may."""
+
+
+class JobFailed(LaunchError):
+    """The job ran and failed."""
+
+    exit_code = 3
+
+
+class NotAuthorised(LaunchError):
+    """No credentials, or a permission is missing."""
+
+    exit_code = 4
+
+
+class NoCapacity(LaunchError):
+    """No capacity or no quota in any place that the plan may use."""
+
+    exit_code = 5
+
+
+class StillRunning(LaunchError):
+    """A time limit ended the watch; the job goes on."""
+
+    exit_code = 6
+
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C (128 + SIGINT)."""

@@ -1,0 +1,1 @@
+"""JobSpec + catalog + context -> Plan. Pure: no clock, environment, network, file or process."""

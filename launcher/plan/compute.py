@@ -1,0 +1,177 @@
+"""The Instance of Compute Engine, as the JSON body of `instances.insert`.
+
+Which machine wants which field: facts collected from Google's documentation and from gcloud's own requests; the
+catalog says per machine type what differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.catalog import Gpu, MachineType
+from launcher.plan import startup
+from launcher.plan.model import Chosen, Place, Shared
+from launcher.plan.names import default_service_account
+from launcher.plan.vertex import RESERVATION_KEY, given
+from launcher.spec.models import JobSpec
+
+IMAGE_PROJECT = "deeplearning-platform-release"
+BOOT_DISK_GB = 200
+MODEL = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
+FLEX_WAIT_SECONDS = 7200
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+def instance(
+    spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, project: str, family: str
+) -> dict[str, Any]:
+    """One VM in one zone, booting `family` unless the spec names an image."""
+    machine, zone = chosen.machine, place.zone
+    if machine is None or zone is None:
+        raise ValueError("an Instance needs a machine type and a zone")
+    kind = place.provisioning.partition(":")[0]
+    return {
+        "name": shared.run,
+        "machineType": f"zones/{zone}/machineTypes/{machine.name}",
+        "labels": shared.labels,
+        **given(guestAccelerators=guest_accelerators(machine, chosen.gpu, zone)),
+        "disks": [boot_disk(spec, machine, zone, family, shared.labels), *local_ssds(spec, machine, zone)],
+        "networkInterfaces": [network_interface(spec, place.region)],
+        "scheduling": scheduling(spec, machine, kind, shared),
+        **given(reservationAffinity=reservation_affinity(place.provisioning, project)),
+        "serviceAccounts": [
+            {"email": spec.identity.service_account or default_service_account(project), "scopes": [SCOPE]}
+        ],
+        "metadata": {"items": metadata(shared)},
+        # Secure Boot stays off: it refuses NVIDIA's kernel module unless that is signed with a key the image trusts.
+        "shieldedInstanceConfig": {
+            "enableSecureBoot": False,
+            "enableVtpm": True,
+            "enableIntegrityMonitoring": True,
+        },
+        **given(params=params(kind, shared.wait_seconds)),
+    }
+
+
+def guest_accelerators(machine: MachineType, gpu: Gpu, zone: str) -> list[dict[str, Any]]:
+    """N1 only: A and G machines bring their GPUs (facts 3)."""
+    if not machine.guest_accelerator:
+        return []
+    kind = f"zones/{zone}/acceleratorTypes/{gpu.accelerator}"
+    return [{"acceleratorType": kind, "acceleratorCount": machine.gpus}]
+
+
+def boot_disk(
+    spec: JobSpec, machine: MachineType, zone: str, image_family: str, labels: dict[str, str]
+) -> dict[str, Any]:
+    """The boot disk goes with its VM; it carries the labels, so that what it costs can be told."""
+    family = f"projects/{IMAGE_PROJECT}/global/images/family/{image_family}"
+    kms = spec.identity.kms_key
+    return {
+        "boot": True,
+        "autoDelete": True,
+        "type": "PERSISTENT",
+        "mode": "READ_WRITE",
+        "initializeParams": {
+            "sourceImage": spec.vm.image or family,
+            "diskType": f"zones/{zone}/diskTypes/{spec.machine.boot_disk_type or machine.boot_disk_default}",
+            "diskSizeGb": str(spec.machine.boot_disk_gb or BOOT_DISK_GB),
+            "labels": labels,
+        },
+        **({"diskEncryptionKey": {"kmsKeyName": kms}} if kms else {}),
+    }
+
+
+def local_ssds(spec: JobSpec, machine: MachineType, zone: str) -> list[dict[str, Any]]:
+    """Scratch disks where they must be listed; A3, A4 and A2 Ultra attach theirs by themselves (facts 3)."""
+    if machine.local_ssd_auto:
+        return []
+    disk = {
+        "type": "SCRATCH",
+        "mode": "READ_WRITE",
+        "autoDelete": True,
+        "interface": "NVME",
+        "initializeParams": {"diskType": f"zones/{zone}/diskTypes/local-ssd"},
+    }
+    return [disk] * (spec.machine.local_ssds or 0)
+
+
+def has_local_ssd(spec: JobSpec, machine: MachineType) -> bool:
+    """Whether the VM has local SSDs, its own or asked for."""
+    return machine.local_ssd_auto or bool(spec.machine.local_ssds)
+
+
+def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
+    """gVNIC (required for A3, recommended for all), and no external IP unless asked for."""
+    identity = spec.identity
+    network = identity.network or "default"
+    subnetwork = identity.subnetwork
+    return {
+        "network": network if "/" in network else f"global/networks/{network}",
+        **given(
+            subnetwork=subnetwork
+            and (subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}")
+        ),
+        "nicType": "GVNIC",
+        **given(
+            accessConfigs=[{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}] if spec.vm.external_ip else None,
+        ),
+    }
+
+
+def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
+    """The provisioning model, and the lease: the time after which Google itself ends the VM."""
+    training = shared.container is not None
+    on_stop = spec.vm.on_stop or ("delete" if training else "stop")
+    discard = on_stop == "stop" and has_local_ssd(spec, machine)
+    return {
+        "provisioningModel": provisioning_model(machine, kind),
+        **({"preemptible": True} if kind == "spot" else {}),
+        # GPUs don't migrate: "Instances with guest accelerators do not support live migration."
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": kind in ("standard", "reservation") and not training,
+        "maxRunDuration": {"seconds": str(round(shared.hours * 3600))},
+        "instanceTerminationAction": on_stop.upper(),
+        # Google refuses STOP on a machine with local SSDs without it.
+        **({"onInstanceStopAction": {"discardLocalSsd": True}} if discard else {}),
+    }
+
+
+def provisioning_model(machine: MachineType, kind: str) -> str:
+    """A reservation is bound where the machine can't be had on demand, and taken by a standard VM elsewhere."""
+    if kind == "reservation":
+        return "STANDARD" if "standard" in machine.compute_provisioning else "RESERVATION_BOUND"
+    return MODEL[kind]
+
+
+def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | None:
+    """Flex-start must not take a reservation; a named one is taken and nothing else.
+
+    A reservation that another project shares is named with its project.
+    """
+    kind, _, name = provisioning.partition(":")
+    if kind == "flex-start":
+        return {"consumeReservationType": "NO_RESERVATION"}
+    if kind != "reservation":
+        return None
+    _, owner, _, _, _, reservation = name.split("/")
+    value = reservation if owner == project else f"projects/{owner}/reservations/{reservation}"
+    return {"consumeReservationType": "SPECIFIC_RESERVATION", "key": RESERVATION_KEY, "values": [value]}
+
+
+def params(kind: str, wait_seconds: int | None) -> dict[str, Any] | None:
+    """How long a flex-start request stays in the queue. The field is in InstanceParams (facts 3)."""
+    if kind != "flex-start":
+        return None
+    return {"requestValidForDuration": {"seconds": str(wait_seconds or FLEX_WAIT_SECONDS)}}
+
+
+def metadata(shared: Shared) -> list[dict[str, str]]:
+    """OS Login instead of keys in metadata, the driver for image families that don't bring it, and what runs."""
+    image, container = shared.image, shared.container
+    script = startup.training(image, container) if image and container else startup.workplace()
+    return [
+        {"key": "enable-oslogin", "value": "TRUE"},
+        {"key": "install-nvidia-driver", "value": "True"},
+        {"key": "startup-script", "value": script},
+    ]

@@ -1,0 +1,78 @@
+"""What runs in the container: command, arguments and environment, the same on every service."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from launcher.catalog import Gpu, Nccl
+from launcher.plan.model import Chosen, Container, Shared
+from launcher.spec.models import JobSpec, Run
+from train import contract
+
+ENTRYPOINT = ("python", "-m", "train.node")
+
+
+def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) -> Container:
+    """The container of each node. `nccl` is None where the machine's network needs no settings."""
+    return Container(
+        command=ENTRYPOINT,
+        args=node_args(spec.run),
+        env={
+            # A user's train.py must not hide our package: Python then puts no script folder in front of the path.
+            "PYTHONSAFEPATH": "1",
+            contract.RUN: shared.run,
+            **({contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}),
+            **({contract.CONFIG: as_json(spec.run.config)} if spec.run.config else {}),
+            contract.PROCESSES: str(chosen.gpus),
+            contract.RESTARTS: str(spec.limits.restarts),
+            contract.HOURS: f"{shared.hours:g}",
+            contract.GPU: as_json(gpu_facts(chosen.gpu)),
+            **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
+            **nccl_env(nccl),
+            **spec.env,
+        },
+    )
+
+
+def node_args(run: Run) -> tuple[str, ...]:
+    """The arguments of `train.node`: how to start, what to start, then what it gets."""
+    launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
+    if run.command:
+        return ("--command", "--", *run.command, *run.args)
+    what = ("--script", run.script) if run.script else ("--module", run.module or "train")
+    return (*launcher, *what, *(("--", *run.args) if run.args else ()))
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, object]:
+    """What the trainer needs to know of the GPU: train has no catalog of its own."""
+    return {
+        "name": gpu.name,
+        "memory_gb": gpu.memory_gb,
+        "min_driver": gpu.min_driver,
+        "peak_tflops": dict(gpu.peak_tflops),
+    }
+
+
+def nccl_env(nccl: Nccl | None) -> dict[str, str]:
+    """The machine's NCCL settings, its setup script and its plugin's folder."""
+    if nccl is None:
+        return {}
+    return {
+        **({contract.NCCL_SCRIPT: nccl.script} if nccl.script else {}),
+        **({contract.LIBRARY_PATH: nccl.library_path} if nccl.library_path else {}),
+        **nccl.env,
+    }
+
+
+def escaped(value: str) -> str:
+    """`value` so that Vertex's `$(NAME)` expansion gives it back unchanged.
+
+    Vertex expands as Kubernetes does: `$(NAME)` is replaced, `$$` is one `$`, any other `$` stays.
+    """
+    return re.sub(r"\$(?=[$(])", "$$", value)
+
+
+def as_json(data: object) -> str:
+    """Canonical JSON: the same data gives the same bytes."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""A plan as data, and the context that it is made from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from launcher.catalog import Gpu, MachineType
+
+Target = Literal["vertex", "vm", "local"]
+
+
+class Frozen(Struct, frozen=True, kw_only=True):
+    """The base of all plan data."""
+
+
+class Content(Frozen, frozen=True, kw_only=True):
+    """A set of files, by content. The digest is the same whatever the files' times, order or owner."""
+
+    digest: str
+    files: int = 0
+    size: int = 0
+
+
+EMPTY = Content(digest="")
+
+
+class Context(Frozen, frozen=True, kw_only=True):
+    """All that a plan needs to know of the world; `launcher.cli.inputs` gathers it."""
+
+    target: Target
+    project: str
+    owner: str
+    version: str
+    default_regions: tuple[str, ...] = ()
+    """From gcloud's own settings; used when the spec names none."""
+    recipe: Content = EMPTY
+    """The Dockerfile and our train package: what every image of this version has in it."""
+    code: Content = EMPTY
+    requirements: Content = EMPTY
+    run_id: str | None = None
+    training: bool = True
+    """False: a VM to work on over SSH."""
+
+
+class Image(Frozen, frozen=True, kw_only=True):
+    """The container image. `uri` becomes its digest once it is in the registry: the one field that apply fills in."""
+
+    uri: str
+    pinned: bool
+    """True: `uri` is a digest, and a real launch sends it as it is."""
+    platform: str
+    wheel: str
+    """The CUDA variant of the PyTorch wheel, such as cu126."""
+    min_driver: str | None
+    files: int = 0
+    size: int = 0
+    """Of the user's code, in bytes."""
+
+
+class Attempt(Frozen, frozen=True, kw_only=True):
+    """One request that may be sent. The next is tried when this one is refused or waits too long."""
+
+    region: str
+    zone: str | None
+    machine_type: str
+    provisioning: str
+    usd_per_hour: float | None
+    """Of one node. None is unknown."""
+    usd_approx: bool
+    """True: derived by a stated rule, not a listed price."""
+    usd_rule: str
+    """How the price came about, in words."""
+    usd_excludes: tuple[str, ...]
+    """What is billed beside it."""
+    request: dict[str, Any]
+    """The JSON body: a CustomJob (Vertex) or an Instance (Compute Engine)."""
+
+
+class Container(Frozen, frozen=True, kw_only=True):
+    """The part of a request that is about processes, the same on every node."""
+
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Chosen(Frozen, frozen=True, kw_only=True):
+    """The machine of each node. `machine` is None in a rehearsal with a shape that Google doesn't sell."""
+
+    machine: MachineType | None
+    gpu: Gpu
+    gpus: int
+
+
+class Place(Frozen, frozen=True, kw_only=True):
+    """Where one attempt is made, and how: a region, and on Compute Engine one zone of it."""
+
+    provisioning: str
+    region: str
+    zone: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The zone, or the region where Google chooses the zone."""
+        return self.zone or self.region
+
+
+class Shared(Frozen, frozen=True, kw_only=True):
+    """What all attempts of a plan have in common. `image` and `container` are None for a VM to work on."""
+
+    run: str
+    run_folder: str | None
+    labels: dict[str, str]
+    image: Image | None
+    container: Container | None
+    hours: float
+    wait_seconds: int | None
+
+
+class PlannedLimits(Frozen, frozen=True, kw_only=True):
+    """What the run may use up, resolved."""
+
+    hours: float
+    usd: float | None
+    usd_at_most: float | None
+    """The dearest attempt's price x nodes x hours. None is unknown."""
+    restarts: int
+    wait_seconds: int | None
+
+
+class Gpus(Frozen, frozen=True, kw_only=True):
+    """The machine that was chosen, in figures for people."""
+
+    machine_type: str
+    gpu: str
+    gpus: int
+    gpu_memory_gb: int | None
+    vcpus: int | None
+    memory_gb: float | None
+    nodes: int
+
+
+class Plan(Frozen, frozen=True, kw_only=True):
+    """Everything that apply needs, and nothing that it must decide."""
+
+    run: str
+    target: Target
+    project: str
+    run_folder: str | None
+    machine: Gpus
+    image: Image | None
+    """None for a VM to work on: it boots a Deep Learning VM image, named in the request."""
+    command: tuple[str, ...]
+    """What runs on each node."""
+    attempts: tuple[Attempt, ...]
+    limits: PlannedLimits
+    warnings: tuple[str, ...]
+    spec: dict[str, Any]
+    """The spec as it was read, flags applied; secrets are references."""

@@ -1,0 +1,89 @@
+"""Run ids, labels and default names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from launcher.plan.model import Context
+from launcher.spec.models import JobSpec
+
+DEFAULT_HOST = "us-docker.pkg.dev"
+
+
+def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
+    """`<name>-<8 hex>`: what is computed and for whom.
+
+    Where it runs, its limits, labels and launch's version stay out, so that another region or a second try is still
+    the same run.
+    """
+    if context.run_id:
+        return context.run_id
+    what = {
+        "run": msgspec.to_builtins(spec.run),
+        "env": spec.env,
+        "gpus": gpus,
+        "nodes": spec.machine.nodes,
+        "code": context.code.digest,
+        "requirements": context.requirements.digest,
+        "project": context.project,
+        "output": spec.output,
+        "owner": context.owner,
+    }
+    return f"{spec.name}-{digest(what, 8)}"
+
+
+def spec_hash(spec: JobSpec) -> str:
+    """Twelve hex digits of the whole spec, so that a job can be held against the file that made it."""
+    return digest(msgspec.to_builtins(spec), 12)
+
+
+def digest(data: Any, length: int) -> str:
+    """The first `length` hex digits of SHA-256 over canonical JSON."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def labels(spec: JobSpec, context: Context, run: str) -> dict[str, str]:
+    """The user's labels and launch's own, by which a run is found again."""
+    return {
+        **spec.labels,
+        "launch-run": run,
+        "launch-spec": spec_hash(spec),
+        "launch-version": label_value(context.version),
+    }
+
+
+def label_value(text: str) -> str:
+    """`text` as Google takes it in a label value: lower case, digits, `_` and `-`, at most 63 (no dots: facts 8)."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
+def default_output(project: str) -> str:
+    """The bucket that `launch setup` makes: project ids are unique in the world, so this is likely to be free."""
+    return f"gs://{re.sub(r'[^a-z0-9-]', '-', project)}-launch/runs"
+
+
+def default_repository(project: str) -> str:
+    """Artifact Registry writes a domain-scoped project `example.com:p` as two path segments."""
+    return f"{DEFAULT_HOST}/{project.replace(':', '/')}/launch"
+
+
+def default_service_account(project: str) -> str:
+    """The account that `launch setup` makes for VMs. A domain-scoped project's accounts end in p.example.com."""
+    domain, _, name = project.rpartition(":")
+    return f"launch@{name}{'.' + domain if domain else ''}.iam.gserviceaccount.com"
+
+
+def seconds(duration: str) -> int:
+    """`90s`, `30m`, `6h` or `2d` in seconds."""
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
+
+
+def region_of(zone: str) -> str:
+    """`us-central1-a` -> `us-central1`."""
+    return zone.rpartition("-")[0]

@@ -1,0 +1,152 @@
+"""Where a run may be tried, and with which provisioning models: all decisions about regions and zones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.catalog import Catalog, MachineType, Service
+from launcher.errors import PlanRefused
+from launcher.plan.model import Context, Place, Target
+from launcher.plan.names import region_of
+from launcher.spec.models import JobSpec
+
+SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
+NAMED = 6
+"""Candidates that an error names."""
+
+
+def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[str, ...]:
+    """The models to try, in order.
+
+    Raises:
+        PlanRefused: a model that the machine can't be had with on this service.
+    """
+    allowed = machine.compute_provisioning if target == "vm" else machine.vertex_provisioning
+    default = machine.compute_default if target == "vm" else machine.vertex_default
+    if spec.vertex.persistent_resource and target == "vertex":
+        return ("standard",)
+    for model in spec.provisioning or ():
+        if model.partition(":")[0] not in allowed:
+            raise PlanRefused(
+                f"{machine.name} can't be had as {model} on {'Compute Engine' if target == 'vm' else 'Vertex AI'}",
+                f"It can be had as {' or '.join(allowed)}." if allowed else "",
+            )
+    if not spec.provisioning and not default:
+        raise PlanRefused(
+            f"{machine.name} can only be had from a reservation",
+            "Name it: --provisioning reservation:projects/PROJECT/zones/ZONE/reservations/NAME",
+        )
+    return spec.provisioning or default
+
+
+def places(
+    spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, models: tuple[str, ...]
+) -> tuple[Place, ...]:
+    """Every attempt's place, provisioning-major: all places of the first model, then of the next.
+
+    Within a model the spec's order holds; `regions: any` goes cheapest first, unknown prices last.
+
+    Raises:
+        PlanRefused: no region is set, or one where the machine isn't.
+    """
+    found = tuple(place for model in models for place in of_model(spec, context, catalog, machine, model))
+    if not found:
+        raise PlanRefused(
+            f"none of the places in the spec has {machine.name} ({', '.join(models)})",
+            f"It is in {listed(known_regions(catalog, machine, context.target))}.",
+        )
+    return found
+
+
+def of_model(spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str) -> tuple[Place, ...]:
+    """The places of one provisioning model."""
+    if model.startswith("reservation:"):
+        zone = model.split("/")[3]
+        return (Place(provisioning=model, region=region_of(zone), zone=zone if context.target == "vm" else None),)
+    regions = chosen_regions(spec, context, catalog, machine, model)
+    if context.target != "vm":
+        found = tuple(Place(provisioning=model, region=region) for region in regions)
+    else:
+        found = tuple(
+            Place(provisioning=model, region=region, zone=zone)
+            for region in regions
+            for zone in zones(spec, catalog, machine, region)
+        )
+    return cheapest_first(catalog, machine, context.target, found) if spec.regions == "any" else found
+
+
+def chosen_regions(
+    spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
+) -> tuple[str, ...]:
+    """The spec's regions, else those of its zones, else gcloud's own setting."""
+    known = known_regions(catalog, machine, context.target)
+    if spec.regions == "any":
+        if not known:
+            raise PlanRefused(
+                f"regions: any needs a list of the regions that have {machine.name}, and the catalog has none",
+                "Name them: --region us-central1",
+            )
+        return known
+    named = spec.regions or unique(map(region_of, spec.zones or ())) or context.default_regions
+    if not named:
+        raise PlanRefused(
+            "no region is set",
+            f"Set --region, or gcloud config set compute/region REGION. {machine.name} ({model}) is in:\n"
+            + candidates(catalog, machine, model, context.target),
+        )
+    for region in named:
+        if known and region not in known:
+            raise PlanRefused(f"{machine.name} isn't in {region}", f"It is in {listed(known)}.")
+    return named
+
+
+def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) -> tuple[str, ...]:
+    """The zones of one region that a VM may be tried in."""
+    known = catalog.zones(machine, region)
+    wanted = tuple(zone for zone in spec.zones or () if region_of(zone) == region)
+    for zone in wanted:
+        if known and zone not in known:
+            raise PlanRefused(f"{machine.name} isn't in {zone}", f"In {region} it is in {listed(known)}.")
+    if not wanted and not spec.zones and not known and spec.regions != "any":
+        raise PlanRefused(
+            f"the catalog doesn't know which zones of {region} have {machine.name}",
+            f"Name them: --zone {region}-a (gcloud compute accelerator-types list shows them)",
+        )
+    return wanted or (() if spec.zones else known)
+
+
+def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tuple[str, ...]:
+    """Where the machine is listed; empty is unknown."""
+    return catalog.regions(machine) if target == "vm" else catalog.vertex_regions(machine)
+
+
+def cheapest_first(catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Place]) -> tuple[Place, ...]:
+    """By price, unknown last, then by name so that the order is always the same."""
+
+    def key(place: Place) -> tuple[float, str]:
+        usd = catalog.price(machine, SERVICE[target], place.provisioning, place.name).usd
+        return (float("inf") if usd is None else usd, place.name)
+
+    return tuple(sorted(found, key=key))
+
+
+def candidates(catalog: Catalog, machine: MachineType, model: str, target: Target) -> str:
+    """The cheapest regions with their prices, a line each."""
+    found = tuple(Place(provisioning=model, region=region) for region in known_regions(catalog, machine, target))
+    lines = []
+    for place in cheapest_first(catalog, machine, target, found)[:NAMED]:
+        usd = catalog.price(machine, SERVICE[target], model, place.region).usd
+        lines.append(f"  {place.region:<24}" + ("price unknown" if usd is None else f"${usd:,.2f}/h"))
+    more = len(found) - len(lines)
+    return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """A short list for a sentence."""
+    shown = ", ".join(names[:NAMED])
+    return f"{shown} and {len(names) - NAMED} more" if len(names) > NAMED else shown
+
+
+def unique(names: Iterable[str]) -> tuple[str, ...]:
+    """In order of first appearance."""
+    return tuple(dict.fromkeys(names))

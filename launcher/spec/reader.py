@@ -1,0 +1,100 @@
+"""A spec's file, and the flags that beat it -> `JobSpec`, or every problem at once."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import Problem, SpecError
+from launcher.spec.checks import check
+from launcher.spec.filling import Filler
+from launcher.spec.loader import MAX_BYTES, load
+from launcher.spec.models import JobSpec
+from launcher.spec.nodes import clipped, dotted, place
+from launcher.spec.overrides import Override, apply, parse_set
+from launcher.spec.shapes import shape_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Override", "parse_set", "read", "read_text"]
+
+MOST_PROBLEMS = 50
+"""More than that is a file of another kind."""
+
+
+def read(path: Path, overrides: Sequence[Override] = ()) -> JobSpec:
+    """Read a spec. Raises SpecError with all problems."""
+    source = os.fsencode(path).decode("utf-8", "replace")
+    return read_text(content(path, source), source, overrides)
+
+
+def read_text(text: bytes, source: str, overrides: Sequence[Override] = ()) -> JobSpec:
+    """The spec in a file's bytes; `source` is the file's name in messages. Raises SpecError with all problems."""
+    try:
+        loaded = load(text, lambda line: f"{source}:{line}")
+    except SpecError as error:
+        raise SpecError(few(error.problems, source)) from None
+    root, unset = apply(loaded.root, overrides)
+    filler = Filler(JobSpec)
+    spec = filler.fill(root, shape_of(JobSpec), ())
+    problems = [*loaded.problems, *unset, *filler.problems]
+    if isinstance(spec, JobSpec):
+        problems += [
+            Problem(place(root, at), f"{dotted(at)}: {what}", fix) for at, what, fix in check(spec, filler.bad)
+        ]
+        if not problems:
+            return spec
+    raise SpecError(few(problems, source))
+
+
+def few(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:
+    """The problems in the order of the file's lines, flags first; the many beyond a page are only counted."""
+    problems = sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem, source))
+    more = len(problems) - MOST_PROBLEMS
+    if more <= 0:
+        return tuple(problems)
+    return (*problems[:MOST_PROBLEMS], Problem(source, f"and {more} more problems", "is it the right file?"))
+
+
+def line_of(problem: Problem, source: str) -> int:
+    line = problem.where.removeprefix(f"{source}:")
+    return int(line) if line.isdecimal() else 0
+
+
+def content(path: Path, source: str) -> bytes:
+    """The bytes of a file (a little more than is allowed, at most). Raises SpecError."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise SpecError((Problem(source, "is a folder, not a spec", specs_in(path)),))
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError((Problem(source, "no such file", near_files(path)),)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError((Problem(clipped(source), f"can't be read: {reason}", "name a YAML file"),)) from None
+
+
+def specs_in(folder: Path) -> str:
+    """The YAML files of a folder, as a proposal."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith((".yaml", ".yml")))
+    except OSError:
+        names = []
+    return f"it has: {', '.join(names[:5])}" if names else "name a YAML file"
+
+
+def near_files(path: Path) -> str:
+    """Files beside the missing one that have a name like it."""
+    from difflib import get_close_matches
+
+    if not path.parent.is_dir():
+        return f"there is no folder {clipped(str(path.parent))}"
+    wanted = path.stem.lower()
+    names = {entry.stem.lower(): entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")}
+    near = [names[stem] for stem in get_close_matches(wanted, names, n=3, cutoff=0.6)]
+    return f"did you mean {' or '.join(near)}?" if near else "`launch init` writes a spec to start from"

@@ -1,0 +1,59 @@
+"""The JSON Schema of a spec, for editors: made from the models, and as lenient as the reader is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from launcher.spec.models import JobSpec
+from launcher.spec.shapes import LENIENT, ONE_OR_LIST
+
+AS_WRITTEN = ["string", "number", "boolean"]
+"""A plain scalar that the reader takes as text, as it is written."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Draft 2020-12. Checks of one field are all in it; those of fields together are the reader's alone."""
+    schema = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(JobSpec)))  # JSON has no tuples
+    definitions: dict[str, Any] = schema["$defs"]
+    for definition in definitions.values():
+        for name, field in definition["properties"].items():
+            definition["properties"][name] = described(field)
+    for one_or_list in ONE_OR_LIST:
+        allow_one(field_at(definitions, one_or_list))
+    for lenient in LENIENT:
+        allow_as_written(field_at(definitions, lenient))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "launch: a job",
+        "description": "One training job, or one VM to work on, for launch.",
+        **schema,
+    }
+
+
+def described(field: dict[str, Any]) -> dict[str, Any]:
+    """An optional field with its description where editors look for it: on the field, not on one alternative."""
+    texts = [option["description"] for option in field.get("anyOf", ()) if "description" in option]
+    return {"description": texts[0], **field} if texts else field
+
+
+def field_at(definitions: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The schema of a field, the sections on the way looked up by their references."""
+    properties = definitions["JobSpec"]["properties"]
+    for section in path[:-1]:
+        properties = definitions[properties[section]["$ref"].rpartition("/")[2]]["properties"]
+    field: dict[str, Any] = properties[path[-1]]
+    return field
+
+
+def allow_one(field: dict[str, Any]) -> None:
+    """One value in place of a list of it."""
+    items = next(option["items"] for option in field["anyOf"] if option.get("type") == "array")
+    field["anyOf"].append(items)
+
+
+def allow_as_written(field: dict[str, Any]) -> None:
+    """Numbers and booleans where text is meant."""
+    inner = next((option for option in field.get("anyOf", ()) if option.get("type") == "array"), field)
+    inner["additionalProperties" if inner["type"] == "object" else "items"] = {"type": AS_WRITTEN}

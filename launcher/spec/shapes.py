@@ -1,0 +1,87 @@
+"""The models' types as data: what kind of value each field takes, and within which bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from msgspec import NODEFAULT, Meta, Struct
+from msgspec.structs import fields as struct_fields
+
+LENIENT = frozenset({("env",), ("run", "args"), ("run", "command")})
+"""Sections whose values are text for a program: a plain scalar is taken as it is written (`LR: 1e-4` is "1e-4")."""
+
+ONE_OR_LIST = frozenset({("provisioning",), ("regions",), ("zones",)})
+"""Lists of which one value may be given as it is."""
+
+KINDS = {str: "text", int: "int", float: "float", bool: "bool", Any: "any"}
+
+
+class Shape(Struct, frozen=True):
+    """What a field takes. `kind`: text, int, float, bool, choice, list, map, model or any."""
+
+    kind: str
+    hint: Any
+    """The type to convert a scalar to, bounds included."""
+    metas: tuple[Meta, ...] = ()
+    nullable: bool = False
+    items: Any = None
+    """list: the type of an item; map: of a value; model: the class."""
+    keys: Any = None
+    """map: the type of a key."""
+    choices: tuple[str, ...] = ()
+    """choice: the words; list: words that may stand in the list's place."""
+
+    def bound(self, name: str) -> Any:
+        """The innermost bound of this name (`ge`, `pattern`, `max_length` …), or None."""
+        return next((value for meta in self.metas if (value := getattr(meta, name)) is not None), None)
+
+    @property
+    def meaning(self) -> str:
+        """What the field means: the descriptions, the type's own before the field's."""
+        return "; ".join(dict.fromkeys(meta.description for meta in self.metas if meta.description))
+
+
+class Field(Struct, frozen=True):
+    """One field of a model."""
+
+    shape: Shape
+    required: bool
+
+
+@cache
+def fields(model: type[Struct]) -> Mapping[str, Field]:
+    """The fields of a model, by name, in their order."""
+    return {
+        info.name: Field(shape_of(info.type), info.default is NODEFAULT and info.default_factory is NODEFAULT)
+        for info in struct_fields(model)
+    }
+
+
+def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
+    """The shape of a type hint; `metas` are those found around it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return shape_of(args[0], (*hint.__metadata__, *metas))
+    if origin in (Union, UnionType):
+        return union(args, metas)
+    bounded = Annotated[(hint, *metas)] if metas else hint
+    if hint in KINDS:
+        return Shape(KINDS[hint], bounded, metas)
+    of_generic = {
+        Literal: lambda: Shape("choice", bounded, metas, choices=args),
+        tuple: lambda: Shape("list", bounded, metas, items=args[0]),
+        dict: lambda: Shape("map", bounded, metas, items=args[1], keys=args[0]),
+    }
+    return of_generic[origin]() if origin else Shape("model", bounded, metas, items=hint)
+
+
+def union(args: tuple[Any, ...], metas: tuple[Meta, ...]) -> Shape:
+    """`T | None`, or a list that a word may stand for (`regions: any`)."""
+    first, *rest = [shape_of(arg, metas) for arg in args if arg is not NoneType]
+    words = tuple(word for other in rest for word in other.choices)
+    return Shape(
+        first.kind, first.hint, first.metas, NoneType in args, first.items, first.keys, (*first.choices, *words)
+    )

@@ -1,0 +1,243 @@
+"""From what a spec says to the machine that is meant, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher import catalog
+from launcher.catalog import CatalogError, MachineType, Service
+from launcher.errors import PlanRefused
+
+CATALOG = catalog.load()
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "service", "name"),
+    [
+        ("h100", 1, "vertex", "a3-highgpu-1g"),
+        ("h100", 2, "vertex", "a3-highgpu-2g"),
+        ("h100", 2, "compute", "a3-highgpu-2g"),
+        ("h100", 4, "vertex", "a3-highgpu-4g"),
+        ("h100", 8, "compute", "a3-highgpu-8g"),
+        ("h100-mega", 8, "vertex", "a3-megagpu-8g"),
+        ("h200", 8, "vertex", "a3-ultragpu-8g"),
+        ("b200", 8, "vertex", "a4-highgpu-8g"),
+        ("gb200", 4, "vertex", "a4x-highgpu-4g"),
+        ("gb300", 4, "compute", "a4x-maxgpu-4g-metal"),
+        ("a100-80gb", 2, "vertex", "a2-ultragpu-2g"),
+        ("a100-40gb", 8, "vertex", "a2-highgpu-8g"),
+        ("a100-40gb", 16, "vertex", "a2-megagpu-16g"),
+        ("l4", 1, "vertex", "g2-standard-12"),
+        ("l4", 2, "vertex", "g2-standard-24"),
+        ("l4", 8, "compute", "g2-standard-96"),
+        ("rtx-pro-6000", 1, "compute", "g4-standard-48"),
+        ("rtx-pro-6000", 8, "vertex", "g4-standard-384"),
+        ("t4", 1, "vertex", "n1-standard-8"),
+        ("t4", 4, "compute", "n1-standard-32"),
+        ("v100", 8, "vertex", "n1-standard-64"),
+        ("p100", 4, "vertex", "n1-standard-32"),
+        ("p4", 2, "vertex", "n1-standard-16"),
+    ],
+)
+def test_gpu_and_count(kind: str, gpus: int, service: Service, name: str) -> None:
+    found = CATALOG.find(kind, gpus, None, service)
+    assert (found.name, found.gpus, found.gpu) == (name, gpus, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("h100", "a3-highgpu-1g"), ("h200", "a3-ultragpu-8g"), ("l4", "g2-standard-12"), ("gb200", "a4x-highgpu-4g")],
+)
+def test_a_gpu_without_a_count_is_its_smallest_shape(kind: str, name: str) -> None:
+    assert CATALOG.find(kind, None, None, "vertex").name == name
+
+
+def test_every_gpu_that_a_spec_may_name_is_found() -> None:
+    names = "h100 h100-mega h200 b200 gb200 gb300 a100-80gb a100-40gb l4 rtx-pro-6000 t4 v100 p100 p4"
+    assert " ".join(CATALOG.gpus) == names
+    assert all(CATALOG.find(name, None, None, "compute").gpu == name for name in CATALOG.gpus)
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_a_machine_type_brings_its_gpus(count: int | None) -> None:
+    found = CATALOG.find("a3-highgpu-2g", count, None, "vertex")
+    assert (found.gpu, found.gpus, found.vcpus, found.memory_gb) == ("h100", 2, 52, 468.0)
+
+
+@pytest.mark.parametrize("name", ["t4", "nvidia-tesla-t4", "NVIDIA_TESLA_T4"])
+def test_n1_takes_the_gpu_that_the_accelerator_names(name: str) -> None:
+    found = CATALOG.find("n1-standard-8", 2, name, "compute")
+    assert (found.gpu, found.gpus, found.guest_accelerator) == ("t4", 2, True)
+    assert CATALOG.find("n1-standard-8", None, name, "compute").gpus == 1
+
+
+def test_only_n1_sends_guest_accelerators() -> None:
+    senders = {name for name, shapes in CATALOG.machines.items() if any(shape.guest_accelerator for shape in shapes)}
+    assert senders == {name for name in CATALOG.machines if name.startswith("n1-")}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "service", "counts"),
+    [
+        ("n1-standard-8", "v100", "vertex", [1, 2, 4, 8]),
+        ("n1-standard-16", "v100", "compute", [2, 4, 8]),
+        ("n1-standard-16", "p100", "compute", [1, 2, 4]),
+        ("n1-standard-32", "t4", "vertex", [2, 4]),
+        ("n1-standard-32", "t4", "compute", [1, 2, 4]),
+        ("n1-standard-96", "v100", "vertex", [8]),
+        ("n1-highcpu-64", "p100", "vertex", [4]),
+        ("n1-standard-64", "p100", "compute", [4]),
+        ("n1-standard-1", "t4", "compute", [1, 2, 4]),
+    ],
+)
+def test_n1_counts(name: str, gpu: str, service: Service, counts: list[int]) -> None:
+    sold = [shape.gpus for shape in CATALOG.machines[name] if shape.gpu == gpu and shape.provisioning(service)]
+    assert sold == counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "accelerator", "service", "problem", "hint"),
+    [
+        ("h100", 3, None, "vertex", "h100 comes as 1, 2, 4 or 8 GPUs, not 3", "machine.nodes gives more machines"),
+        ("h200", 2, None, "vertex", "h200 comes as 8 GPUs, not 2", "machine.nodes"),
+        ("h1OO", 2, None, "vertex", "no GPU and no machine type with GPUs is called h1OO", "did you mean h100"),
+        ("H100", 2, None, "vertex", "is called H100", "did you mean h100?"),
+        ("a100", 2, None, "vertex", "is called a100", "did you mean a100-80gb or a100-40gb?"),
+        ("NVIDIA_A100_80GB", 2, None, "vertex", "is called NVIDIA_A100_80GB", "did you mean a100-80gb?"),
+        ("nvidia-l4", 2, None, "vertex", "is called nvidia-l4", "did you mean l4?"),
+        ("a3-highgpu-3g", None, None, "vertex", "is called a3-highgpu-3g", "did you mean a3-highgpu-"),
+        ("n2-standard-8", None, None, "compute", "is called n2-standard-8", "did you mean n1-standard-8"),
+        ("tpu", None, None, "compute", "is called tpu", "GPUs: h100 h100-mega"),
+        (
+            "a3-highgpu-2g",
+            4,
+            None,
+            "vertex",
+            "a3-highgpu-2g has 2 GPUs (NVIDIA H100 80GB), not 4",
+            "machine.type: h100",
+        ),
+        ("a3-highgpu-1g", 4, None, "vertex", "a3-highgpu-1g has 1 GPU (", "machine.gpus: 4"),
+        ("a3-highgpu-2g", 2, "l4", "vertex", "a3-highgpu-2g has no NVIDIA L4", "it has NVIDIA H100 80GB"),
+        ("h100", 2, "l4", "vertex", "machine.type h100 and machine.accelerator l4 are different", "leave"),
+        ("gb300", None, None, "vertex", "Vertex AI has no NVIDIA GB300", "launch vm"),
+        ("g4-standard-6", None, None, "vertex", "Vertex AI has no g4-standard-6", "it has g4-standard-48, "),
+        ("a3-edgegpu-8g", None, None, "vertex", "Vertex AI has no a3-edgegpu-8g", "it has a3-highgpu-1g, "),
+        (
+            "n1-standard-8",
+            None,
+            None,
+            "vertex",
+            "n1-standard-8 takes several GPUs: t4, v100, p100 or p4",
+            "accelerator: t4",
+        ),
+        ("n1-standard-8", 2, "l4", "vertex", "n1-standard-8 has no NVIDIA L4", "it has NVIDIA T4"),
+        ("n1-standard-8", 2, "t5", "vertex", "is called t5", "did you mean t4"),
+        ("n1-standard-2", 1, "t4", "vertex", "Vertex AI has no n1-standard-2 with t4", "it has n1-standard-4, "),
+        ("n1-standard-32", 1, "t4", "vertex", "n1-standard-32 has 2 or 4 GPUs (NVIDIA T4), not 1", "machine.gpus: 1"),
+    ],
+)
+def test_what_does_not_exist(
+    kind: str, gpus: int | None, accelerator: str | None, service: Service, problem: str, hint: str
+) -> None:
+    with pytest.raises(CatalogError) as caught:
+        CATALOG.find(kind, gpus, accelerator, service)
+    assert problem in caught.value.problem
+    assert hint in caught.value.hint
+
+
+def test_the_error_is_a_refused_plan_and_keeps_long_names_short() -> None:
+    with pytest.raises(PlanRefused) as caught:
+        CATALOG.gpu("x" * 65536)
+    assert len(str(caught.value)) < 400
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "vertex"),
+    [
+        ("a3-highgpu-2g", "spot flex-start", "standard spot flex-start"),
+        ("a3-highgpu-8g", "standard spot flex-start reservation", "standard spot flex-start reservation"),
+        ("a3-ultragpu-8g", "spot flex-start reservation", "standard spot flex-start reservation"),
+        ("a4x-highgpu-4g", "reservation", "reservation"),
+        ("g4-standard-48", "standard spot reservation", "standard spot reservation"),
+        ("n1-standard-8", "standard spot reservation", "standard spot reservation"),
+        ("g4-standard-6", "standard spot reservation", ""),
+    ],
+)
+def test_provisioning(name: str, compute: str, vertex: str) -> None:
+    shape = CATALOG.machines[name][0]
+    assert shape.provisioning("compute") == tuple(compute.split())
+    assert shape.provisioning("vertex") == tuple(vertex.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "vertex", "compute"),
+    [
+        ("a3-highgpu-2g", ("flex-start", "spot"), ("flex-start", "spot")),
+        ("g2-standard-24", ("standard",), ("standard",)),
+        ("a2-ultragpu-2g", ("standard",), ("standard",)),
+        ("a4x-highgpu-4g", (), ()),
+    ],
+)
+def test_what_is_tried_when_the_spec_says_nothing(name: str, vertex: tuple[str, ...], compute: tuple[str, ...]) -> None:
+    shape = CATALOG.machines[name][0]
+    assert (shape.provisioning_default("vertex"), shape.provisioning_default("compute")) == (vertex, compute)
+
+
+def test_uncertain_ways_are_warned_of_on_vertex_alone() -> None:
+    shape = _shape("a3-highgpu-2g")
+    assert "uncertain" in CATALOG.warnings(shape, "vertex", "standard")[0]
+    assert CATALOG.warnings(shape, "vertex", "spot") == ()
+    assert CATALOG.warnings(shape, "compute", "standard") == ()
+
+
+def test_old_gpus_are_warned_of() -> None:
+    p100 = CATALOG.find("p100", 1, None, "compute")
+    assert "ended on 2026-09-15" in CATALOG.warnings(p100, "vertex", "standard")[0]
+    assert "535" in CATALOG.warnings(p100, "compute", "standard")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "allowed"),
+    [
+        ("a3-highgpu-2g", "pd-balanced", {"pd-balanced", "pd-ssd"}),
+        ("a3-highgpu-8g", "pd-balanced", {"pd-balanced", "pd-ssd", "hyperdisk-balanced"}),
+        ("a3-ultragpu-8g", "hyperdisk-balanced", {"hyperdisk-balanced"}),
+        ("g4-standard-48", "hyperdisk-balanced", {"hyperdisk-balanced"}),
+        ("g2-standard-8", "pd-balanced", {"pd-balanced", "pd-ssd"}),
+        ("a2-highgpu-1g", "pd-balanced", {"pd-standard", "pd-balanced", "pd-ssd"}),
+    ],
+)
+def test_boot_disks(name: str, default: str, allowed: set[str]) -> None:
+    shape = _shape(name)
+    assert (shape.boot_disk_default, set(shape.boot_disk_types)) == (default, allowed)
+
+
+def test_boot_disks_on_vertex() -> None:
+    assert _shape("a3-highgpu-2g").vertex_boot_disk_default == "pd-ssd"
+    assert _shape("a4-highgpu-8g").vertex_boot_disk_default == "hyperdisk-balanced"
+
+
+def test_regions_and_zones() -> None:
+    shape = _shape("a3-highgpu-2g")
+    assert len(CATALOG.regions(shape)) == 18
+    assert CATALOG.zones(shape, "us-central1") == ("us-central1-a", "us-central1-b", "us-central1-c")
+    assert CATALOG.zones(shape, "asia-northeast3") == ()
+    assert "us-east5-a" in CATALOG.zones(shape)
+    assert CATALOG.zones(_shape("a3-ultragpu-8g"), "us-east4") == ("us-east4-b",)
+
+
+def test_vertex_regions_leave_out_those_it_does_not_train_in() -> None:
+    shape = _shape("a3-highgpu-2g")
+    assert set(CATALOG.regions(shape)) - set(CATALOG.vertex_regions(shape)) == {"asia-south2"}
+    assert CATALOG.vertex_regions(_shape("a3-edgegpu-8g")) == ()
+
+
+def test_where_n1_is_is_unknown() -> None:
+    shape = CATALOG.find("t4", 1, None, "vertex")
+    assert (CATALOG.regions(shape), CATALOG.vertex_regions(shape), CATALOG.zones(shape)) == ((), (), ())
+    assert shape.memory_gb is None
+
+
+def _shape(name: str) -> MachineType:
+    return CATALOG.machines[name][0]

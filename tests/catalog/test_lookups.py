@@ -1,0 +1,168 @@
+"""GPUs, quotas, NCCL settings and images."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher import catalog
+from launcher.catalog import MachineType, Quota, Service
+
+CATALOG = catalog.load()
+
+MEGA_ON_VERTEX = """
+NCCL_LIB_DIR=/usr/local/nvidia/lib64
+NCCL_FASTRAK_IFNAME=eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8 NCCL_FASTRAK_CTRL_DEV=eth0 NCCL_SOCKET_IFNAME=eth0
+NCCL_CROSS_NIC=0 NCCL_ALGO=Ring,Tree NCCL_PROTO=Simple NCCL_MIN_NCHANNELS=4 NCCL_P2P_NET_CHUNKSIZE=524288
+NCCL_P2P_PCI_CHUNKSIZE=524288 NCCL_P2P_NVL_CHUNKSIZE=1048576 NCCL_FASTRAK_NUM_FLOWS=2
+NCCL_FASTRAK_ENABLE_CONTROL_CHANNEL=0 NCCL_BUFFSIZE=8388608 NCCL_FASTRAK_USE_SNAP=1 NCCL_FASTRAK_USE_LLCM=1
+NCCL_NET_GDR_LEVEL=PIX NCCL_TUNER_PLUGIN=libnccl-tuner.so
+NCCL_TUNER_CONFIG_PATH=/usr/local/nvidia/lib64/a3plus_tuner_config.textproto
+NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE=/usr/local/nvidia/lib64/a3plus_guest_config.textproto
+NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS=600000 NCCL_NVLS_ENABLE=0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gb", "bf16", "wheel", "min_driver"),
+    [
+        ("h100", 80, 989.0, "cu126", "525"),
+        ("h200", 141, 989.0, "cu126", "525"),
+        ("b200", 180, 2250.0, "cu130", "580"),
+        ("gb200", 186, 2500.0, "cu130", "580"),
+        ("gb300", 279, None, "cu130", "580"),
+        ("a100-80gb", 80, 312.0, "cu126", "525"),
+        ("l4", 24, 121.0, "cu126", "525"),
+        ("rtx-pro-6000", 96, None, "cu130", "580"),
+        ("t4", 16, None, "cu126", "525"),
+        ("v100", 16, None, "cu126", "525"),
+    ],
+)
+def test_gpus(name: str, memory_gb: int, bf16: float | None, wheel: str, min_driver: str) -> None:
+    gpu = CATALOG.gpu(name)
+    assert (gpu.memory_gb, gpu.peak_tflops["bf16"], gpu.wheel, gpu.min_driver) == (memory_gb, bf16, wheel, min_driver)
+
+
+def test_a_peak_that_is_only_recalled_is_unknown() -> None:
+    assert set(CATALOG.gpu("rtx-pro-6000").peak_tflops.values()) == {None}
+
+
+def test_the_gpus_memory_is_the_machines_divided() -> None:
+    """GPU memory of whole machines in Google's table, in GB."""
+    table = {"a3-highgpu-2g": 160, "a3-ultragpu-8g": 1128, "a4-highgpu-8g": 1440, "a4x-highgpu-4g": 744}
+    table |= {"a4x-maxgpu-4g-metal": 1116, "a2-ultragpu-8g": 640, "g2-standard-96": 192, "g4-standard-384": 768}
+    for name, memory in table.items():
+        shape = _shape(name)
+        assert CATALOG.gpu(shape.gpu).memory_gb * shape.gpus == memory, name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "service", "provisioning", "expected"),
+    [
+        (
+            "h100",
+            "vertex",
+            "standard",
+            Quota(
+                "aiplatform.googleapis.com/custom_model_training_nvidia_h100_gpus",
+                "CustomModelTrainingH100GPUsPerProjectPerRegion",
+                1,
+                {},
+            ),
+        ),
+        (
+            "a100-80gb",
+            "vertex",
+            "flex-start",
+            Quota(
+                "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_80gb_gpus",
+                "CustomModelTrainingPreemptibleA10080GBGPUsPerProjectPerRegion",
+                1,
+                {},
+            ),
+        ),
+        ("b200", "vertex", "spot", Quota(None, "CustomModelTrainingPreemptibleB200GPUsPerProjectPerRegion", 8, {})),
+        (
+            "p4",
+            "vertex",
+            "standard",
+            Quota("aiplatform.googleapis.com/custom_model_training_nvidia_p4_gpus", None, 1, {}),
+        ),
+        ("gb200", "vertex", "reservation", None),
+        ("h100", "vertex", "reservation:projects/p/zones/z/reservations/r", None),
+        ("a100-40gb", "compute", "standard", Quota("NVIDIA_A100_GPUS", None, 1, {})),
+        ("l4", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", None, 1, {})),
+        ("l4", "compute", "flex-start", None),
+        ("h100", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", None, 1, {})),
+        (
+            "h200",
+            "compute",
+            "flex-start",
+            Quota(
+                "compute.googleapis.com/gpus_per_gpu_family",
+                "GPUS-PER-GPU-FAMILY-per-project-region",
+                8,
+                {"gpu_family": "NVIDIA_H200"},
+            ),
+        ),
+        ("h200", "compute", "spot", None),
+    ],
+)
+def test_quotas(gpu: str, service: Service, provisioning: str, expected: Quota | None) -> None:
+    assert CATALOG.quota(CATALOG.find(gpu, None, None, service), service, provisioning) == expected
+
+
+def test_compute_metrics_and_vertex_accelerators_are_in_googles_own_enums() -> None:
+    from google.cloud.aiplatform_v1.types import accelerator_type
+    from google.cloud.compute_v1.types import compute
+
+    gpus = CATALOG.gpus.values()
+    metrics = {gpu.quota_names[name] for gpu in gpus for name in ("compute_quota", "compute_spot_quota")} - {None}
+    assert len(metrics) == 15
+    assert metrics <= set(compute.Quota.Metric.__members__)
+    accelerators = {gpu.vertex_accelerator for gpu in gpus} - {None}
+    assert accelerators <= set(accelerator_type.AcceleratorType.__members__)
+
+
+def test_nccl_on_vertex() -> None:
+    mega = CATALOG.nccl(_shape("a3-megagpu-8g"), "vertex")
+    assert mega.library_path == "/usr/local/nvidia/lib64"
+    assert mega.env == dict(setting.split("=") for setting in MEGA_ON_VERTEX.split())
+    for name in ("a3-ultragpu-8g", "a4-highgpu-8g", "a4x-highgpu-4g"):
+        found = CATALOG.nccl(_shape(name), "vertex")
+        assert (found.env, found.script) == ({}, "/usr/local/gib/scripts/set_nccl_env.sh")
+        assert found.library_path == "/usr/local/gib/lib64"
+    plain = CATALOG.nccl(_shape("a3-highgpu-8g"), "vertex")
+    assert (plain.env, plain.library_path, plain.script) == ({}, None, None)
+    assert "no GPUDirect" in plain.network
+
+
+def test_nccl_on_compute_engine() -> None:
+    mega = CATALOG.nccl(_shape("a3-megagpu-8g"), "compute")
+    assert mega.env["NCCL_FASTRAK_CTRL_DEV"] == "enp0s12"
+    assert mega.script == "/var/lib/tcpxo/lib64/nccl-env-profile.sh"
+    assert CATALOG.nccl(_shape("a3-highgpu-8g"), "compute").env == {}
+
+
+@pytest.mark.parametrize("name", ["g2-standard-24", "a3-highgpu-2g"])
+def test_machines_without_settings_leave_nccl_alone(name: str) -> None:
+    found = CATALOG.nccl(_shape(name), "vertex")
+    assert (found.env, found.library_path, found.script) == ({}, None, None)
+
+
+def test_images() -> None:
+    for name in ("a3-highgpu-2g", "a4-highgpu-8g", "n1-standard-8"):
+        found = CATALOG.image_family(_shape(name))
+        assert found is not None
+        assert found.family == "pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
+        assert found.project == "deeplearning-platform-release"
+    assert CATALOG.image_family(_shape("a4x-highgpu-4g")) is None
+    assert {shape.arch for shape in CATALOG.machines["a4x-highgpu-4g"]} == {"arm64"}
+
+
+def test_rates() -> None:
+    assert CATALOG.rates["local-ssd"].usd == 0.0001096
+    assert CATALOG.rates["vertex-boot-pd-ssd"].usd * 100 == pytest.approx(0.027, abs=0.001)
+
+
+def _shape(name: str) -> MachineType:
+    return CATALOG.machines[name][0]

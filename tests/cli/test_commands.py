@@ -1,0 +1,188 @@
+"""The commands as a person meets them: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher import __version__
+from tests.command import launch
+
+ANSWER = ("vertex", "--gpus", "2", "--type", "h100", "--dry-run")
+
+
+def test_a_project_is_all_that_a_dry_run_needs() -> None:
+    ran = launch(*ANSWER, env={"CLOUDSDK_CORE_ACCOUNT": ""})
+    assert ran.code == 0
+    assert "a3-highgpu-2g" in ran.out
+    assert not ran.err
+
+
+def test_the_plan_as_json() -> None:
+    plan = json.loads(launch(*ANSWER, "-o", "json").out)
+    assert {"run", "target", "image", "attempts", "limits", "warnings"} <= plan.keys()
+    assert {"region", "zone", "machine_type", "provisioning", "usd_per_hour", "request"} <= plan["attempts"][0].keys()
+
+
+def test_without_a_project() -> None:
+    ran = launch(*ANSWER, env={"CLOUDSDK_CORE_PROJECT": ""})
+    assert (ran.code, ran.out) == (2, "")
+    assert "gcloud config set project" in ran.err
+
+
+def test_gclouds_active_configuration_is_read(tmp_path: Path) -> None:
+    (tmp_path / "configurations").mkdir()
+    (tmp_path / "active_config").write_text("work\n")
+    (tmp_path / "configurations" / "config_work").write_text(
+        "[core]\nproject = from-file\naccount = a@b.c\n[compute]\nregion = us-east5\n[ai]\nregion = us-central1\n"
+    )
+    env = {"CLOUDSDK_CORE_PROJECT": "", "CLOUDSDK_CONFIG": str(tmp_path)}
+    plan = json.loads(launch(*ANSWER, "-o", "json", env=env).out)
+    assert plan["project"] == "from-file"
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nmachine: {type: l4}\n")
+    plan = json.loads(launch("vertex", spec, "--dry-run", "-o", "json", env=env).out)
+    assert {attempt["region"] for attempt in plan["attempts"]} == {"us-central1"}
+    plan = json.loads(
+        launch("vertex", spec, "--dry-run", "-o", "json", env={**env, "CLOUDSDK_AI_REGION": "us-east4"}).out
+    )
+    assert {attempt["region"] for attempt in plan["attempts"]} == {"us-east4"}
+
+
+def test_flags_beat_the_spec(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nmachine: {type: h100, gpus: 8}\nregions: [us-central1]\nprovisioning: standard\n")
+    flags: tuple[str, ...] = (
+        "--type",
+        "l4",
+        "--gpus",
+        "2",
+        "--region",
+        "us-east1",
+        "--spot",
+        "--hours",
+        "3",
+        "--name",
+        "b",
+    )
+    flags = (*flags, "--output", "gs://x-y/z", "--set", "run.config.steps=7", "--set", "labels={team: a}")
+    plan = json.loads(launch("vertex", spec, "--dry-run", "-o", "json", *flags).out)
+    (attempt,) = plan["attempts"]
+    assert (attempt["machine_type"], attempt["region"], attempt["provisioning"]) == (
+        "g2-standard-24",
+        "us-east1",
+        "spot",
+    )
+    assert plan["limits"]["hours"] == 3
+    assert plan["run"].startswith("b-")
+    assert plan["spec"]["run"]["config"] == {"steps": 7}
+    assert attempt["request"]["labels"]["team"] == "a"
+
+
+def test_flex_start_and_spot_together() -> None:
+    plan = json.loads(launch(*ANSWER, "--spot", "--flex-start", "--region", "us-central1", "-o", "json").out)
+    assert [attempt["provisioning"] for attempt in plan["attempts"]] == ["flex-start", "spot"]
+
+
+def test_a_zone_alone_sets_the_region() -> None:
+    ran = launch("vm", "--type", "l4", "--zone", "us-east4-a", "--dry-run", "-o", "json")
+    assert [attempt["zone"] for attempt in json.loads(ran.out)["attempts"]] == ["us-east4-a"]
+
+
+def test_run_id_by_hand() -> None:
+    assert json.loads(launch(*ANSWER, "-o", "json", "--run-id", "mine-1").out)["run"] == "mine-1"
+
+
+@pytest.mark.parametrize("command", ["vertex", "vm"])
+def test_what_is_not_built_yet_says_so(command: str) -> None:
+    ran = launch(command, "--type", "l4")
+    assert ran.code == 2
+    assert "--dry-run" in ran.err
+
+
+def test_all_errors_of_a_spec_at_once(tmp_path: Path) -> None:
+    spec = tmp_path / "bad.yaml"
+    spec.write_text("name: Bad\nmachine: {typ: h100}\nlimits: {usd: -1}\n")
+    ran = launch("vertex", spec, "--dry-run")
+    assert (ran.code, ran.out) == (2, "")
+    assert [f":{line}:" in ran.err for line in (1, 2, 3)] == [True] * 3
+    assert "Traceback" not in ran.err
+
+
+def test_code_is_part_of_the_run_and_ignored_files_are_not(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nmachine: {type: l4}\nregions: any\nimage: {code: src}\nrun: {module: mine}\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").write_text("print(1)\n")
+
+    def plan() -> tuple[str, str]:
+        found = json.loads(launch("vertex", spec, "--dry-run", "-o", "json").out)
+        return found["run"], found["image"]["uri"]
+
+    first = plan()
+    (tmp_path / "src" / "mine.pyc").write_text("x")
+    (tmp_path / "src" / "__pycache__").mkdir()
+    (tmp_path / "src" / "__pycache__" / "x.py").write_text("x")
+    (tmp_path / "src" / ".gitignore").write_text("*.pyc\n.gitignore\n")
+    assert plan() == first
+    (tmp_path / "src" / "mine.py").write_text("print(2)\n")
+    assert plan()[0] != first[0]
+    assert plan()[1] != first[1]
+
+
+@pytest.mark.parametrize("field", ["code", "requirements"])
+def test_a_folder_or_file_that_is_not_there(tmp_path: Path, field: str) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(f"name: a\nmachine: {{type: l4}}\nimage: {{{field}: missing}}\nrun: {{module: m}}\n")
+    ran = launch("vertex", spec, "--dry-run")
+    assert ran.code == 2
+    assert "missing" in ran.err
+
+
+def test_init_writes_a_spec_that_works_and_never_overwrites(tmp_path: Path) -> None:
+    assert launch("init", cwd=tmp_path).code == 0
+    text = (tmp_path / "job.yaml").read_text()
+    assert launch("local", "job.yaml", "--dry-run", cwd=tmp_path).code == 0
+    again = launch("init", cwd=tmp_path)
+    assert again.code == 2
+    assert (tmp_path / "job.yaml").read_text() == text
+    assert launch("init", "other.yaml", cwd=tmp_path).code == 0
+
+
+def test_version_and_help() -> None:
+    assert launch("--version").out.strip() == __version__
+    shown = launch("--help").out
+    assert [name in shown for name in ("vertex", "vm", "local", "init", "schema")] == [True] * 5
+    assert max(map(len, launch("vertex", "--help").out.splitlines())) <= 80
+
+
+def test_local_dry_run_starts_nothing(tmp_path: Path) -> None:
+    ran = launch("local", "--gpus", "3", "--type", "h100", "--dry-run", "--output", tmp_path / "runs")
+    assert ran.code == 0
+    assert "Nothing was started" in ran.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_local_refuses_a_bucket_without_credentials() -> None:
+    ran = launch("local", "--output", "gs://bucket/runs")
+    assert ran.code == 2
+    assert "--output DIR" in ran.err
+
+
+def test_local_refuses_secrets() -> None:
+    ran = launch("local", "--set", "secrets={A: projects/p/secrets/s/versions/latest}", "--output", "/tmp/none")
+    assert ran.code == 2
+    assert "secrets" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "can't be read as JSON"), ("[]", "isn't a JSON object"), ("{}", "workerPoolSpecs")]
+)
+def test_a_request_that_is_none(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(text)
+    ran = launch("local", "--request", path)
+    assert ran.code == 2
+    assert words in ran.err

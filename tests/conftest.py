@@ -1,0 +1,134 @@
+"""For all tests: nothing speaks to another machine, and in CI nothing is skipped."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.googlecloud import FakeClock, GoogleCloud
+
+NO_SKIPS = "LAUNCH_NO_SKIPS"
+"""Set to 1, a skipped test fails the session: a check that did not run must not look like one that passed."""
+
+SKIPPED = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make room for the names of skipped tests."""
+    config.stash[SKIPPED] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep which test was skipped, and why. An expected failure is reported as skipped too."""
+    report = yield
+    if report.skipped:
+        item.config.stash[SKIPPED].append(f"{item.nodeid}: {_reason(report)}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A whole file may be skipped while it is collected."""
+    report = yield
+    if report.skipped:
+        collector.config.stash[SKIPPED].append(f"{collector.nodeid}: {_reason(report)}")
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turn skips into a failure where they are forbidden."""
+    passed = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if session.config.stash[SKIPPED] and os.environ.get(NO_SKIPS) == "1" and passed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was skipped against the rule."""
+    skipped = config.stash[SKIPPED]
+    if skipped and os.environ.get(NO_SKIPS) == "1":
+        terminalreporter.section(f"FAILED: {len(skipped)} skipped, and {NO_SKIPS}=1 allows none", red=True)
+        for line in skipped:
+            terminalreporter.line(line)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    wasxfail = getattr(report, "wasxfail", None)
+    if wasxfail is not None:
+        return f"expected to fail: {wasxfail}"
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+class NetworkRefusedError(AssertionError):
+    """A test tried to reach another machine. Not an OSError: no client may take it for an outage and try again."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loopback_only() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
+        patch.setattr(socket, "getaddrinfo", _guarded_lookup(socket.getaddrinfo))
+        yield
+
+
+def _guarded(connect: Any) -> Any:
+    def guarded(self: socket.socket, address: Any) -> Any:
+        if self.family != socket.AF_UNIX and not _is_loopback(address[0]):
+            raise NetworkRefusedError(f"a test may only speak to loopback, not to {address}")
+        return connect(self, address)
+
+    return guarded
+
+
+def _guarded_lookup(getaddrinfo: Any) -> Any:
+    def guarded(host: Any, *args: Any, **options: Any) -> Any:
+        if host not in (None, "") and not _is_loopback(host) and host != socket.gethostname():
+            raise NetworkRefusedError(f"a test may not look up {host!r}")
+        return getaddrinfo(host, *args, **options)
+
+    return guarded
+
+
+def _is_loopback(host: Any) -> bool:
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name in ("localhost", "", socket.gethostname())
+    return address.is_loopback or address.is_unspecified
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that a test moves."""
+    from tests.googlecloud import FakeClock  # Google's libraries cost seconds: only the tests that use them pay
+
+    return FakeClock()
+
+
+@pytest.fixture
+def cloud(clock: FakeClock) -> Iterator[GoogleCloud]:
+    """A Google Cloud on loopback, on the fake clock."""
+    from tests.googlecloud import GoogleCloud
+
+    with GoogleCloud(clock=clock) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def gcloud() -> str:
+    """The gcloud command; without it the test is skipped (in CI: fails)."""
+    found = shutil.which("gcloud")
+    if found is None:
+        pytest.skip("gcloud is not installed: https://cloud.google.com/sdk/docs/install")
+    return found

@@ -1,0 +1,160 @@
+"""`launch local`: the rendered request, run by real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import TINY, losses, only_run, records, run, started, succeeded
+
+pytestmark = pytest.mark.e2e
+
+
+def write(folder: Path, **files: str) -> Path:
+    """Files by name (a double underscore is a dot); the folder is returned."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_one_node_two_processes_twice_with_the_same_losses(tmp_path: Path) -> None:
+    write(tmp_path, job__yaml=TINY)
+    for output in ("one", "two"):
+        ran = succeeded("local", "job.yaml", "--output", output, cwd=tmp_path)
+        assert "succeeded" in ran.stdout
+        assert "held-out" in ran.stdout
+        assert "[workerpool0-0]" in ran.stderr
+    first, second = (only_run(tmp_path / name) for name in ("one", "two"))
+    assert len(losses(first)) == 12
+    assert losses(first) == losses(second)
+    assert losses(first)[-1] < losses(first)[0]
+    kinds = {path.name for path in first.iterdir()}
+    assert {"plan.json", "spec.yaml", "attempts", "metrics", "checkpoints", "logs"} <= kinds
+
+
+def test_two_nodes_of_two_processes_compute_the_same(tmp_path: Path) -> None:
+    write(tmp_path, job__yaml=TINY)
+    ran = succeeded("local", "job.yaml", "--nodes", "2", "--output", "four", cwd=tmp_path)
+    assert "[workerpool0-0]" in ran.stderr
+    assert "[workerpool1-0]" in ran.stderr
+    succeeded("local", "job.yaml", "--gpus", "1", "--output", "one", cwd=tmp_path)
+    four, one = (only_run(tmp_path / name) for name in ("four", "one"))
+    (end,) = [record for record in records(four) if record.get("event") == "end"]
+    assert end["world_size"] == 4
+    assert losses(four) == pytest.approx(losses(one), abs=1e-4)
+
+
+def test_a_users_folder_with_names_like_ours(tmp_path: Path) -> None:
+    """A user's train.py, launcher.py and tests/ work, and `from train import metrics` is ours."""
+    write(
+        tmp_path / "code",
+        train__py="import launcher, tests.helper\nfrom train import metrics\n"
+        "print('mine', launcher.MINE, tests.helper.MINE)\n"
+        "for step in range(1, 4):\n    metrics.log(step, loss=1.0 / step)\n",
+        launcher__py="MINE = 'launcher'\n",
+    )
+    (write(tmp_path / "code" / "tests", helper__py="MINE = 'tests'\n") / "__init__.py").touch()
+    write(tmp_path, job__yaml="name: mine\nmachine: {type: l4}\nimage: {code: code}\nrun: {script: train.py}\n")
+    ran = succeeded("local", "job.yaml", "--gpus", "2", "--output", "out", cwd=tmp_path)
+    assert ran.stderr.count("mine launcher tests") == 2
+    assert losses(only_run(tmp_path / "out")) == [1.0, 0.5, pytest.approx(1 / 3)]
+
+
+def test_python_launcher_starts_a_script_once_a_node(tmp_path: Path) -> None:
+    write(tmp_path, once__py="import os, sys\nprint('once', os.environ.get('WORLD_SIZE'), sys.argv[1:])\n")
+    write(
+        tmp_path,
+        job__yaml="name: keras\nmachine: {type: l4, gpus: 2}\n"
+        "run: {script: once.py, launcher: python, args: [--lr, 1e-4]}\n",
+    )
+    ran = succeeded("local", "job.yaml", "--nodes", "2", "--output", "out", cwd=tmp_path)
+    assert ran.stderr.count("once None ['--lr', '1e-4']") == 2
+
+
+def test_a_request_written_by_hand_is_all_that_counts(tmp_path: Path) -> None:
+    """The runner knows nothing but the request: changing its arguments changes what runs."""
+    container = {
+        "imageUri": "example/none",
+        "command": [
+            "python",
+            "-c",
+            "import os, sys; print('ran', sys.argv[1:], os.environ['A'], 'USER' in os.environ)",
+        ],
+        "args": ["$(A)", "x"],
+        "env": [{"name": "A", "value": "1"}],
+    }
+    request = {"displayName": "by-hand", "jobSpec": {"workerPoolSpecs": [{"containerSpec": container}]}}
+    write(tmp_path, request__json=json.dumps(request))
+    assert "ran ['1', 'x'] 1 False" in succeeded("local", "--request", "request.json", cwd=tmp_path).stderr
+    container["args"] = ["other"]
+    write(tmp_path, request__json=json.dumps(request))
+    assert "ran ['other'] 1 False" in succeeded("local", "--request", "request.json", cwd=tmp_path).stderr
+
+
+def test_the_request_of_a_dry_run_runs_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path, job__yaml=TINY)
+    dry = succeeded("vertex", "job.yaml", "--region", "us-central1", "--dry-run", "-o", "json", cwd=tmp_path)
+    request = json.loads(dry.stdout)["attempts"][0]["request"]
+    write(tmp_path, request__json=json.dumps(request))
+    succeeded("local", "--request", "request.json", "--output", "out", cwd=tmp_path)
+    assert len(losses(tmp_path / "out" / request["displayName"])) == 12
+
+
+def test_a_failing_script_ends_with_3_and_says_which(tmp_path: Path) -> None:
+    write(tmp_path, bad__py="raise SystemExit(9)\n")
+    write(tmp_path, job__yaml="name: bad\nmachine: {type: l4}\nrun: {script: bad.py}\nlimits: {restarts: 0}\n")
+    ran = run("local", "job.yaml", "--output", "out", cwd=tmp_path)
+    assert ran.returncode == 3
+    assert "workerpool0-0 exited with 1" in ran.stderr
+
+
+def test_a_users_error_is_told_in_a_line_and_not_tried_again(tmp_path: Path) -> None:
+    write(tmp_path, job__yaml=TINY.replace("batch_size: 8", "batch_size: 7"))
+    ran = run("local", "job.yaml", "--output", "out", cwd=tmp_path)
+    assert ran.returncode == 3
+    assert "exited with 2" in ran.stderr
+    assert "batch_size" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert (only_run(tmp_path / "out") / "terminal").exists()
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    write(tmp_path, job__yaml=TINY.replace("steps: 12", "steps: 100000"))
+    process = started("local", "job.yaml", "--nodes", "2", "--output", "out", cwd=tmp_path)
+    assert process.stderr
+    for line in process.stderr:
+        if re.search(r"step +\d+/100000", line):
+            break
+    mine = descendants(process.pid)
+    assert len(mine) >= 6  # two nodes, two torchruns, their workers
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err.splitlines()[-1]
+    deadline = time.monotonic() + 5
+    while left := [pid for pid in mine if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found

@@ -1,0 +1,1 @@
+"""Recorded dry runs of every job spec; `make golden` renews them. Their diff shows what a change does to requests."""

@@ -1,0 +1,23 @@
+"""`make golden`: record again what the tests compare with. Look at the diff before you commit it."""
+
+from __future__ import annotations
+
+import json
+
+from launcher.spec.schema import json_schema
+from tests import recipes
+from tests.command import SPECS
+from tests.golden.cases import FOLDER, cases, recorded
+
+
+def main() -> None:
+    """Write the schema, the golden files and the recipes' outputs."""
+    (SPECS / "schema.json").write_text(json.dumps(json_schema(), indent=2) + "\n")
+    for case in cases():
+        (FOLDER / case.file).write_text(recorded(case))
+    for page in recipes.pages():
+        page.write_text(recipes.renewed(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

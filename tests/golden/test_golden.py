@@ -1,0 +1,49 @@
+"""What launch would send for each job spec, held against what was recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.command import SPECS, launch
+from tests.golden.cases import FOLDER, Case, cases, recorded
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.file)
+def test_dry_run_is_as_recorded(case: Case) -> None:
+    assert recorded(case) == (FOLDER / case.file).read_text(), "if the change is meant: make golden"
+
+
+def test_every_recording_belongs_to_a_case() -> None:
+    """A recording that no command makes any more would never be compared."""
+    expected = {case.file for case in cases()}
+    assert {path.name for path in FOLDER.iterdir() if path.suffix in {".txt", ".json", ".yaml"}} == expected
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.file.endswith(".txt")], ids=lambda case: case.file)
+def test_pages_fit_80_columns(case: Case) -> None:
+    assert max(map(len, recorded(case).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("case", cases()[:6], ids=lambda case: case.file)
+def test_dry_runs_are_the_same_bytes_every_time(case: Case) -> None:
+    assert launch(*case.argv).out == launch(*case.argv).out
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.file.endswith(".json")], ids=lambda case: case.file)
+def test_requests_parse_strictly_into_googles_types(case: Case) -> None:
+    from tests.googlecloud.compute import parse_instance
+    from tests.googlecloud.custom_jobs import parse_custom_job
+
+    plan: dict[str, Any] = json.loads(recorded(case))
+    for attempt in plan["attempts"]:
+        if plan["target"] == "vm":
+            parse_instance(attempt["request"])
+        else:
+            parse_custom_job(attempt["request"])
+
+
+def test_schema_is_recorded() -> None:
+    assert launch("schema").out == (SPECS / "schema.json").read_text()

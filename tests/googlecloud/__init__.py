@@ -1,0 +1,16 @@
+"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs, Cloud Storage, Compute instances.
+
+It imports nothing of the launcher, and parses what arrives strictly into Google's own protobuf types, so that it
+can't merely agree with the code under test. `python -m tests.googlecloud --port 0` starts it by itself.
+"""
+
+from __future__ import annotations
+
+from tests.googlecloud.clock import FakeClock
+from tests.googlecloud.compute import parse_instance
+from tests.googlecloud.custom_jobs import Stage, parse_custom_job
+from tests.googlecloud.errors import ApiError
+from tests.googlecloud.server import GoogleCloud
+from tests.googlecloud.wire import Recorded
+
+__all__ = ["ApiError", "FakeClock", "GoogleCloud", "Recorded", "Stage", "parse_custom_job", "parse_instance"]

@@ -1,0 +1,49 @@
+"""Refusals, in the two shapes that Google's APIs give them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+STATUS = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS"}
+
+
+class Violation(NamedTuple):
+    """One field that can't be taken; `field` is dotted, as Google writes it: job_spec.worker_pool_specs[0]."""
+
+    field: str
+    message: str
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP code, Google's wording and, for the older JSON APIs, a reason such as ``conditionNotMet``."""
+
+    def __init__(
+        self, code: int, message: str, *, reason: str = "", violations: tuple[Violation, ...] = (), status: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.violations = violations
+        self.status = status or STATUS.get(code, "UNKNOWN")
+
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON: google.rpc.Status for the newer APIs, errors[] with a reason for Compute and Storage."""
+        return {"error": self._with_reason() if self.reason else self._rpc_status()}
+
+    def _with_reason(self) -> dict[str, Any]:
+        entry = {"message": self.message, "domain": "global", "reason": self.reason}
+        return {"code": self.code, "message": self.message, "errors": [entry]}
+
+    def _rpc_status(self) -> dict[str, Any]:
+        status: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}
+        if self.violations:
+            fields = [{"field": field, "description": message} for field, message in self.violations]
+            status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
+        return status
+
+
+def found_errors(violations: list[Violation]) -> ApiError:
+    """Vertex's way to list all that is wrong with a request (wording seen in answers of Vertex AI)."""
+    listed = [f"{n}.Field: {field}; Message: {message}" for n, (field, message) in enumerate(violations, 1)]
+    return ApiError(400, "\t".join(["List of found errors:", *listed, ""]), violations=tuple(violations))

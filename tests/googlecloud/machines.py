@@ -1,0 +1,38 @@
+"""Which accelerators Vertex takes on which machine type: the table machines.csv, read once."""
+
+from __future__ import annotations
+
+import csv
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+Accelerators = dict[str, frozenset[int]]
+"""Accelerator type -> the counts that may be asked for. An empty one: a machine without accelerators."""
+
+
+def accelerators(machine_type: str) -> Accelerators | None:
+    """What `machine_type` takes, or None where Vertex doesn't have it."""
+    found = [row for pattern, row in _table() if fnmatchcase(machine_type, pattern)]
+    if not found:
+        return None
+    merged: Accelerators = {}
+    for row in found:
+        merged.update(row)
+    return merged
+
+
+def may_be_bare(machine_type: str) -> bool:
+    """Whether `machine_type` may be had without an accelerator (the A and G series never are)."""
+    return not machine_type.startswith(("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-"))
+
+
+@cache
+def _table() -> list[tuple[str, Accelerators]]:
+    lines = Path(__file__).with_name("machines.csv").read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return [(row["machine_type"], _row(row["accelerator"], row["counts"])) for row in rows]
+
+
+def _row(accelerator: str, counts: str) -> Accelerators:
+    return {accelerator: frozenset(map(int, counts.split()))} if accelerator else {}

@@ -1,0 +1,48 @@
+"""Specs and plans for the tests of planning, in a word or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from launcher import catalog
+from launcher.plan.build import plan
+from launcher.plan.model import Content, Context, Plan
+from launcher.spec.models import JobSpec
+
+CATALOG = catalog.load()
+
+
+def spec(**fields: Any) -> JobSpec:
+    """A spec with two H100s in us-central1, and what else is given."""
+    data = {"name": "job", "machine": {"type": "h100", "gpus": 2}, "regions": ["us-central1"], **fields}
+    return msgspec.convert(data, JobSpec)
+
+
+def context(target: str = "vertex", **fields: Any) -> Context:
+    """A context with a project, an owner and some content."""
+    known = {
+        "target": target,
+        "project": "my-project",
+        "owner": "me@example.com",
+        "version": "0.1.0",
+        "recipe": Content(digest="recipe"),
+    }
+    return Context(**{**known, **fields})
+
+
+def planned(target: str = "vertex", *, world: dict[str, Any] | None = None, **fields: Any) -> Plan:
+    """The plan of `spec(**fields)`."""
+    return plan(spec(**fields), CATALOG, context(target, **(world or {})))
+
+
+def request(target: str = "vertex", *, world: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """The first attempt's request."""
+    return planned(target, world=world, **fields).attempts[0].request
+
+
+def env_of(body: dict[str, Any], pool: int = 0) -> dict[str, str]:
+    """The environment of a worker pool's container."""
+    entries = body["jobSpec"]["workerPoolSpecs"][pool]["containerSpec"]["env"]
+    return {entry["name"]: entry["value"] for entry in entries}

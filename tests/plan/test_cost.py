@@ -1,0 +1,47 @@
+"""What a run may cost at most, and its cap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import PlanRefused
+from tests.plan.planning import planned
+
+
+def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
+    plan = planned(machine={"type": "h100", "gpus": 8, "nodes": 2}, limits={"hours": 3})
+    dearest = max(attempt.usd_per_hour or 0 for attempt in plan.attempts)
+    assert plan.limits.usd_at_most == pytest.approx(dearest * 2 * 3)
+
+
+def test_the_refusal_shows_the_sum_and_what_fits() -> None:
+    with pytest.raises(PlanRefused) as refused:
+        planned(limits={"hours": 10, "usd": 100})
+    assert "$128.74" in refused.value.problem
+    assert "x 1 node x 10 h" in refused.value.problem
+    assert "--hours 7.76" in refused.value.hint
+    planned(limits={"hours": 7.76, "usd": 100})
+
+
+def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
+    fields: dict[str, Any] = {"machine": {"type": "t4", "gpus": 1}, "provisioning": ["standard"]}
+    with pytest.raises(PlanRefused, match="is unknown"):
+        planned(**fields, limits={"usd": 100})
+    plan = planned(**fields, limits={"usd": 100, "price": 0.6})
+    assert plan.limits.usd_at_most == pytest.approx(0.6 * 24)
+    assert plan.attempts[0].usd_rule == "as --price says"
+
+
+def test_without_a_cap_an_unknown_price_is_told() -> None:
+    plan = planned(machine={"type": "t4", "gpus": 1}, provisioning=["standard"])
+    assert plan.limits.usd_at_most is None
+    assert any("unknown" in warning for warning in plan.warnings)
+
+
+def test_a_derived_price_is_marked() -> None:
+    assert planned(provisioning=["spot"]).attempts[0].usd_approx
+    vm = planned("vm", machine={"type": "l4", "gpus": 2}, provisioning=["standard"])
+    assert not vm.attempts[0].usd_approx
+    assert "local SSD" in vm.attempts[0].usd_excludes

@@ -1,0 +1,85 @@
+"""The run id is what is computed and for whom, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.plan import names
+from launcher.plan.model import Content
+from tests.plan.planning import context, planned, spec
+
+SAME = [
+    {"regions": ["us-east5"]},
+    {"provisioning": ["spot"]},
+    {"limits": {"hours": 2, "usd": 900}},
+    {"labels": {"team": "vision"}},
+    {"machine": {"type": "a3-highgpu-2g", "boot_disk_gb": 500}},
+]
+OTHER: list[dict[str, Any]] = [
+    {"run": {"config": {"steps": 5}}},
+    {"env": {"A": "1"}},
+    {"machine": {"type": "h100", "gpus": 4}},
+    {"machine": {"type": "h100", "gpus": 8, "nodes": 2}},
+    {"output": "gs://other-bucket/runs"},
+]
+
+
+@pytest.mark.parametrize("change", SAME, ids=str)
+def test_the_same_work_elsewhere_is_the_same_run(change: dict[str, Any]) -> None:
+    assert planned(**change).run == planned().run
+
+
+@pytest.mark.parametrize("change", OTHER, ids=str)
+def test_other_work_is_another_run(change: dict[str, Any]) -> None:
+    assert planned(**change).run != planned().run
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        {"project": "other-project"},
+        {"owner": "you@example.com"},
+        {"code": Content(digest="edited")},
+        {"requirements": Content(digest="edited")},
+    ],
+    ids=str,
+)
+def test_another_owner_project_or_code_is_another_run(world: dict[str, Any]) -> None:
+    assert planned(world=world).run != planned().run
+
+
+def test_launchs_own_version_and_recipe_are_not_part_of_the_run() -> None:
+    world = {"version": "9.9.9", "recipe": Content(digest="new")}
+    assert planned(world=world).run == planned().run
+    assert planned(world=world).image != planned().image
+
+
+def test_run_id_by_hand() -> None:
+    assert planned(world={"run_id": "mine"}).run == "mine"
+
+
+def test_run_id_has_the_name_and_eight_hex_digits() -> None:
+    name, _, digits = planned().run.rpartition("-")
+    assert name == "job"
+    assert len(digits) == 8
+    assert int(digits, 16) >= 0
+
+
+def test_labels_find_the_run_again() -> None:
+    labels = names.labels(spec(labels={"team": "a"}), context(), "job-1")
+    assert labels["launch-run"] == "job-1"
+    assert labels["team"] == "a"
+    assert labels["launch-version"] == "0-1-0"  # label values take no dots
+
+
+def test_domain_scoped_project() -> None:
+    assert names.default_repository("example.com:p") == "us-docker.pkg.dev/example.com/p/launch"
+    assert names.default_service_account("example.com:p") == "launch@p.example.com.iam.gserviceaccount.com"
+    assert names.default_output("example.com:p") == "gs://example-com-p-launch/runs"
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("2d", 172800)])
+def test_seconds(text: str, expected: int) -> None:
+    assert names.seconds(text) == expected

@@ -1,0 +1,246 @@
+"""The CustomJob: what each part of a spec becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.apply.replicas import expand
+from launcher.errors import PlanRefused
+from launcher.plan.container import escaped
+from launcher.plan.vertex import gcloud_command
+from tests.googlecloud.custom_jobs import parse_custom_job
+from tests.plan.planning import env_of, planned, request
+from train import contract
+
+
+def pools(body: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = body["jobSpec"]["workerPoolSpecs"]
+    return found
+
+
+def test_two_h100s() -> None:
+    (pool,) = pools(request())
+    assert pool["machineSpec"] == {
+        "machineType": "a3-highgpu-2g",
+        "acceleratorType": "NVIDIA_H100_80GB",
+        "acceleratorCount": 2,
+    }
+    assert pool["replicaCount"] == "1"
+    assert pool["containerSpec"]["command"] == ["python", "-m", "train.node"]
+    assert pool["containerSpec"]["args"] == ["--module", "train"]
+
+
+def test_several_nodes_are_a_primary_and_a_worker_pool() -> None:
+    body = request(machine={"type": "h100", "gpus": 8, "nodes": 3})
+    primary, workers = pools(body)
+    assert primary["replicaCount"] == "1"
+    assert workers["replicaCount"] == "2"
+    assert {**workers, "replicaCount": "1"} == primary  # flex-start wants identical pools
+
+
+@pytest.mark.parametrize(
+    ("provisioning", "strategy"), [("standard", "STANDARD"), ("spot", "SPOT"), ("flex-start", "FLEX_START")]
+)
+def test_strategy(provisioning: str, strategy: str) -> None:
+    assert request(provisioning=[provisioning])["jobSpec"]["scheduling"]["strategy"] == strategy
+
+
+def test_without_provisioning_flex_start_comes_before_spot() -> None:
+    assert [attempt.provisioning for attempt in planned().attempts] == ["flex-start", "spot"]
+
+
+def test_standard_on_a_small_a3_is_warned_about() -> None:
+    assert any("STANDARD" in warning for warning in planned(provisioning=["standard"]).warnings)
+    assert not planned(provisioning=["spot"], output="gs://b-1/o").warnings
+
+
+def test_reservation() -> None:
+    name = "projects/p/zones/us-central1-a/reservations/r"
+    plan = planned(provisioning=[f"reservation:{name}"], machine={"type": "h100", "gpus": 8}, regions=None)
+    (attempt,) = plan.attempts
+    assert attempt.region == "us-central1"
+    affinity = pools(attempt.request)[0]["machineSpec"]["reservationAffinity"]
+    assert affinity["reservationAffinityType"] == "SPECIFIC_RESERVATION"
+    assert affinity["values"] == [name]
+    assert attempt.request["jobSpec"]["scheduling"]["strategy"] == "STANDARD"
+
+
+def test_time_limits() -> None:
+    scheduling = request(limits={"hours": 1.5, "wait": "90m"})["jobSpec"]["scheduling"]
+    assert scheduling["timeout"] == "5400s"
+    assert scheduling["maxWaitDuration"] == "5400s"
+    assert "maxWaitDuration" not in request(limits={"wait": "90m"}, provisioning=["spot"])["jobSpec"]["scheduling"]
+    assert request()["jobSpec"]["scheduling"]["timeout"] == "86400s"
+
+
+def test_no_restarts_means_no_retries_by_vertex_either() -> None:
+    assert request(limits={"restarts": 0})["jobSpec"]["scheduling"]["disableRetries"] is True
+    assert request()["jobSpec"]["scheduling"]["disableRetries"] is False
+
+
+EVERYTHING: dict[str, Any] = {
+    "output": "gs://bucket/runs",
+    "machine": {"type": "h100", "gpus": 8, "nodes": 2, "boot_disk_gb": 300, "boot_disk_type": "pd-ssd"},
+    "provisioning": ["spot"],
+    "identity": {
+        "service_account": "a@p.iam.gserviceaccount.com",
+        "psc": {
+            "network_attachment": "projects/p/regions/us-central1/networkAttachments/n",
+            "dns_peering": [{"domain": "a.internal.", "target_project": "t", "target_network": "n"}],
+        },
+        "kms_key": "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k",
+    },
+    "vertex": {
+        "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
+        "experiment": "e",
+        "experiment_run": "r",
+        "web_access": True,
+        "dashboard_access": True,
+        "nfs": [{"server": "10.0.0.1", "path": "/data", "mount_point": "data"}],
+        "lustre": [{"instance_ip": "10.0.0.2", "volume_handle": "v", "filesystem": "f", "mount_point": "fast"}],
+        "reduction_server": {"replicas": 4},
+    },
+    "secrets": {"HF_TOKEN": "projects/p/secrets/hf/versions/latest"},
+}
+
+
+def test_every_field_arrives_in_googles_own_type() -> None:
+    job = parse_custom_job(request(**EVERYTHING))
+    spec = job.job_spec
+    assert spec.service_account == "a@p.iam.gserviceaccount.com"
+    assert spec.psc_interface_config.dns_peering_configs[0].domain == "a.internal."
+    assert job.encryption_spec.kms_key_name.endswith("/cryptoKeys/k")
+    assert (spec.tensorboard, spec.experiment, spec.experiment_run) == (
+        "projects/p/locations/us-central1/tensorboards/1",
+        "e",
+        "r",
+    )
+    assert spec.enable_web_access
+    assert spec.enable_dashboard_access
+    node = spec.worker_pool_specs[1]
+    assert node.nfs_mounts[0].mount_point == "data"
+    assert node.lustre_mounts[0].volume_handle == "v"
+    assert node.disk_spec.boot_disk_size_gb == 300
+    reduction = spec.worker_pool_specs[2]
+    assert reduction.replica_count == 4
+    assert reduction.container_spec.image_uri.startswith("us-docker.pkg.dev/vertex-ai-restricted/")
+
+
+def test_network_and_reserved_ranges() -> None:
+    network = "projects/1/global/networks/n"
+    spec = request(identity={"network": network, "reserved_ip_ranges": ["r"]})["jobSpec"]
+    assert spec["network"] == network
+    assert spec["reservedIpRanges"] == ["r"]
+
+
+def test_persistent_resource_needs_no_strategy() -> None:
+    spec = request(vertex={"persistent_resource": "pr"})["jobSpec"]
+    assert spec["persistentResourceId"] == "pr"
+    assert "strategy" not in spec["scheduling"]
+
+
+def test_environment_says_everything() -> None:
+    env = env_of(request(run={"config": {"steps": 5}}, env={"NCCL_DEBUG": "INFO"}, output="gs://bucket/runs/"))
+    assert json.loads(env[contract.CONFIG]) == {"steps": 5}
+    assert env[contract.RUN_FOLDER] == f"gs://bucket/runs/{env[contract.RUN]}"
+    assert env[contract.PROCESSES] == "2"
+    assert env["PYTHONSAFEPATH"] == "1"
+    assert env["NCCL_DEBUG"] == "INFO"
+    gpu = json.loads(env[contract.GPU])
+    assert gpu["name"] == "h100"
+    assert gpu["peak_tflops"]["bf16"] == 989.0
+
+
+def test_secrets_travel_as_references() -> None:
+    reference = {"HF_TOKEN": "projects/p/secrets/hf/versions/latest"}
+    assert json.loads(env_of(request(secrets=reference))[contract.SECRETS]) == reference
+
+
+@pytest.mark.parametrize(
+    ("run", "args"),
+    [
+        ({"script": "my.py", "args": ["--x", "1"]}, ["--script", "my.py", "--", "--x", "1"]),
+        ({"module": "pkg.main"}, ["--module", "pkg.main"]),
+        ({"script": "k.py", "launcher": "python"}, ["--launcher", "python", "--script", "k.py"]),
+        ({"command": ["bash", "run.sh"], "args": ["a"]}, ["--command", "--", "bash", "run.sh", "a"]),
+    ],
+    ids=str,
+)
+def test_what_runs(run: dict[str, Any], args: list[str]) -> None:
+    assert pools(request(run=run))[0]["containerSpec"]["args"] == args
+
+
+def test_nccl_settings_come_with_the_machine_and_only_between_nodes() -> None:
+    mega = {"type": "h100-mega", "gpus": 8}
+    one = env_of(request(machine=mega, provisioning=["spot"]))
+    two = env_of(request(machine={**mega, "nodes": 2}, provisioning=["spot"]))
+    assert not [name for name in one if name.startswith("NCCL_")]
+    assert two["NCCL_FASTRAK_CTRL_DEV"] == "eth0"
+    assert contract.LIBRARY_PATH in two or "NCCL_LIB_DIR" in two
+    mine = env_of(
+        request(machine={**mega, "nodes": 2}, provisioning=["spot"], env={"NCCL_FASTRAK_CTRL_DEV": "eth9"}), pool=1
+    )
+    assert mine["NCCL_FASTRAK_CTRL_DEV"] == "eth9"
+
+
+def test_rdma_machines_source_their_script() -> None:
+    body = request(machine={"type": "h200", "nodes": 2}, provisioning=["spot"], regions=["us-east4"])
+    assert env_of(body)[contract.NCCL_SCRIPT].endswith("set_nccl_env.sh")
+
+
+@given(st.text(alphabet='$(){}ABLAUNCH_ "', max_size=40))
+def test_escaping_survives_vertex_expansion(text: str) -> None:
+    assert expand(escaped(text), {"A": "!", "B": "!", "LAUNCH": "!", "": "!"}) == text
+
+
+def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
+    config = {"data": "$(HOME)/x", "note": "$$5 $x"}
+    env = env_of(request(run={"config": config}))
+    assert "$$(HOME)" in env[contract.CONFIG]
+    assert json.loads(expand(env[contract.CONFIG], {"HOME": "/root"})) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"machine": {"type": "h100", "gpus": 3}}, "1, 2, 4 or 8"),
+        ({"machine": {"type": "h100x"}}, "h100x"),
+        ({"regions": ["us-west3"]}, "isn't in us-west3"),
+        ({"output": "runs"}, "local folder"),
+        ({"limits": {"usd": 5}}, "more than limits.usd"),
+        ({"env": {"EMPTY": ""}}, "EMPTY is empty"),
+        ({"vertex": {"tensorboard": "projects/p/locations/l/tensorboards/1"}}, "service_account"),
+        ({"machine": {"type": "t4", "gpus": 1}, "provisioning": ["flex-start"]}, "can't be had as flex-start"),
+        (
+            {
+                "machine": {"type": "h200", "nodes": 2},
+                "regions": ["us-east4"],
+                "provisioning": ["spot"],
+                "vertex": {"reduction_server": {"replicas": 1}},
+            },
+            "fast network of its own",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        planned(**fields)
+    assert words in str(refused.value)
+    assert refused.value.hint
+
+
+def test_gcloud_command_carries_what_is_no_part_of_the_spec() -> None:
+    command = gcloud_command(request(**EVERYTHING), project="p", region="us-central1", config="-")
+    assert "--kms-key=projects/p/locations/us-central1/keyRings/r/cryptoKeys/k" in command
+    assert any(flag.startswith("--labels=launch-run=job-") for flag in command)
+
+
+def test_a_plan_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        planned().run = "other"  # type: ignore[misc]

@@ -1,0 +1,277 @@
+"""Files -> JobSpec: the fields one by one, all problems at once, overrides, and the file itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import SpecError
+from launcher.spec.models import JobSpec
+from launcher.spec.reader import Override, parse_set, read
+from tests.spec.helpers import SMALL, lines, problems, spec, whats
+
+FULL = """\
+name: gpt2-124m
+machine: {type: h100, gpus: 2, nodes: 2, boot_disk_gb: 200, boot_disk_type: pd-ssd}
+provisioning: [flex-start, spot]
+regions: [us-central1, us-east5]
+zones: [us-central1-a]
+image: {repository: us-docker.pkg.dev/my-project/launch, code: ., requirements: requirements.txt}
+run:
+  module: train
+  args: [--lr, 1e-4, 017, true, 1:30, "x y"]
+  config: {steps: 20, optimizer: {lr: 1e-4}}
+  launcher: torchrun
+env: {LR: 1e-4, PORT: 8080, FLAG: True, TEXT: no, EMPTY: ""}
+secrets: {HF_TOKEN: projects/p/secrets/hf/versions/latest}
+output: gs://my-bucket/runs
+limits: {hours: 12, usd: 250.5, restarts: 3, wait: 6h}
+identity:
+  service_account: trainer@my-project.iam.gserviceaccount.com
+  psc: {network_attachment: att, dns_peering: [{domain: a.b., target_project: p, target_network: n}]}
+labels: {team: vision}
+vertex: {web_access: true, nfs: [{server: 10.0.0.2, path: /a, mount_point: a}]}
+vm: {external_ip: false, on_stop: delete}
+"""
+
+
+def test_a_full_spec() -> None:
+    job = spec(FULL)
+    assert (job.machine.gpus, job.machine.nodes, job.provisioning) == (2, 2, ("flex-start", "spot"))
+    assert job.run.config == {"steps": 20, "optimizer": {"lr": 0.0001}}
+    assert type(job.limits.hours) is float
+    assert job.identity.psc is not None
+    assert job.identity.psc.dns_peering[0].domain == "a.b."
+    assert job.vertex.nfs[0].mount_point == "a"
+
+
+def test_text_for_programs_is_taken_as_written() -> None:
+    job = spec(FULL)
+    assert job.run.args == ("--lr", "1e-4", "017", "true", "1:30", "x y")
+    assert job.env == {"LR": "1e-4", "PORT": "8080", "FLAG": "True", "TEXT": "no", "EMPTY": ""}
+    assert spec(SMALL + "run: {command: [sleep, 010]}").run.command == ("sleep", "010")
+
+
+def test_one_value_stands_for_a_list_of_it_where_the_order_is_tried() -> None:
+    job = spec(SMALL + "provisioning: spot\nregions: us-central1\nzones: us-central1-a\n")
+    assert (job.provisioning, job.regions, job.zones) == (("spot",), ("us-central1",), ("us-central1-a",))
+    assert spec(SMALL + "regions: any\n").regions == "any"
+    assert lines(SMALL + "run: {args: --x}\n") == [
+        "s.yaml:3: run.args: '--x' is text, not a list | a list: what the program gets on its command line"
+    ]
+
+
+def test_no_value_is_a_value_left_out_only_where_the_default_is_none() -> None:
+    assert spec(SMALL + "provisioning: ~\noutput:\n").output is None
+    assert lines(SMALL + "limits:\n") == ["s.yaml:3: limits: has no value | a section; or remove the line"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: GPT2", "s.yaml:3: name: 'GPT2' can't be taken | a-z, 0-9 and -, starting with a letter"),
+        ("name: |\n  a\n", "s.yaml:3: name: 'a\\n' has an invisible character in it, such as a line break | a-z, 0-9"),
+        ("name: 3", "s.yaml:3: name: 3 is a number, not text | a-z, 0-9 and -, starting with a letter"),
+        ("output: 3", 's.yaml:3: output: 3 is a number, not text | put it in quotes to make it text: "3"'),
+        ("output: [a]", "s.yaml:3: output: a list, not text | text: gs://BUCKET/PATH"),
+        ("gpus: 2", "s.yaml:3: gpus: no such field | `gpus` belongs under `machine`"),
+        ("gpu: 2", "s.yaml:3: gpu: no such field | `gpus` belongs under `machine`"),
+        ("regoins: [a]", "s.yaml:3: regoins: no such field | did you mean `regions`?"),
+        ("mount_point: a", "s.yaml:3: mount_point: no such field | `mount_point` belongs under `vertex.nfs` or under"),
+        ("run: {name: a}", "s.yaml:3: run.name: no such field | `name` belongs at the top level"),
+        ("limits: {zzz: 1}", "s.yaml:3: limits.zzz: no such field | `limits` has: hours, usd, price, restarts, wait"),
+        ("limits: {usd: .nan}", "s.yaml:3: limits.usd: .nan is out of bounds | a number above 0: the plan is refused"),
+        ("limits: {hours: .inf}", "s.yaml:3: limits.hours: .inf is out of bounds | a number above 0, at most 168"),
+        ("limits: {hours: -1}", "s.yaml:3: limits.hours: -1 is out of bounds | a number above 0, at most 168"),
+        ("limits: {restarts: 1.0}", "s.yaml:3: limits.restarts: 1.0 is a number, not a whole number | a whole number"),
+        ("limits: {restarts: true}", "s.yaml:3: limits.restarts: true is a boolean, not a whole number | a whole num"),
+        ("limits: {wait: 6}", "s.yaml:3: limits.wait: 6 is a number, not text | a time: 90s, 30m, 6h or 2d"),
+        ("limits: {wait: soon}", "s.yaml:3: limits.wait: 'soon' can't be taken | a time: 90s, 30m, 6h or 2d"),
+        ("limits: [1]", "s.yaml:3: limits: a list, not a section | a section"),
+        ("vertex: {web_access: yes}", "s.yaml:3: vertex.web_access: 'yes' is text, not true or false | true or false"),
+        ("vm: {on_stop: halt}", "s.yaml:3: vm.on_stop: 'halt' can't be taken | one of stop, delete: at the end"),
+        ("run: {command: []}", "s.yaml:3: run.command: is empty | name at least one"),
+        ("run: {args: [~]}", 's.yaml:3: run.args[0]: has no value | write "" for an empty text, or remove it'),
+        ("env: {A: [1]}", "s.yaml:3: env.A: a list, not text | text"),
+        ("env: {A B: 1}", "s.yaml:3: env.A B: 'A B' can't be taken | a variable's name: letters, digits and _"),
+        ("labels: {v: 1}", "s.yaml:3: labels.v: 1 is a number, not text | a label's value: a-z, 0-9, - and _"),
+        ("provisioning: [spot, cheap]", "s.yaml:3: provisioning[1]: 'cheap' can't be taken | standard, spot, flex"),
+        ("vertex:\n  nfs:\n  - {server: a, mount_point: a}\n", "s.yaml:5: vertex.nfs[0].path: is missing | text"),
+        ("run: {config: {a: [.nan]}}", "s.yaml:3: run.config.a[0]: .nan can't be sent | JSON, in which it travels"),
+        ("run: {config: {a: 99999999999999999999}}", "s.yaml:3: run.config.a: 99999999999999999999 can't be sent | "),
+        ("secrets: {A: hf_abcdefghijklmnop}", "s.yaml:3: secrets.A: 'hf_a…' can't be taken | a secret in Secret Mana"),
+    ],
+)
+def test_a_bad_field(text: str, message: str) -> None:
+    start = "machine: {type: h100}\n\n" if text.startswith("name") else SMALL
+    assert [line[: len(message)] for line in lines(start + text)] == [message]
+
+
+def test_what_is_missing() -> None:
+    assert lines("name: a\n") == ["s.yaml:1: machine: is missing | a section with type"]
+    assert lines("name: a\nmachine: {gpus: 2}\n")[0].startswith(
+        "s.yaml:2: machine.type: is missing | text: a GPU (h100"
+    )
+    assert whats(problems("name: a\nmachin: {type: h100}\n")) == ["machin: no such field"]
+
+
+def test_a_file_that_holds_no_section() -> None:
+    assert lines("- a\n") == ["s.yaml:1: the spec: a list, not a section | a section with name and machine"]
+    assert lines("just text\n") == [
+        "s.yaml:1: the spec: 'just text' is text, not a section | a section with name and machine"
+    ]
+
+
+def test_a_long_value_is_shown_shortened_and_never_matched() -> None:
+    (line,) = lines("machine: {type: l4}\nname: " + "a" * 65_536)
+    assert line.startswith("s.yaml:2: name: 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…' is too long (65,536 characters)")
+    (line,) = lines(SMALL + "x" * 65_536 + ": 1")
+    assert len(line) < 300
+
+
+def test_fields_and_combinations_are_complained_about_together_in_the_order_of_lines() -> None:
+    found = problems(
+        "name: A\nmachine: {type: h100, nodes: two}\nzones: [us-east5-a]\nregions: [us-central1]\n"
+        "run: {module: a, script: b}\noutput: s3://x\nvertex: {reduction_server: {replicas: 1}}\n"
+    )
+    assert [f"{one.where}: {one.what}" for one in found] == [
+        "s.yaml:1: name: 'A' can't be taken",
+        "s.yaml:2: machine.nodes: 'two' is text, not a whole number",
+        "s.yaml:3: zones[0]: us-east5-a is in none of the regions (us-central1)",
+        "s.yaml:5: run.script: can't go with run.module",
+        "s.yaml:6: output: 's3://x' can't be written to",
+    ]
+
+
+def test_the_many_are_counted() -> None:
+    found = problems("name: a\nmachine: {type: l4}\n" + "".join(f"k{i}: 1\n" for i in range(80)))
+    assert len(found) == 51
+    assert found[-1].what == "and 30 more problems"
+
+
+# --- Overrides ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("limits.usd=5", "limits.usd", 5),
+        ("run.config.optimizer.lr=1e-4", "run.config.optimizer.lr", 1e-4),
+        ("regions=[us-central1, us-east4]", "regions", ["us-central1", "us-east4"]),
+        ("env={A: b}", "env", {"A": "b"}),
+        ("env.A=b=c", "env.A", "b=c"),
+        ("output=~", "output", None),
+    ],
+)
+def test_set_is_yaml(text: str, path: str, value: Any) -> None:
+    override = parse_set(text)
+    assert override[:3] == (path, value, f"--set {path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("limits.usd", "--set limits.usd: not a field and a value"),
+        ("=5", "--set =5: not a field and a value"),
+        ("a..b=5", "--set a..b=5: not a field and a value"),
+        ("a=", "--set a: no value"),
+        ("a=[1", "--set a: the list opened with '['"),
+        ("a=*b", "--set a: an alias (*b)"),
+        ("a={b: 1, b: 2}", "--set a: `b` is given twice"),
+        ("a=\udcff", "--set a: not UTF-8"),
+    ],
+)
+def test_a_bad_set(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_set(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_overrides_replace_and_create() -> None:
+    job = spec(
+        FULL,
+        Override("machine.gpus", 8, "--gpus"),
+        "limits.usd=5",
+        "regions=[us-central1]",
+        "run.config.model.n_layer=2",
+        "env.LR=3e-4",
+        "vertex.experiment=e",
+        "vm={image: projects/p/global/images/i}",
+    )
+    assert (job.machine.gpus, job.limits.usd, job.limits.hours, job.regions) == (8, 5.0, 12.0, ("us-central1",))
+    assert job.run.config["model"] == {"n_layer": 2}
+    assert job.env["LR"] == "3e-4"
+    assert (job.vm.image, job.vm.on_stop, job.vertex.experiment) == ("projects/p/global/images/i", None, "e")
+
+
+def test_the_later_override_is_on_top_and_mends_what_the_file_has_wrong() -> None:
+    job = spec("name: A\n", "name=b", Override("machine.type", "l4", "--type"), Override("name", "c", "--name"))
+    assert (job.name, job.machine.type) == ("c", "l4")
+
+
+def test_an_override_with_another_value_than_it_was_written_with() -> None:
+    assert spec(SMALL, parse_set("env.A=1e-4")._replace(value=2)).env == {"A": "2"}
+
+
+def test_a_bad_override_names_its_flag() -> None:
+    assert lines(FULL, Override("machine.gpus", 0, "--gpus"), "limits.usd=free", "machine.gpu=1", "name.x=1") == [
+        "--set name.x: name is text (s.yaml:1), so it has no `x` | set name as a whole",
+        "--gpus: machine.gpus: 0 is out of bounds | a whole number from 1 to 16: GPUs on each node; a machine type "
+        "brings its own",
+        "--set machine.gpu: machine.gpu: no such field | did you mean `gpus`?",
+        "--set limits.usd: limits.usd: 'free' is text, not a number | a number above 0: the plan is refused if the "
+        "run could cost more",
+    ]
+    assert lines(SMALL + "zones: [us-east5-a]\n", Override("regions", ["us-central1"], "--region"))[0].startswith(
+        "s.yaml:3: zones[0]: us-east5-a is in none of the regions"
+    )
+
+
+# --- The file -------------------------------------------------------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecError) as caught:
+        read(path)
+    return str(caught.value)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SMALL)
+    assert read(tmp_path / "a.yaml") == spec(SMALL)
+    (tmp_path / "a.yaml").write_text("name: A\n")
+    assert refusal(tmp_path / "a.yaml").startswith(f"{tmp_path}/a.yaml:1: name: 'A' can't be taken\n    a-z, 0-9")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.yaml").write_text(SMALL)
+    (tmp_path / "dir.yaml").mkdir()
+    assert refusal(tmp_path / "quikstart") == f"{tmp_path}/quikstart: no such file\n    did you mean quickstart.yaml?"
+    assert "`launch init` writes a spec" in refusal(tmp_path / "zzz.yaml")
+    assert f"there is no folder {str(tmp_path / 'no')[:39]}" in refusal(tmp_path / "no" / "a.yaml")
+    assert refusal(tmp_path) == f"{tmp_path}: is a folder, not a spec\n    it has: dir.yaml, quickstart.yaml"
+    assert "can't be read: " in refusal(tmp_path / "quickstart.yaml" / "x")
+    assert "can't be read: " in refusal(Path("a\0b"))
+    assert "can't be read: " in refusal(Path("a" * 5000))
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml"))
+    assert "\N{REPLACEMENT CHARACTER}.yaml: no such file" in refusal(path)
+
+
+def test_a_file_of_another_kind_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "big.yaml"
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    assert "larger than 256 KiB" in refusal(path)
+
+
+def test_the_ready_specs_can_be_read() -> None:
+    folder = Path(__file__).parents[2] / "job_specs"
+    found = [read(path) for path in sorted(folder.glob("*.yaml"))]
+    assert found
+    assert all(isinstance(one, JobSpec) for one in found)

@@ -1,0 +1,132 @@
+"""The house's rules hold, and each check of them is seen to fail on a broken copy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import eager_sdks, imports_of, impure, prints
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_arrows_between_packages_hold() -> None:
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_planning_is_pure() -> None:
+    assert impure(ROOT, "launcher/plan") == []
+
+
+def test_only_the_commands_print() -> None:
+    assert prints(ROOT, "launcher", allowed="cli") == []
+
+
+def test_sdks_are_imported_where_they_are_used() -> None:
+    assert eager_sdks(ROOT, "launcher") == []
+
+
+def test_the_loopback_cloud_knows_nothing_of_the_launcher(tmp_path: Path) -> None:
+    assert imports_of(ROOT, "tests/googlecloud", "launcher") == []
+    (tmp_path / "cloud").mkdir()
+    (tmp_path / "cloud" / "a.py").write_text("def f():\n    from launcher.plan import model\n")
+    assert imports_of(tmp_path, "cloud", "launcher") == ["cloud/a.py:2: launcher.plan"]
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "arrow"),
+    [
+        ("launcher/plan/model.py", "from launcher.cli import main", "launcher.plan.model -> launcher.cli"),
+        ("launcher/spec/models.py", "import launcher.plan.model", "launcher.spec.models -> launcher.plan.model"),
+        ("launcher/catalog/__init__.py", "import launcher.spec.models", "launcher.catalog -> launcher.spec.models"),
+        ("launcher/errors.py", "import launcher.spec.models", "launcher.errors -> launcher.spec.models"),
+        ("launcher/apply/__init__.py", "import launcher.cli.app", "launcher.apply -> launcher.cli.app"),
+        ("train/contract.py", "import launcher.errors", "train.contract -> launcher.errors"),
+        ("launcher/plan/vertex.py", "import train.node", "launcher.plan.vertex -> train"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(copy: Path, file: str, line: str, arrow: str) -> None:
+    broken(copy, file, line)
+    done = lint_imports(copy)
+    assert done.returncode != 0
+    assert arrow in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time",
+        "import os.path",
+        "from pathlib import Path",
+        "import pathlib",
+        "from datetime import datetime",
+        "from urllib.request import urlopen",
+        "def f():\n    import socket",
+        "TEXT = open('a').read()",
+        "def f():\n    print(1)",
+        "import torch",
+    ],
+)
+def test_an_impure_plan_is_seen(copy: Path, line: str) -> None:
+    broken(copy, "launcher/plan/names.py", line)
+    [found] = impure(copy, "launcher/plan")
+    assert found.startswith("launcher/plan/names.py:")
+
+
+def test_pure_names_of_impure_modules_are_allowed(copy: Path) -> None:
+    broken(copy, "launcher/plan/names.py", "from pathlib import PurePosixPath\nfrom datetime import timedelta")
+    assert impure(copy, "launcher/plan") == []
+
+
+@pytest.mark.parametrize(
+    "line", ["print('hello')", "import sys; sys.stdout.write('a')", "import typer; typer.echo('a')"]
+)
+def test_a_print_below_the_commands_is_seen(copy: Path, line: str) -> None:
+    broken(copy, "launcher/catalog/model.py", line)
+    assert len(prints(copy, "launcher", allowed="cli")) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import docker",
+        "try:\n    from google.cloud import storage\nexcept ImportError:\n    pass",
+        "class A:\n    import torch",
+    ],
+)
+def test_an_eager_sdk_is_seen(copy: Path, line: str) -> None:
+    broken(copy, "launcher/apply/__init__.py", line)
+    assert len(eager_sdks(copy, "launcher")) == 1
+
+
+def test_an_sdk_in_a_function_or_for_types_alone_is_allowed(copy: Path) -> None:
+    lines = "def f():\n    import docker\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
+    broken(copy, "launcher/apply/__init__.py", lines)
+    assert eager_sdks(copy, "launcher") == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The sources in a folder where they may be broken."""
+    for package in ("launcher", "train"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.csv"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def broken(root: Path, file: str, line: str) -> None:
+    """Add `line` at the end of `file`."""
+    path = root / file
+    path.write_text(f"{path.read_text()}\n{line}\n")
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter on the packages below `root`, by its contracts in pyproject.toml."""
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)

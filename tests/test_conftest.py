@@ -1,0 +1,80 @@
+"""The rules that hold for all tests are themselves tested: each is seen to refuse."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import conftest
+
+CONFTEST = Path(conftest.__file__)
+
+
+@pytest.mark.parametrize("address", [("8.8.8.8", 443), ("2001:4860:4860::8888", 443, 0, 0), ("example.com", 80)])
+def test_no_test_reaches_another_machine(address: tuple[str, int]) -> None:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family) as connection, pytest.raises(AssertionError, match="may only speak to loopback"):
+        connection.connect(address)
+
+
+def test_no_test_looks_up_another_machine() -> None:
+    with pytest.raises(AssertionError, match="may not look up"):
+        socket.create_connection(("example.com", 80))
+
+
+def test_loopback_is_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname()).close()
+
+
+SKIPS = {
+    "test_skips.py": """
+import pytest
+
+def test_in_the_middle():
+    pytest.skip("no GPU")
+
+@pytest.mark.skipif(True, reason="never")
+def test_by_mark():
+    pass
+
+@pytest.mark.xfail(reason="broken")
+def test_by_expectation():
+    assert False
+""",
+    "test_module.py": "import pytest\npytest.skip('no torch', allow_module_level=True)\n",
+}
+
+
+def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path) -> None:
+    allowed = _pytest(tmp_path, SKIPS, no_skips="")
+    forbidden = _pytest(tmp_path, SKIPS, no_skips="1")
+    assert allowed.returncode == pytest.ExitCode.OK, allowed.stdout
+    assert forbidden.returncode == pytest.ExitCode.TESTS_FAILED, forbidden.stdout
+    told = forbidden.stdout.partition("FAILED: 4 skipped, and LAUNCH_NO_SKIPS=1 allows none")[2]
+    assert all(reason in told for reason in ("no GPU", "never", "expected to fail: broken", "no torch"))
+
+
+def test_a_session_of_skipped_files_alone_fails_too(tmp_path: Path) -> None:
+    done = _pytest(tmp_path, {"test_module.py": SKIPS["test_module.py"]}, no_skips="1")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+
+
+def test_a_session_without_skips_passes(tmp_path: Path) -> None:
+    done = _pytest(tmp_path, {"test_fine.py": "def test_it(): pass\n"}, no_skips="1")
+    assert done.returncode == pytest.ExitCode.OK, done.stdout
+    assert "allows none" not in done.stdout
+
+
+def _pytest(folder: Path, files: dict[str, str], no_skips: str) -> subprocess.CompletedProcess[str]:
+    """A session of its own in `folder`, under our conftest.py."""
+    for name, text in {**files, "conftest.py": CONFTEST.read_text()}.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    environment = {**os.environ, "LAUNCH_NO_SKIPS": no_skips, "PYTHONPATH": str(CONFTEST.parent.parent)}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,80 @@
+"""`launch --help` and a dry run load nothing heavy: asserted in a fresh process, from what it really loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rendered import JOB_SPECS
+
+HEAVY = {
+    "google",
+    "grpc",
+    "docker",
+    "torch",
+    "numpy",
+    "pydantic",
+    "requests",
+    "tensorboard",
+    "jsonschema",
+    "hypothesis",
+}
+SPEC = JOB_SPECS / "vertex-2xh100.yaml"
+VM_SPEC = JOB_SPECS / "vm-dlvm-ssh.yaml"
+
+RUNNER = """
+import sys, json
+before = set(sys.modules)  # a .pth file of the environment may have loaded some
+try:
+    {statement}
+finally:
+    print("MODULES", json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["vertex", "--help"], ["--version"]], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    loaded = modules_of_launch(*arguments)
+    assert "launcher.cli" in loaded
+    assert not heavy(loaded)
+    assert not {"yaml", "msgspec"} & loaded, "help needs no spec and no plan"
+
+
+@pytest.mark.parametrize("output", ["text", "json", "yaml"])
+@pytest.mark.parametrize(("target", "spec"), [("vertex", SPEC), ("vm", VM_SPEC)], ids=["vertex", "vm"])
+def test_a_dry_run_loads_nothing_heavy(target: str, spec: Path, output: str) -> None:
+    loaded = modules_of_launch(target, str(spec), "--dry-run", "-o", output)
+    assert "launcher.plan.build" in loaded
+    assert not heavy(loaded)
+    assert "rich" not in loaded, "Typer's help needs rich; a plan does not"
+    assert not {name for name in loaded if name.startswith("launcher.apply")}, "nothing is applied"
+
+
+def test_the_check_sees_a_heavy_module() -> None:
+    assert heavy(modules_of("from google.protobuf import json_format")) == {"google"}
+    assert heavy(modules_of("import numpy")) == {"numpy"}
+
+
+def heavy(loaded: set[str]) -> set[str]:
+    """The heavy packages among the modules in `loaded`."""
+    return {name.partition(".")[0] for name in loaded} & HEAVY
+
+
+def modules_of_launch(*arguments: str) -> set[str]:
+    """All modules that `launch` has loaded when it ends."""
+    return modules_of(f"sys.argv = ['launch', *{list(arguments)!r}]; from launcher.cli import main; main()")
+
+
+def modules_of(statement: str) -> set[str]:
+    """All modules that `statement` loads in a fresh process."""
+    environment = {**os.environ, "CLOUDSDK_CORE_PROJECT": "my-project"}
+    command = [sys.executable, "-c", RUNNER.format(statement=statement)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: list[str] = json.loads(done.stderr.rpartition("MODULES ")[2])
+    return set(loaded)

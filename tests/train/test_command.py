@@ -1,0 +1,104 @@
+"""Command lines and environments of the processes that a node starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.cluster import Cluster
+from train.command import Task, child_env, command, machine_env, missing, parse_args
+from train.control import Order
+
+ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
+PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "task"),
+    [
+        ([], Task("torchrun", "module", "train", ())),
+        (["--", "--steps", "3"], Task("torchrun", "module", "train", ("--steps", "3"))),
+        (["--module", "a.b", "--", "--module", "x", "--"], Task("torchrun", "module", "a.b", ("--module", "x", "--"))),
+        (["--launcher", "python", "--script", "x.py", "a"], Task("python", "script", "x.py", ("a",))),
+        (["--command", "--", "make", "-j"], Task("python", "command", "", ("make", "-j"))),
+    ],
+)  # fmt: skip
+def test_the_command_line(argv: list[str], task: Task) -> None:
+    assert parse_args(argv) == task
+
+
+@pytest.mark.parametrize(
+    "argv", [["--command"], ["--module", "a", "--script", "b"], ["--launcher", "x"], ["--mod", "a"]]
+)
+def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(argv)
+    assert caught.value.code == 2
+    assert "train.node: error" in capsys.readouterr().err
+
+
+def shown(task: Task, cluster: Cluster) -> str:
+    argv = command(task, cluster, ORDER, processes=8, run="demo", grace=30.0)
+    return " ".join(argv).replace(sys.executable, "PYTHON")
+
+
+def test_torchrun_on_one_node() -> None:
+    assert shown(Task("torchrun", "module", "train", ("--a",)), Cluster(("h:1",), 0)) == (
+        "PYTHON -P -m torch.distributed.run --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
+        " --shutdown-timeout=30 --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=localhost"
+        " -m train --a"
+    )
+
+
+def test_torchrun_on_two_nodes_keeps_their_order() -> None:
+    assert shown(Task("torchrun", "script", "x.py", ()), PAIR) == (
+        "PYTHON -P -m torch.distributed.run --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
+        " --shutdown-timeout=30 --nnodes=2 --node-rank=1 --master-addr=host-a --master-port=31000 x.py"
+    )
+
+
+def test_without_torchrun() -> None:
+    assert shown(Task("python", "module", "a.b", ("c",)), PAIR) == "PYTHON -m a.b c"
+    assert shown(Task("python", "script", "x.py", ()), PAIR) == "PYTHON x.py"
+    assert shown(Task("python", "command", "", ("make", "x")), PAIR) == "make x"
+
+
+def test_the_platforms_own_variables_are_left_alone() -> None:
+    environ = {"MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": "/code"}
+    env = child_env(environ, ORDER, 1, Path("/x/exit"))
+    assert {name: env[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")} == {
+        name: environ[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")
+    }
+    assert env["PYTHONPATH"].endswith(":/code")
+    assert {name: value for name, value in env.items() if name.startswith("LAUNCH_")} == {
+        "LAUNCH_ATTEMPT": "2",
+        "LAUNCH_GENERATION": "4",
+        "LAUNCH_NODE": "1",
+        "LAUNCH_EXIT_FILE": "/x/exit",
+    }
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    assert missing(Task("torchrun", "script", "x.py", ()), tmp_path) == ""
+    assert missing(Task("torchrun", "script", "y.py", ()), tmp_path) == f"y.py: no such file in {tmp_path}"
+    assert missing(Task("python", "command", "", ("sh", "-c")), tmp_path) == ""
+    assert missing(Task("python", "command", "", ("no-such-thing",)), tmp_path) == "no-such-thing: no such command"
+
+
+def test_a_script_of_the_image_that_fails_or_is_not_there(tmp_path: Path) -> None:
+    script = tmp_path / "nccl.sh"
+    environ = {"PATH": "/usr/bin:/bin", "LAUNCH_NCCL_SCRIPT": str(script)}
+    assert machine_env(environ) == (environ, "")
+    script.write_text("echo no fabric >&2\nreturn 3\n")
+    env, warning = machine_env(environ)
+    assert env == environ
+    assert warning == f"{script} failed with code 3 (no fabric): NCCL may be slow"
+
+
+def test_libraries_go_in_front() -> None:
+    assert machine_env({"LAUNCH_LIBRARY_PATH": "/a:/b", "LD_LIBRARY_PATH": "/c"})[0]["LD_LIBRARY_PATH"] == "/a:/b:/c"
+    assert machine_env({"LAUNCH_LIBRARY_PATH": "/a"})[0]["LD_LIBRARY_PATH"] == "/a"
+    assert "LD_LIBRARY_PATH" not in machine_env({})[0]

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.config import PRESETS, Config, Gpt, ResNet, line, parse, problems
+from train.errors import ConfigError
+
+
+def test_an_empty_config_has_every_default() -> None:
+    assert parse({}) == Config()
+
+
+def test_the_sample_of_the_documents_is_the_default_but_for_the_minutes() -> None:
+    sample = {
+        "model": {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64},
+        "data": "python-stdlib",
+        "steps": 300,
+        "batch_size": 24,
+        "micro_batch_size": "auto",
+        "optimizer": {
+            **{"name": "adamw", "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 20, "weight_decay": 0.1, "grad_clip": 1.0}
+        },
+        "precision": "auto",
+        "compile": "auto",
+        "seed": 1337,
+        "eval": {"every": 100, "batches": 20},
+        "log_every": 10,
+        "checkpoint": {"minutes": 10, "keep": {"last": 3}},
+        "profile": "off",
+    }
+    config = parse(sample)
+    assert config.checkpoint.minutes == 10
+    assert parse({**sample, "checkpoint": {}}) == Config()
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_name_of_a_model_can_be_used_alone(name: str) -> None:
+    assert parse({"model": name}).model.name == name
+
+
+def test_a_named_model_can_be_changed_in_part() -> None:
+    model = parse({"model": {"name": "gpt2-124m", "dropout": 0.1}}).model
+    assert isinstance(model, Gpt)
+    assert (model.n_layer, model.dropout) == (12, 0.1)
+
+
+def test_resnet_learns_from_synthetic_images_unless_said_otherwise() -> None:
+    config = parse({"model": "resnet50"})
+    assert (config.model, config.data) == (ResNet(), "synthetic")
+
+
+def test_min_lr_and_warm_up_follow_lr_and_steps() -> None:
+    config = parse({"steps": 50, "optimizer": {"lr": 0.02}})
+    assert (config.optimizer.min_lr, config.optimizer.warmup_steps) == (0.002, 5)
+    assert parse({"steps": 5}).optimizer.warmup_steps == 0
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"stps": 3}, "stps", "did you mean steps?"),
+    ({"optimizer": {"warmup": 3}}, "optimizer.warmup", "did you mean warmup_steps?"),
+    ({"steps": 0}, "steps", "from 1"),
+    ({"steps": True}, "steps", "whole number"),
+    ({"steps": 3.0}, "steps", "whole number"),
+    ({"steps": "300"}, "steps", "'300'"),
+    ({"steps": None}, "steps", "None"),
+    ({"log_every": 0}, "log_every", "from 1"),
+    ({"seed": -1}, "seed", "from 0"),
+    ({"optimizer": {"lr": 0}}, "optimizer.lr", "above 0"),
+    ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "nan"),
+    ({"optimizer": {"lr": float("inf")}}, "optimizer.lr", "inf"),
+    ({"optimizer": {"lr": 10**400}}, "optimizer.lr", "above 0"),
+    ({"optimizer": {"betas": [0.9, 1]}}, "optimizer.betas", "two numbers"),
+    ({"optimizer": {"lr": 1e-5, "min_lr": 1e-3}}, "optimizer.min_lr", "above lr"),
+    ({"steps": 10, "optimizer": {"warmup_steps": 11}}, "optimizer.warmup_steps", "above steps"),
+    ({"optimizer": [1]}, "optimizer", "not a mapping"),
+    ({"precision": "bf61"}, "precision", "bf16"),
+    ({"compile": "yes"}, "compile", "auto, true, false"),
+    ({"compile": 1}, "compile", "auto, true, false"),
+    ({"profile": True}, "profile", "off"),
+    ({"model": "gpt2-124"}, "model", "did you mean gpt2-124m?"),
+    ({"model": 5}, "model", "name or a mapping"),
+    ({"model": {"name": [1]}}, "model.name", "no model's name"),
+    ({"model": {"n_embd": 130}}, "model.n_embd", "not divisible by n_head"),
+    ({"model": {"n_layers": 2}}, "model.n_layers", "did you mean n_layer?"),
+    ({"model": {"name": "resnet50", "n_layer": 2}}, "model.n_layer", "num_classes"),
+    ({"model": {"dropout": 1}}, "model.dropout", "0.99"),
+    ({"model": {"vocab_size": 255}}, "model.vocab_size", "at least 256"),
+    ({"model": "resnet50", "data": "photos"}, "data", "takes images"),
+    ({"model": "hf:gpt2"}, "model", "not in this version"),
+    ({"model": "my_pkg.model:build"}, "model", "not in this version"),
+    ({"data": "my_pkg.data:build"}, "data", "not in this version"),
+    ({"data": "gs://bucket/corpus.txt"}, "data", "not in this version"),
+    ({"data": ""}, "data", "a file or a folder"),
+    ({"batch_size": 10, "micro_batch_size": 4}, "micro_batch_size", "not divisible by 4"),
+    ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "from 1"),
+    ({"eval": {"every": -1}}, "eval.every", "from 0"),
+]
+
+
+@pytest.mark.parametrize(("config", "where", "words"), WRONG)
+def test_a_wrong_value_is_named_with_its_place(config: dict[str, Any], where: str, words: str) -> None:
+    (problem,) = problems(config)
+    assert ".".join(map(str, problem[0])) == where
+    assert words in line(problem)
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"stps": 1, "log_every": 0, "model": {"n_head": 0}, "optimizer": {"lr": "x", "betas": 1}})
+    assert str(caught.value).count("\n") == 5
+
+
+def test_what_is_allowed_although_it_looks_odd() -> None:
+    assert problems({"model": {"vocab_size": 10}, "data": "synthetic", "profile": False, "data ": 1}) != []
+    assert problems({"model": {"vocab_size": 10}, "data": "synthetic", "profile": False}) == []
+    assert problems({"optimizer": {"lr": 1, "grad_clip": 0}, "eval": {"every": 0}, "compile": True}) == []
+
+
+_NAMES = st.sampled_from([*Config.__dataclass_fields__, "name", "lr", "keep", "n_embd", "every", "minutes", "profile"])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*PRESETS, "auto", "off"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_NAMES | st.text(), _VALUES, max_size=6))
+def test_any_mapping_is_either_parsed_or_refused_in_words(config: dict[str, Any]) -> None:
+    found = problems(config)
+    if found:
+        assert all(what for _, what, _ in found)
+    else:
+        assert parse(config).steps >= 1
+
+
+def test_checking_loads_neither_torch_nor_numpy() -> None:
+    code = "import sys, train.config as c; c.problems({'x': 1}); print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

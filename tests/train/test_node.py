@@ -1,0 +1,275 @@
+"""train.node on one machine, as real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.train.nodes import REPOSITORY, Machines, machines, until
+from train.contract import Exit
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Machines]:
+    with machines(tmp_path) as found:
+        yield found
+
+
+FAILS = "import os; print('generation', os.environ['LAUNCH_GENERATION'], flush=True); raise SystemExit(5)"
+WAITS = "import time; print('waiting', flush=True); time.sleep(100)"
+
+
+def python(script: str) -> tuple[str, ...]:
+    return ("--launcher", "python", "--script", script)
+
+
+def test_torchrun_starts_a_process_for_each_gpu_asked_for(one: Machines) -> None:
+    script = one.script(
+        "import os, sys\n"
+        "names = 'RANK LOCAL_RANK WORLD_SIZE LAUNCH_ATTEMPT LAUNCH_GENERATION LAUNCH_NODE TORCHELASTIC_RUN_ID'\n"
+        "print(*[os.environ[name] for name in names.split()], *sys.argv[1:])\n"
+    )
+    node = one.start("--script", script, "--", "--lr", "1e-3", "--", env={"LAUNCH_PROCESSES": "2"})
+    assert node.wait() == Exit.OK, node.text
+    lines = sorted(line for line in node.text.splitlines() if "demo-1" in line)
+    assert lines == [f"{rank} {rank} 2 1 0 0 demo-1-1-0 --lr 1e-3 --" for rank in (0, 1)]
+
+
+def test_a_command_is_started_as_it_is(one: Machines) -> None:
+    node = one.start("--command", "--", "sh", "-c", 'echo "$0 $LAUNCH_NODE $LAUNCH_EXIT_FILE"', "hello")
+    assert node.wait() == Exit.OK
+    assert "hello 0 /" in node.text
+
+
+def test_a_failing_script_is_started_again_as_often_as_allowed(one: Machines) -> None:
+    node = one.start(*python(one.script(FAILS)), env={"LAUNCH_RESTARTS": "2"})
+    assert node.wait() == Exit.FAILED
+    assert re.findall(r"^generation (\d)", node.text, re.M) == ["0", "1", "2"]
+    assert "exit code 5; failed 3 times without a new checkpoint" in (one.run_folder / "terminal").read_text()
+
+
+def test_a_new_checkpoint_starts_the_count_again(one: Machines) -> None:
+    script = one.script(
+        "import os, pathlib\n"
+        "generation = int(os.environ['LAUNCH_GENERATION'])\n"
+        "step = pathlib.Path(os.environ['LAUNCH_RUN_FOLDER'], 'checkpoints', f'step-{min(generation, 3):06d}')\n"
+        "step.mkdir(parents=True, exist_ok=True)\n"
+        "(step / f'{generation}').write_text('x')\n"
+        "print('generation', generation)\n"
+        "raise SystemExit(1)\n"
+    )
+    node = one.start(*python(script), env={"LAUNCH_RESTARTS": "1"})
+    assert node.wait() == Exit.FAILED
+    # 0 to 3 each made a new step; 4 wrote into step 3 again, which is nothing new: the second failure in a row.
+    assert re.findall(r"^generation (\d)", node.text, re.M) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_repaired_failure_ends_well(one: Machines) -> None:
+    script = one.script("import os; raise SystemExit(os.environ['LAUNCH_GENERATION'] == '0')")
+    node = one.start(*python(script))
+    assert node.wait() == Exit.OK
+    assert "node 0: exit code 1; starting again (1 of 3" in node.text
+    assert not (one.run_folder / "terminal").exists()
+
+
+def test_a_users_error_is_not_tried_again_and_torchrun_does_not_hide_it(one: Machines) -> None:
+    script = one.script(
+        "import os\n"
+        "print('generation', os.environ['LAUNCH_GENERATION'])\n"
+        "open(os.environ['LAUNCH_EXIT_FILE'], 'a').write('2\\n')\n"
+        "os._exit(2)\n"
+    )
+    node = one.start("--script", script)
+    assert node.wait() == Exit.USAGE, node.text
+    assert node.text.count("\ngeneration") + node.text.startswith("generation") == 1
+    assert "can't work" in (one.run_folder / "terminal").read_text()
+
+
+def test_a_terminal_run_is_not_started(one: Machines) -> None:
+    one.run_folder.mkdir()
+    (one.run_folder / "terminal").write_text("lr must be above 0\n")
+    node = one.start(*python(one.script(FAILS)))
+    assert node.wait() == Exit.TERMINAL
+    assert node.text == "train.node: this run must not be started again: lr must be above 0 (exit code 78)\n"
+
+
+def test_generations_go_on_where_the_last_container_stopped(one: Machines) -> None:
+    (one.run_folder / "attempts").mkdir(parents=True)
+    for name in ("0001.json", "0002.json", "0001.generation"):
+        (one.run_folder / "attempts" / name).write_text("7")
+    (one.run_folder / "attempts" / "0002.generation").write_text("4\n")
+    node = one.start("--command", "--", "sh", "-c", "echo $LAUNCH_ATTEMPT-$LAUNCH_GENERATION")
+    assert node.wait() == Exit.OK
+    assert "2-5\n" in node.text
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_the_command_and_leaves_nothing(one: Machines, signum: int, code: int) -> None:
+    script = one.script(
+        "import signal, subprocess, sys, time\n"
+        "def told(number, frame):\n"
+        "    print('told', number, flush=True)\n"
+        "    sys.exit(0)\n"
+        "for number in (2, 15):\n"
+        "    signal.signal(number, told)\n"
+        "subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    node = one.start(*python(script))
+    node.await_text("waiting")
+    node.send(signum)
+    # The script says 0, but nothing says that its work was done.
+    assert node.wait() == code
+    assert node.text.count(f"told {int(signum)}") == 1
+    assert one.left_over() == []
+
+
+def test_a_signal_ends_torchrun_and_its_workers(one: Machines) -> None:
+    node = one.start("--script", one.script(WAITS), env={"LAUNCH_PROCESSES": "2"})
+    until(lambda: node.text.count("waiting") == 2, "both workers")
+    node.send(signal.SIGTERM)
+    assert node.wait() == 143, node.text
+    assert one.left_over() == []
+
+
+@pytest.mark.parametrize(("mark", "code"), [(75, 75), (0, 0)])
+def test_after_a_signal_the_processes_own_word_counts(one: Machines, mark: int, code: int) -> None:
+    script = one.script(
+        "import os, signal, sys, time\n"
+        "def told(number, frame):\n"
+        f"    open(os.environ['LAUNCH_EXIT_FILE'], 'a').write('{mark}\\n')\n"
+        f"    os._exit({mark})\n"
+        "signal.signal(15, told)\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    node = one.start(*python(script))
+    node.await_text("waiting")
+    node.send(signal.SIGTERM)
+    assert node.wait() == code
+    assert not (one.run_folder / "terminal").exists()
+
+
+def test_who_does_not_listen_is_killed(one: Machines) -> None:
+    script = one.script("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + WAITS)
+    node = one.start(*python(script), timing={"grace": 0.3})
+    node.await_text("waiting")
+    node.send(signal.SIGTERM)
+    assert node.wait() == 143
+    assert one.left_over() == []
+
+
+def test_a_killed_node_takes_its_processes_along(one: Machines) -> None:
+    node = one.start(*python(one.script(WAITS)))
+    node.await_text("waiting")
+    node.send(signal.SIGKILL)
+    node.wait()
+    until(lambda: one.left_over() == [], "the script's end", limit=5)
+
+
+def test_workers_of_a_killed_torchrun_do_not_stay(one: Machines) -> None:
+    script = one.script(
+        "import os, signal, time\n"
+        "if os.environ['LAUNCH_GENERATION'] == '0':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    time.sleep(100)\n"
+    )
+    node = one.start("--script", script)
+    assert node.wait() == Exit.OK, node.text
+    assert "killed by SIGKILL; starting again" in node.text
+    assert one.left_over() == []
+
+
+def test_lines_of_ranks_that_share_a_pipe_are_whole(one: Machines) -> None:
+    one.script("import os; os.environ['BEHIND'] = 'kept'", "sitecustomize.py")
+    script = one.script(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path('rank' + os.environ['RANK']).touch()\n"
+        "while not all(os.path.exists(f'rank{rank}') for rank in (0, 1)): time.sleep(0.001)\n"
+        "for i in range(5000):\n"
+        "    print('rank', os.environ['RANK'] * 20, os.environ['BEHIND'], file=(sys.stdout, sys.stderr)[i % 2])\n"
+    )
+    path = f"{one.folder}:{REPOSITORY}"
+    node = one.start("--script", script, env={"LAUNCH_PROCESSES": "2", "PYTHONPATH": path})
+    assert node.wait() == Exit.OK, node.text
+    lines = [line for line in node.text.splitlines() if "rank" in line]
+    assert len(lines) == 10000
+    assert set(lines) == {f"rank {str(rank) * 20} kept" for rank in (0, 1)}
+
+
+def test_the_script_of_the_image_sets_nccl_up(one: Machines) -> None:
+    one.script("export NCCL_ALGO=Ring\nexport LD_LIBRARY_PATH=/image\nexport ODD=$'two\\nlines'\n", "nccl.sh")
+    node = one.start(
+        *("--command", "--", "sh", "-c", 'echo "$NCCL_ALGO $LD_LIBRARY_PATH [$ODD]"'),
+        env={"LAUNCH_NCCL_SCRIPT": str(one.folder / "nccl.sh"), "LAUNCH_LIBRARY_PATH": "/plugin/lib:/plugin/lib64"},
+    )
+    assert node.wait() == Exit.OK
+    assert "Ring /plugin/lib:/plugin/lib64:/image [two\nlines]\n" in node.text
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "line"),
+    [
+        (("--script", "nowhere.py"), {}, "nowhere.py: no such file"),
+        (("--command", "--", "no-such-command"), {}, "no-such-command: no such command"),
+        (("--script", "work.py"), {"LAUNCH_PROCESSES": "two"}, "LAUNCH_PROCESSES='two' must be a whole number from 1"),
+        (("--script", "work.py"), {"LAUNCH_RESTARTS": "-1"}, "LAUNCH_RESTARTS='-1' must be a whole number from 0"),
+        (("--script", "work.py"), {"LAUNCH_GPU": "["}, "LAUNCH_GPU is not JSON"),
+        (("--script", "work.py"), {"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not JSON"),
+    ],
+)
+def test_what_can_not_work_is_said_in_one_line(
+    one: Machines, argv: tuple[str, ...], env: dict[str, str], line: str
+) -> None:
+    one.script("")
+    node = one.start(*argv, env=env)
+    assert node.wait() == Exit.USAGE
+    assert node.text.startswith("train.node: ")
+    assert line in node.text
+    assert node.text.count("\n") == 1, node.text
+    # A wrong CLUSTER_SPEC may be this replica's alone; all else is wrong on every machine.
+    assert (one.run_folder / "terminal").exists() == ("CLUSTER_SPEC" not in env)
+
+
+def test_a_reduction_server_is_not_a_node(one: Machines) -> None:
+    pools = {"workerpool0": ["a:2222"], "workerpool2": ["r:2222"]}
+    spec = {"cluster": pools, "environment": "cloud", "task": {"type": "workerpool2", "index": 0}}
+    node = one.start(*python(one.script(FAILS)), env={"CLUSTER_SPEC": json.dumps(spec)})
+    assert node.wait() == Exit.USAGE
+    assert "this replica is a reduction server (workerpool2), not a node" in node.text
+    assert not one.run_folder.exists()
+
+
+def test_one_node_needs_no_torch(one: Machines) -> None:
+    code = "import sys; from train.node import main; main(['--command', '--', 'true']); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_in_the_cloud_a_missing_gpu_is_the_end(one: Machines) -> None:
+    spec = {"cluster": {"workerpool0": ["a:2222"]}, "environment": "cloud", "task": {"type": "workerpool0", "index": 0}}
+    gpu = json.dumps({"name": "NVIDIA H100", "min_driver": "525"})
+    hidden = {"LAUNCH_GPU": gpu, "LAUNCH_PROCESSES": "2", "CUDA_VISIBLE_DEVICES": ""}
+    node = one.start(*python(one.script("")), env=hidden | {"CLUSTER_SPEC": json.dumps(spec)})
+    assert node.wait() == Exit.UNFIT
+    assert "0 of 2 GPUs (NVIDIA H100) are visible" in node.text
+    rehearsal = one.start(*python("work.py"), env=hidden)
+    assert rehearsal.wait() == Exit.OK
+    assert "are visible; going on" in rehearsal.text
+
+
+def test_a_run_folder_that_can_not_be_written_is_said_before_anything_starts(one: Machines) -> None:
+    (one.folder / "file").write_text("")
+    node = one.start(*python(one.script("")), env={"LAUNCH_RUN_FOLDER": str(one.folder / "file" / "run")})
+    assert node.wait() == Exit.UNFIT
+    assert node.text.count("\n") == 1, node.text

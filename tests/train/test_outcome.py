@@ -1,0 +1,58 @@
+"""What the end of a generation means."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.contract import Exit
+from train.outcome import End, Outcome, verdict
+
+
+def judged(*outcomes: Outcome, failures: int = 1, restarts: int = 3) -> End | None:
+    return verdict(outcomes, failures=failures, restarts=restarts)
+
+
+def test_all_good_is_the_end() -> None:
+    assert judged(Outcome(0, 0), Outcome(1, 0)) == End(0, "done")
+
+
+def test_a_failure_is_repaired_until_it_has_failed_too_often() -> None:
+    failed = Outcome(1, -9)
+    assert judged(Outcome(0, 0), failed, failures=3) is None
+    end = judged(Outcome(0, 1, note="stopped with the others"), failed, failures=4)
+    assert end == End(1, "node 1: killed by SIGKILL; failed 4 times without a new checkpoint", terminal=True)
+    assert judged(failed, failures=1, restarts=0) is not None
+
+
+@pytest.mark.parametrize(
+    ("mark", "terminal"), [(Exit.USAGE, True), (Exit.DISAGREED, True), (Exit.TERMINAL, False), (Exit.UNFIT, False)]
+)
+def test_what_another_start_can_not_change_ends_at_once(mark: Exit, terminal: bool) -> None:
+    # The first to fall over is not the one who says why.
+    end = judged(Outcome(0, 1), Outcome(1, 1, (int(mark), 75), note="stopped with the others"))
+    assert end
+    assert (end.code, end.terminal) == (mark, terminal)
+    assert end.reason.startswith("node 1: ")
+
+
+def test_preempted_is_never_success_and_never_for_good() -> None:
+    end = judged(Outcome(0, 1, (75,), signum=15), Outcome(1, 1, (75,), note="stopped with the others"))
+    assert end == End(75, "stopped from outside after saving")
+    assert judged(Outcome(0, 0, (75,), signum=15)) == end
+    assert judged(Outcome(0, 0, signum=15)) == End(143, "node 0 got SIGTERM")
+    assert judged(Outcome(0, -2, signum=2)) == End(130, "node 0 got SIGINT")
+
+
+def test_processes_that_the_referee_stopped_were_not_preempted() -> None:
+    assert judged(Outcome(0, 1, (75,), note="stopped with the others"), Outcome(1, -9)) is None
+
+
+def test_after_a_signal_success_needs_the_processes_word() -> None:
+    assert Outcome(0, 1, (0, 0), signum=15).ok
+    assert not Outcome(0, 0, (), signum=15).ok
+    assert not Outcome(0, 0, (0, 75), signum=15).ok
+    assert Outcome(0, 1, (0,), note="stopped with the others").ok
+
+
+def test_an_unknown_signal_has_a_number() -> None:
+    assert str(Outcome(2, -40)) == "node 2: killed by signal 40"

@@ -1,0 +1,129 @@
+"""What launch and the training processes agree upon: environment, run folder, exit codes.
+
+The launcher writes these names into the request; the node and the trainer read them. Standard library only, because
+the launcher imports it to plan (nothing heavy may load) and the node imports it before it knows that torch works.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+# --- The environment that the request carries -------------------------------------------------------------------
+
+RUN: Final = "LAUNCH_RUN"
+"""The run id, `<name>-<8 hex>`."""
+
+RUN_FOLDER: Final = "LAUNCH_RUN_FOLDER"
+"""Where the run writes, `<output>/<run>`: gs://… or a local folder. Without a trailing slash."""
+
+CONFIG: Final = "LAUNCH_CONFIG"
+"""`run.config` of the spec, as JSON. In the request `$(` is written `$$(`, which the platform turns back."""
+
+PROCESSES: Final = "LAUNCH_PROCESSES"
+"""Processes on each node: as many as it has GPUs. Left out: the GPUs that are visible, else 1."""
+
+RESTARTS: Final = "LAUNCH_RESTARTS"
+"""How often the node starts failed processes again without a new durable step in between (3 when left out)."""
+DEFAULT_RESTARTS: Final = 3
+
+HOURS: Final = "LAUNCH_HOURS"
+"""The run's budget of billed time, in hours, over all attempts."""
+
+GPU: Final = "LAUNCH_GPU"
+"""JSON about the GPU that was asked for: {"name", "memory_gb", "min_driver", "peak_tflops": {"bf16": …, …}}.
+Facts that the trainer needs travel in the request, so that train needs no catalog. A null means unknown."""
+
+SECRETS: Final = "LAUNCH_SECRETS"
+"""JSON: environment variable -> Secret Manager version, read on the node; never a value."""
+
+NCCL_SCRIPT: Final = "LAUNCH_NCCL_SCRIPT"
+"""A shell script of the machine's image that sets NCCL up for its network; the node sources it if it is there."""
+
+LIBRARY_PATH: Final = "LAUNCH_LIBRARY_PATH"
+"""Folders (colon-separated) that go in front of LD_LIBRARY_PATH: the machine's own NCCL network plugin."""
+
+RESERVED_PREFIXES: Final = ("LAUNCH_", "AIP_", "TORCHELASTIC_")
+RESERVED: Final = frozenset(
+    {
+        *("CLUSTER_SPEC", "TF_CONFIG", "CLOUD_ML_JOB_ID", "PYTHONSAFEPATH", "PYTHONPATH"),
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""Names that a spec's `env` may not set: the platform, launch or torchrun does."""
+
+# --- The environment that the platform sets -----------------------------------------------------------------------
+
+CLUSTER_SPEC: Final = "CLUSTER_SPEC"
+JOB_ID: Final = "CLOUD_ML_JOB_ID"
+TENSORBOARD_DIR: Final = "AIP_TENSORBOARD_LOG_DIR"
+
+# --- The environment that the node sets for the processes it starts -----------------------------------------------
+
+ATTEMPT: Final = "LAUNCH_ATTEMPT"
+GENERATION: Final = "LAUNCH_GENERATION"
+NODE: Final = "LAUNCH_NODE"
+"""Numbers, from 1 (attempt) and 0 (generation, node): they name the parts that a process writes."""
+
+EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
+"""A file to which a process that ends deliberately appends its exit code (`Exit`) as a line: torchrun exits 1 whatever
+its workers say. A 0 means that the work was done."""
+
+# --- The run folder -------------------------------------------------------------------------------------------------
+
+PLAN: Final = "plan.json"
+SPEC: Final = "spec.yaml"
+REPORT: Final = "report.html"
+TERMINAL: Final = "terminal"
+"""Why this run must not be started again. Under it every restarted container exits at once."""
+
+METRICS: Final = "metrics"
+CHECKPOINTS: Final = "checkpoints"
+LOGS: Final = "logs"
+TEXT: Final = "text"
+ATTEMPTS: Final = "attempts"
+NODES: Final = "nodes"
+
+
+def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
+    """Name of one create-only part of the metrics: JSON lines, written by rank 0 of the node.
+
+    Zero-padded, so that the names sort in the order in which they were written.
+    """
+    return f"{METRICS}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
+
+
+def attempt_lock(attempt: int) -> str:
+    """Name of the lock of one attempt (numbers start at 1)."""
+    return f"{ATTEMPTS}/{attempt:04d}.json"
+
+
+def generation_record(attempt: int) -> str:
+    """Name of the number of the newest generation of an attempt: a replaced node 0 goes on from there."""
+    return f"{ATTEMPTS}/{attempt:04d}.generation"
+
+
+def node_record(node: int) -> str:
+    """Name of what a node says of itself at its start (JSON: host, GPUs, driver)."""
+    return f"{NODES}/{node:04d}.json"
+
+
+# --- Exit codes -----------------------------------------------------------------------------------------------------
+
+
+class Exit(IntEnum):
+    """What a node's exit code means. Preempted is never 0: a platform must not take it for success."""
+
+    OK = 0
+    FAILED = 1
+    """A process failed more often than `restarts` allows."""
+    USAGE = 2
+    """The config or the code to run can't work; starting it again can't help. Writes `terminal`."""
+    UNFIT = 70
+    """The machine is not fit: no GPU, an old driver, no shared memory, an output that can't be written."""
+    PREEMPTED = 75
+    """Stopped from outside after saving; another start goes on from there."""
+    DISAGREED = 76
+    """The ranks' parameters differ at the end: the result must not be trusted."""
+    TERMINAL = 78
+    """The run folder says that this run must not be started again."""

@@ -1,0 +1,71 @@
+"""Data made from the seed, for trying a machine without any. There is something to learn in it: the loss falls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, draw
+
+
+class SyntheticTokens:
+    """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, round the vocabulary."""
+
+    unit = "tokens"
+    unigram_entropy: float | None = None  # every token is as likely as any other
+
+    def __init__(self, vocab: int, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
+        self._vocab, self._seed, self._batch_size, self._device = vocab, seed, batch_size, device
+        self.per_sample = block_size
+        self.facts: dict[str, Any] = {"data": "synthetic"}
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._samples(TRAIN, step, share)
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._samples(HELD_OUT, index, share)
+
+    def _samples(self, stream: int, step: int, share: slice) -> Batch:
+        numbers = draw(self._seed, stream, step, 2 * self._batch_size, 4 * self._vocab).reshape(-1, 2)[share]
+        start, stride = numbers[:, :1] % self._vocab, numbers[:, 1:] % 4 + 1
+        rows = (start + stride * np.arange(self.per_sample + 1)) % self._vocab
+        tokens = torch.from_numpy(rows).to(self._device)
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class SyntheticImages:
+    """Noise with a pattern for each class on top. The noise is drawn once: making it must not be what is measured.
+
+    Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise is held out.
+    """
+
+    unit = "images"
+    per_sample = 1
+    unigram_entropy: float | None = None
+
+    def __init__(self, classes: int, size: int, seed: int, batch_size: int, device: torch.device) -> None:
+        self._classes, self._size, self._seed, self._batch_size, self._device = classes, size, seed, batch_size, device
+        made = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(_POOL, 3, size, size, generator=made).to(device)
+        self._patterns = torch.randn(classes, 3, 4, 4, generator=made).to(device)
+        self.facts: dict[str, Any] = {"data": "synthetic"}
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._samples(TRAIN, step, share, 0, _POOL - _POOL // HELD_OUT_SHARE)
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._samples(HELD_OUT, index, share, _POOL - _POOL // HELD_OUT_SHARE, _POOL)
+
+    def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
+        numbers = draw(self._seed, stream, step, 2 * self._batch_size, self._classes * (high - low)).reshape(-1, 2)
+        drawn = torch.from_numpy(numbers[share]).to(self._device)
+        noise, labels = low + drawn[:, 0] % (high - low), drawn[:, 1] % self._classes
+        pattern = functional.interpolate(self._patterns[labels], size=(self._size, self._size), mode="nearest")
+        return self._noise[noise] + pattern, labels
+
+
+_POOL = 100
+"""Images of noise that are kept: 60 MB at 224 x 224."""

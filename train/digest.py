@@ -1,0 +1,31 @@
+"""One number for all parameters of a model, and whether the ranks agree on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """SHA-256 over each parameter's name, type, shape and bytes. Buffers, such as the running averages of batch norm,
+    are each rank's own and don't count."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def disagreement(digests: Sequence[str]) -> str | None:
+    """What is wrong if the ranks' digests differ, naming the ranks of each; None if they agree."""
+    if len(set(digests)) == 1:
+        return None
+    ranks: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        ranks.setdefault(digest, []).append(rank)
+    said = "; ".join(f"ranks {', '.join(map(str, who))}: {digest[:16]}…" for digest, who in ranks.items())
+    return f"the ranks' parameters differ at the end, so the result must not be trusted ({said})"

@@ -1,0 +1,35 @@
+"""What a training process can fail with on purpose: each error has the exit code that tells the node what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from train.contract import Exit
+
+
+class TrainError(Exception):
+    """The trainer's own error. Its text is for the user: one or a few plain lines, no traceback."""
+
+    exit: ClassVar[Exit] = Exit.FAILED
+
+
+class UsageError(TrainError):
+    """The config, the data or the number of processes can't work; starting again can't help."""
+
+    exit = Exit.USAGE
+
+
+class ConfigError(UsageError):
+    """`run.config` is wrong: all of its problems at once."""
+
+
+class OutputError(TrainError):
+    """The run folder can't be written."""
+
+    exit = Exit.UNFIT
+
+
+class DisagreementError(TrainError):
+    """The ranks' parameters differ at the end."""
+
+    exit = Exit.DISAGREED

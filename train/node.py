@@ -1,0 +1,224 @@
+"""One machine of a run: `python -m train.node [--launcher …] [--module M | --script S | --command] -- ARGS`.
+
+CLUSTER_SPEC says which machines take part. Node 0 hosts the control store and its referee (train/referee.py); every
+node obeys it: starts what the order says, reports how it ended, and starts again or leaves with the run's exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from train import checks, contract
+from train.cluster import Cluster, ClusterError, parse
+from train.command import Task, machine_env, missing, parse_args
+from train.control import Member, MemoryStore, Store, Timing, TorchStore
+from train.errors import TrainError, UsageError
+from train.generation import Plan, Stop, run_generation
+from train.outcome import End
+from train.process import adopt_orphans
+from train.record import Record
+from train.referee import Referee
+from train.storage import open_storage
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: Timing | None = None) -> int:
+    """Do a node's work; the exit code (contract.Exit, or 128 + the signal that ended it)."""
+    stop = _catch_signals()
+    adopt_orphans()
+    environ = dict(environ)
+    task = parse_args(argv)
+    try:
+        cluster = _cluster(environ)
+        end = Node(task, cluster, environ, (timing or Timing()).of(cluster.size), stop).run()
+    except TrainError as error:
+        end = End(error.exit, str(error))
+    say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
+    return int(end.code)
+
+
+def say(line: str) -> None:
+    """One line to the job's log."""
+    print(f"train.node: {line}", file=sys.stderr, flush=True)
+
+
+class TerminalError(TrainError):
+    """The run folder forbids the start. Every node reads that for itself."""
+
+    exit = contract.Exit.TERMINAL
+
+
+class Node:
+    """This machine's part of the run."""
+
+    def __init__(self, task: Task, cluster: Cluster, environ: Mapping[str, str], timing: Timing, stop: Stop) -> None:
+        self._task = task
+        self._cluster = cluster
+        self._environ = environ
+        self._timing = timing
+        self._stop = stop
+        self._record = Record(None)
+        self._plan: Plan | None = None
+
+    def run(self) -> End:
+        """From the checks to the last node's leave."""
+        alarm = self._prepare()
+        return self._follow(alarm) if self._cluster.node else self._lead(alarm)
+
+    def _prepare(self) -> End | None:
+        """Fill in the plan; the end when this machine, or what it shall run, isn't fit."""
+        try:
+            self._record = self._open_record()
+            self._plan = self._checked()
+        except TerminalError:
+            raise
+        except TrainError as error:
+            return End(error.exit, f"node {self._cluster.node}: {error}", terminal=error.exit == contract.Exit.USAGE)
+        return None
+
+    def _open_record(self) -> Record:
+        url = self._environ.get(contract.RUN_FOLDER)
+        record = Record(open_storage(url) if url else None)
+        if reason := record.terminal():
+            raise TerminalError(f"this run must not be started again: {reason}")
+        return record
+
+    def _checked(self) -> Plan:
+        processes = checks.whole_number(self._environ, contract.PROCESSES, least=1)
+        restarts = checks.whole_number(self._environ, contract.RESTARTS, least=0)
+        if fault := missing(self._task, Path.cwd()):
+            raise UsageError(fault)
+        facts = checks.gather(self._environ)
+        findings = checks.judge(
+            facts, processes=processes, wanted=checks.wanted_gpu(self._environ), cloud=self._cluster.cloud
+        )
+        for line in findings.warnings:
+            say(line)
+        if findings.unfit:
+            raise checks.UnfitError(findings.unfit)
+        self._record.write_node(self._cluster.node, {"host": socket.gethostname(), **facts.to_dict()})
+        env, warning = machine_env(self._environ)
+        if warning:
+            say(warning)
+        run = self._environ.get(contract.RUN) or "run"
+        return Plan(self._task, self._cluster, env, processes or facts.gpus or 1, run, restarts)
+
+    def _lead(self, alarm: End | None) -> End:
+        """Node 0: host the store and the referee, and take part like any other."""
+        store = self._host()
+        asked = self._plan.restarts if self._plan else None
+        restarts = contract.DEFAULT_RESTARTS if asked is None else asked
+        referee = Referee(store, self._record, size=self._cluster.size, restarts=restarts, timing=self._timing, say=say)
+        referee.start()
+        end, heard = self._session(store, alarm)
+        if heard:
+            referee.join()
+        return end
+
+    def _host(self) -> Store:
+        if self._cluster.size == 1:
+            return MemoryStore()
+        try:
+            return TorchStore("localhost", self._cluster.port, serve=True)
+        except ConnectionError as error:
+            raise checks.UnfitError(f"the control store can't listen on port {self._cluster.port}: {error}") from error
+
+    def _follow(self, alarm: End | None) -> End:
+        """Any other node: find node 0, take part, and find it again when it was replaced."""
+        while True:
+            # With bad news, it only tells the others if they are there: they may have found out for themselves.
+            store = self._find(self._timing.lost if alarm else self._timing.gather)
+            if store is None:
+                return alarm or self._own_end()
+            end, heard = self._session(store, alarm)
+            if heard or self._stop.signum:
+                return end
+            say("node 0 does not answer any more; waiting for it to come back")
+
+    def _find(self, limit: float) -> Store | None:
+        """The store of node 0; None if there is none in `limit` seconds, or when we are told to stop meanwhile.
+
+        Nodes start in any order.
+        """
+        host, port = self._cluster.host, self._cluster.port
+        start = said = time.monotonic()
+        while not self._stop.signum:
+            with suppress(OSError):  # StoreLostError is one too
+                socket.create_connection((host, port), timeout=2).close()
+                return TorchStore(host, port, serve=False, timeout=min(20.0, self._timing.lost))
+            now = time.monotonic()
+            if now - start > limit:
+                say(f"node 0 ({host}:{port}) did not answer within {limit:.0f} s")
+                return None
+            if now - said >= self._timing.line:
+                said = now
+                say(f"waiting for node 0 ({host}:{port}, {now - start:.0f} s)")
+            time.sleep(0.2)
+        return None
+
+    def _session(self, store: Store, alarm: End | None) -> tuple[End, bool]:
+        """Obey the referee until the end, and whether it was the referee who said it."""
+        member = Member(store, self._cluster.node, self._timing)
+        try:
+            end = self._obey(member, alarm)
+            return end or self._own_end(), end is not None
+        finally:
+            member.close()
+
+    def _obey(self, member: Member, alarm: End | None) -> End | None:
+        """The end that the referee published; None when it is out of reach, or too slow for a node told to stop."""
+        done, deadline = -1, float("inf")
+        if alarm:
+            member.alarm(alarm)
+        while time.monotonic() < deadline:
+            state = member.state()
+            if state.end or state.phase == "lost":
+                return state.end
+            if self._stop.signum and deadline == float("inf"):
+                deadline = time.monotonic() + self._timing.leave
+                if not alarm and done != state.generation:
+                    member.alarm(self._own_end())
+            elif self._plan and state.order and state.generation != done and member.belongs(state.order):
+                done = state.generation
+                member.report(done, run_generation(self._plan, state.order, member, self._timing, self._stop))
+            time.sleep(self._timing.tick)
+        return None
+
+    def _own_end(self) -> End:
+        """The end of a node that nobody else tells."""
+        if self._stop.signum:
+            return End(128 + self._stop.signum, f"stopped by {signal.Signals(self._stop.signum).name}")
+        return End(contract.Exit.FAILED, "no word from node 0")
+
+
+def _catch_signals() -> Stop:
+    stop = Stop()
+
+    def note(signum: int, _frame: FrameType | None) -> None:
+        stop.hurry = bool(stop.signum) and signum == signal.SIGINT
+        stop.signum = stop.signum or signum
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, note)
+    return stop
+
+
+def _cluster(environ: Mapping[str, str]) -> Cluster:
+    try:
+        return parse(environ.get(contract.CLUSTER_SPEC), environ)
+    except ClusterError as error:
+        raise UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # A thread may still be inside torch's store, which doesn't like to be torn down under it.
+    os._exit(code)

@@ -1,0 +1,103 @@
+"""What the end of a generation means: restart, or the end of the run. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from train.contract import Exit
+
+_FINAL: Final = {
+    Exit.USAGE: "the config or the code can't work (its own lines say why)",
+    Exit.DISAGREED: "the ranks' parameters differ at the end",
+    Exit.TERMINAL: "the run must not be started again",
+    Exit.UNFIT: "the machine is not fit (its own lines say why)",
+}
+"""Codes that starting again on the same machines can't change, the most telling first."""
+
+_TERMINAL: Final = (Exit.USAGE, Exit.DISAGREED)
+"""Of these, the ones after which no platform may start the run again: they are written to `terminal`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a generation ended on one node.
+
+    `code`: of the command (torchrun), negative for a signal. `marks`: what the processes wrote to their exit file.
+    `signum`: the signal that train.node itself got, 0 for none. `note`: why the command was ended from outside, empty
+    if it ended by itself.
+    """
+
+    node: int
+    code: int
+    marks: tuple[int, ...] = ()
+    signum: int = 0
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the work was done. After a signal only the processes' own word counts: many exit 0 when told to."""
+        if self.signum or self.note:
+            return bool(self.marks) and not any(self.marks)
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"node {self.node}: {self.note or _words(self.code)}"
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of the run on all nodes: the exit code, and why in one line; `terminal`: for good."""
+
+    code: int
+    reason: str
+    terminal: bool = False
+
+
+def verdict(outcomes: Sequence[Outcome], *, failures: int, restarts: int) -> End | None:
+    """The run's end, or None for another generation.
+
+    `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
+    """
+    bad = [outcome for outcome in outcomes if not outcome.ok]
+    if not bad:
+        return End(Exit.OK, "done")
+    for code, words in _FINAL.items():
+        if marked := [outcome for outcome in bad if code in outcome.marks]:
+            return End(code, f"node {marked[0].node}: {words}", terminal=code in _TERMINAL)
+    if stopped := _stopped(bad):
+        return stopped
+    if failures > restarts:
+        return End(Exit.FAILED, f"{_first(bad)}; {_count(failures)} without a new checkpoint", terminal=True)
+    return None
+
+
+def _stopped(bad: Sequence[Outcome]) -> End | None:
+    """The end when the processes were stopped from outside: by a signal to a node, or a notice they saw themselves."""
+    # A node that the referee stopped (it has a note) was not preempted, whatever its processes made of the signal.
+    if any(Exit.PREEMPTED in outcome.marks for outcome in bad if outcome.signum or not outcome.note):
+        return End(Exit.PREEMPTED, "stopped from outside after saving")
+    for outcome in bad:
+        if outcome.signum:
+            return End(128 + outcome.signum, f"node {outcome.node} got {_signal_name(outcome.signum)}")
+    return None
+
+
+def _first(bad: Iterable[Outcome]) -> Outcome:
+    """The outcome that says most: a command that ended by itself before one that was stopped."""
+    return min(bad, key=lambda outcome: outcome.note != "")
+
+
+def _count(failures: int) -> str:
+    return "failed once" if failures == 1 else f"failed {failures} times"
+
+
+def _words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
+
+
+def _signal_name(signum: int) -> str:
+    names = {int(known): known.name for known in signal.Signals}
+    return names.get(signum, f"signal {signum}")

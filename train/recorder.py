@@ -1,0 +1,80 @@
+"""The steps' numbers, kept on the device until a block of them is read: asking for each loss would stop the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train.dist import Ranks, mean
+from train.metrics import Row
+from train.timing import Stopwatch, memory_gb
+
+ENDS = 10
+"""Steps at each end of the run whose mean loss the summary shows."""
+
+
+@dataclass
+class Recorder:
+    """Collects steps. `units` is tokens or images in one global batch; `flops` those of a global batch, and `peak` the
+    FLOP/s of all devices together, where they are known."""
+
+    ranks: Ranks
+    watch: Stopwatch
+    unit: str
+    units: int
+    flops: float | None = None
+    peak: float | None = None
+    _steps: list[tuple[int, float, Tensor, Tensor]] = field(default_factory=list)
+    _first: list[float] = field(default_factory=list)
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=ENDS))
+    _seconds: list[float] = field(default_factory=list)
+
+    def add(self, step: int, rate: float, loss: Tensor, grad_norm: Tensor) -> None:
+        """A step that was done, or queued: `loss` is this rank's, on the device."""
+        self._steps.append((step, rate, loss, grad_norm))
+
+    def block(self, *, alone: bool = False) -> list[Row]:
+        """Rows of the steps since the last block. All ranks call it together: one all-reduce makes the losses global.
+
+        `alone`: after an error, when the others may be gone; the losses are then this rank's, and the rows say so.
+        """
+        steps, self._steps = self._steps, []
+        if not steps:
+            return []
+        numbers = torch.stack([torch.stack([loss.float(), norm.float()]) for _, _, loss, norm in steps])
+        numbers = numbers if alone else mean(self.ranks, numbers)
+        times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
+        rows: list[Row] = []
+        for (step, rate, _, _), (loss, norm), (seconds, ended) in zip(steps, numbers.tolist(), times, strict=True):
+            rows.append(self._row(step, rate, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
+            self._remember(loss, seconds)
+        return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
+
+    def _row(self, step: int, rate: float, loss: float, norm: float, seconds: float) -> Row:
+        speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds}
+        return {"step": step, "loss": loss, "lr": rate, "grad_norm": norm} | speed | self._mfu(seconds)
+
+    def _mfu(self, seconds: float) -> dict[str, float]:
+        """Model FLOP/s as a share of the devices' dense peak. Left out where the peak or the formula is unknown."""
+        return {"mfu": self.flops / seconds / self.peak} if self.flops and self.peak else {}
+
+    def _remember(self, loss: float, seconds: float) -> None:
+        if len(self._first) < ENDS:
+            self._first.append(loss)
+        self._last.append(loss)
+        self._seconds.append(seconds)
+
+    def step_seconds(self) -> float:
+        """The median of all steps so far: compilation and hiccups don't count."""
+        return median(self._seconds)
+
+    def totals(self) -> dict[str, Any]:
+        """The loss at both ends and the median speed."""
+        seconds = self.step_seconds()
+        ends = {"train_loss_first": fmean(self._first), "train_loss_last": fmean(self._last)}
+        return ends | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)

@@ -1,0 +1,134 @@
+"""The one who decides: a thread on node 0 that starts generations, watches them and says how the run ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from train.contract import Exit
+from train.control import Order, Pulse, Store, Timing, decode_outcome, reserve_port
+from train.errors import TrainError
+from train.outcome import End, Outcome, verdict
+from train.record import Record
+
+Say = Callable[[str], None]
+
+
+class Referee:
+    """Runs the generations of one attempt, from the first rendezvous to the last node's leave."""
+
+    def __init__(self, store: Store, record: Record, *, size: int, restarts: int, timing: Timing, say: Say) -> None:
+        self._store = store
+        self._record = record
+        self._size = size
+        self._restarts = restarts
+        self._timing = timing
+        self._say = say
+        self._pulse = Pulse(store, size, timing.lost)
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="referee", daemon=True)
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until every node has read the end: node 0 leaves last."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        end = End(Exit.FAILED, "the referee itself failed, which is a fault of launch")
+        try:
+            end = self._play()
+            if end.terminal:
+                self._record.write_terminal(end.reason)
+        except TrainError as error:
+            end = End(error.exit, str(error))
+        finally:  # whatever happens here, no node may wait for ever
+            self._finish(end)
+
+    def _play(self) -> End:
+        attempt = self._record.attempt()
+        while True:
+            members = self._gather()
+            if isinstance(members, End):
+                return members
+            checkpoint = self._record.newest_checkpoint()
+            outcomes = self._generation(attempt, members)
+            if isinstance(outcomes, End):
+                return outcomes
+            durable = self._record.newest_checkpoint() > checkpoint
+            self._failures = 1 if durable else self._failures + 1
+            if end := verdict(outcomes, failures=self._failures, restarts=self._restarts):
+                return end
+            bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
+            self._say(f"{bad}; starting again ({self._failures} of {self._restarts} since the last checkpoint)")
+
+    def _gather(self) -> tuple[str, ...] | End:
+        """The incarnations of all nodes, once they are all there."""
+        start = said = time.monotonic()
+        while len(members := self._pulse.members()) < self._size:
+            missing = ", ".join(str(node) for node in range(self._size) if node not in members)
+            if alarm := self._alarm():
+                return alarm
+            if time.monotonic() - start > self._timing.gather:
+                return End(Exit.FAILED, f"node {missing} did not come within {self._timing.gather:.0f} s")
+            if time.monotonic() - said >= self._timing.line:
+                said = time.monotonic()
+                self._say(f"waiting for node {missing} ({said - start:.0f} s)")
+            time.sleep(self._timing.tick)
+        return tuple(members[node] for node in range(self._size))
+
+    def _generation(self, attempt: int, members: tuple[str, ...]) -> list[Outcome] | End:
+        """Start one, and wait until it is over on every node."""
+        generation = self._record.next_generation(attempt)
+        self._record.write_generation(attempt, generation)
+        held, port = reserve_port()
+        with held:
+            order = Order(generation, attempt, port, members)
+            self._store.set(f"order/{generation}", json.dumps(asdict(order)))
+            self._store.set("state", f"run:{generation}")
+            return self._watch(order)
+
+    def _watch(self, order: Order) -> list[Outcome] | End:
+        """The outcomes of all nodes; the first that isn't good stops the others."""
+        outcomes: dict[int, Outcome] = {}
+        stopping = False
+        while len(outcomes) < self._size:
+            if alarm := self._alarm():
+                return alarm
+            outcomes |= self._news(order, outcomes)
+            if not stopping and not all(outcome.ok for outcome in outcomes.values()):
+                stopping = True
+                self._store.set("state", f"stop:{order.generation}")
+            time.sleep(self._timing.tick)
+        return [outcomes[node] for node in range(self._size)]
+
+    def _news(self, order: Order, known: dict[int, Outcome]) -> dict[int, Outcome]:
+        """Outcomes that came in since, those of nodes that are gone included."""
+        present = self._pulse.members()
+        news: dict[int, Outcome] = {}
+        for node in range(self._size):
+            if node in known:
+                continue
+            if text := self._store.get(f"outcome/{order.generation}/{node}"):
+                news[node] = decode_outcome(text)
+            elif present.get(node) != order.members[node]:
+                gone = "was replaced" if node in present else f"was silent for {self._timing.lost:.0f} s"
+                news[node] = Outcome(node, code=1, note=gone)
+        return news
+
+    def _alarm(self) -> End | None:
+        text = self._store.get("alarm")
+        return End(**json.loads(text)) if text else None
+
+    def _finish(self, end: End) -> None:
+        """Publish the end and wait until all nodes have read it, those too that come late to a start that failed."""
+        self._store.set("end", json.dumps(asdict(end)))
+        self._store.set("state", "end:0")
+        deadline = time.monotonic() + self._timing.lost
+        while time.monotonic() < deadline and not all(self._store.get(f"left/{node}") for node in range(self._size)):
+            time.sleep(self._timing.tick)

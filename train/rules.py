@@ -1,0 +1,76 @@
+"""Rules for values that a person wrote: a test, the same in words, and a walk that reports all that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+Path = tuple[str | int, ...]
+Problem = tuple[Path, str, str]
+"""Where (the keys that lead there), what is wrong, what would be right."""
+
+
+class Rule(NamedTuple):
+    """What a value must be: a test, and the same in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def whole(low: int, high: int) -> Rule:
+    return Rule(lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}")
+
+
+def number(low: float, high: float, *, above: bool = False) -> Rule:
+    def holds(value: Any) -> bool:
+        # A nan fails every comparison.
+        return type(value) in (int, float) and (low < value if above else low <= value) and bool(value <= high)
+
+    return Rule(holds, f"a number {'above' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:g}")
+
+
+def one_of(*values: Any) -> Rule:
+    def holds(value: Any) -> bool:
+        return any(value == known and type(value) is type(known) for known in values)
+
+    return Rule(holds, "one of " + ", ".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values))
+
+
+def either(first: Rule, second: Rule) -> Rule:
+    return Rule(lambda v: first.holds(v) or second.holds(v), f"{first.words}, or {second.words}")
+
+
+def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> list[Problem]:
+    """Unknown keys and wrong values of one mapping, and of the mappings in it."""
+    found: list[Problem] = []
+    for key, value in config.items():
+        where = (*path, key)
+        rule = fields.get(key, _UNKNOWN)
+        if rule is _UNKNOWN:
+            found.append((where, "is no setting", suggestion(str(key), fields)))
+        elif isinstance(rule, Rule) and not rule.holds(value):
+            found.append((where, f"{shown(value)} can't be used", f"it must be {rule.words}"))
+        elif isinstance(rule, dict) and not isinstance(value, Mapping):
+            found.append((where, f"{shown(value)} is not a mapping", f"its keys are {', '.join(rule)}"))
+        elif isinstance(rule, dict):
+            found += check(value, rule, where)
+    return found
+
+
+_UNKNOWN: Final = object()
+
+
+def suggestion(key: str, fields: Mapping[str, Any]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(key, fields, n=1)
+    return f"did you mean {close[0]}?" if close else f"the settings here are {', '.join(fields)}"
+
+
+def shown(value: object) -> str:
+    """A value in an error: short, and a text in quotes so that '3' is not taken for 3."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes out (sys.get_int_max_str_digits)
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,181 @@
+"""Everything that a run needs before its first step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from train import contract, metrics, models, optim, precision
+from train.config import Config, Gpt
+from train.data import Source, open_data
+from train.data.source import draw, share
+from train.dist import Ranks
+from train.errors import UsageError
+from train.recorder import Recorder
+from train.storage import Storage, open_storage
+from train.timing import Stopwatch, stopwatch
+
+DROPOUT = 2
+"""Stream of random numbers (train.data.source has 0 and 1)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run. `model` is the bare one, `forward` the one that is trained: in DDP, perhaps compiled."""
+
+    config: Config
+    ranks: Ranks
+    source: Source
+    model: nn.Module
+    forward: Any
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    numbers: precision.Numbers
+    watch: Stopwatch
+    recorder: Recorder
+    sink: metrics.Sink
+    storage: Storage | None
+    share: slice
+    micro_batch: int
+    facts: dict[str, Any]
+    start_name: str
+    state: dict[str, Any] = field(
+        default_factory=lambda: {"step": 0, "eval_loss": None, "began": time.monotonic(), "spoke": 0.0}
+    )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In it a backward pass keeps its gradients to this rank."""
+        wrapped = getattr(self.forward, "_orig_mod", self.forward)
+        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
+
+
+def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
+    """Raises UsageError, on all ranks alike, if config, data and processes don't go together."""
+    micro_batch = micro_batch_size(config, ranks.world)
+    deterministic(ranks.device)
+    numbers = precision.setup(config.precision, ranks.device)
+    source = open_data(config, ranks)
+    torch.manual_seed(config.seed)
+    model = models.build(config.model).to(ranks.device)
+    torch.manual_seed(int(draw(config.seed, DROPOUT, ranks.rank, 1, 2**62)[0]))
+    watch = stopwatch(ranks.device)
+    facts = _facts(config, ranks, source, model, numbers)
+    recorder = _recorder(config, ranks, source, model, watch, _peak(env, numbers))
+    if ranks.rank == 0:
+        _announce(config, facts, source.unit)
+    return Run(
+        config=config,
+        ranks=ranks,
+        source=source,
+        model=model,
+        forward=_wrapped(model, config, ranks, micro_batch),
+        optimizer=optim.build(model, config.optimizer),
+        scaler=precision.scaler(numbers, ranks.device),
+        numbers=numbers,
+        watch=watch,
+        recorder=recorder,
+        sink=metrics.open_sink(env) if ranks.rank == 0 else metrics.Null(),
+        storage=open_storage(env[contract.RUN_FOLDER]) if env.get(contract.RUN_FOLDER) else None,
+        share=share(config.batch_size, ranks.rank, ranks.world),
+        micro_batch=micro_batch,
+        facts=facts,
+        start_name=f"{int(env.get(contract.ATTEMPT) or 1):04d}-{int(env.get(contract.GENERATION) or 0):04d}",
+    )
+
+
+def micro_batch_size(config: Config, world: int) -> int:
+    """Samples of one forward pass on one rank. Raises UsageError if the global batch can't be shared evenly."""
+    if config.batch_size % world:
+        near = max(world, round(config.batch_size / world) * world)
+        raise UsageError(f"batch_size {config.batch_size} can't be shared by {world} processes evenly; {near} can")
+    mine = config.batch_size // world
+    micro = config.micro_batch_size or mine
+    if mine % micro:
+        raise UsageError(f"micro_batch_size {micro} doesn't divide the {mine} samples that each of {world} ranks has")
+    return micro
+
+
+def deterministic(device: torch.device) -> None:
+    """The same seed and the same ranks give the same bits. Where CUDA has no such kernel, torch warns once."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time only
+
+
+def _wrapped(model: nn.Module, config: Config, ranks: Ranks, micro_batch: int) -> nn.Module:
+    """DDP around the model where there are several ranks, and the compiler around both: it then splits the backward
+    pass at DDP's buckets, so that they travel while it goes on."""
+    compiled = _compiles(config, ranks.device)
+    wrapped = model
+    if ranks.world > 1:
+        # A static graph holds when each backward pass is like the last, which accumulation's no_sync is not.
+        static = not compiled and config.batch_size // ranks.world == micro_batch
+        ids = [ranks.device.index] if ranks.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static)
+    return cast(nn.Module, torch.compile(wrapped)) if compiled else wrapped
+
+
+def _compiles(config: Config, device: torch.device) -> bool:
+    """auto: on GPUs that the compiler knows (Volta and later). On the CPU it costs more than a short run gains."""
+    if config.compile is not None:
+        return config.compile
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+def _recorder(
+    config: Config, ranks: Ranks, source: Source, model: nn.Module, watch: Stopwatch, peak: float | None
+) -> Recorder:
+    flops = models.flops_per_sample(config.model, model)
+    return Recorder(
+        ranks,
+        watch,
+        source.unit,
+        units=config.batch_size * source.per_sample,
+        flops=flops and flops * config.batch_size,
+        peak=(peak and ranks.device.type == "cuda" and peak * ranks.world) or None,
+    )
+
+
+def _peak(env: Mapping[str, str], numbers: precision.Numbers) -> float | None:
+    """Dense FLOP/s of one GPU in these numbers, as the request says; None if it doesn't know."""
+    teraflops = (json.loads(env.get(contract.GPU) or "{}").get("peak_tflops") or {}).get(numbers.name)
+    return teraflops * 1e12 if teraflops else None
+
+
+def _facts(
+    config: Config, ranks: Ranks, source: Source, model: nn.Module, numbers: precision.Numbers
+) -> dict[str, Any]:
+    """What the start event says; the end event repeats it."""
+    return {
+        "config": asdict(config),
+        "world_size": ranks.world,
+        "backend": ranks.backend,
+        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+        "precision": numbers.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "torch": torch.__version__,
+        "unigram_entropy": source.unigram_entropy,
+        **source.facts,
+    }
+
+
+def _announce(config: Config, facts: Mapping[str, Any], unit: str) -> None:
+    size = f", {facts['data_bytes'] / 1e6:.1f} MB in {facts['data_files']} files" if "data_bytes" in facts else ""
+    block = f" x {config.model.block_size}" if isinstance(config.model, Gpt) else ""
+    batch = f"{config.batch_size}{block} {unit}"
+    print(f"{config.model.name}: {facts['parameters']:,} parameters; {facts['data']}{size}")
+    print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
+    if config.checkpoint.minutes is not None:
+        print("this version writes the final checkpoint only")
+    print(end="", flush=True)

@@ -1,0 +1,89 @@
+"""When each step began and ended. On a GPU by events in its own stream: asking the host's clock would need a wait."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+Times = list[tuple[float, float]]
+"""For each step: how long it took in seconds, and the Unix time at which it ended."""
+
+
+class Stopwatch(Protocol):
+    def start(self) -> None:
+        """A step begins."""
+
+    def stop(self) -> None:
+        """It has ended, or its work is queued on the device."""
+
+    def read(self) -> Times:
+        """The steps since the last reading. May wait for the device."""
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+
+
+class HostStopwatch:
+    """The host does the work, so its clock says when it was done."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._times: Times = []
+
+    def start(self) -> None:
+        self._began = time.perf_counter()
+
+    def stop(self) -> None:
+        self._times.append((time.perf_counter() - self._began, time.time()))
+
+    def read(self) -> Times:
+        times, self._times = self._times, []
+        return times
+
+
+class CudaStopwatch:
+    """Two events a step; the times come out when a block of steps is read."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self) -> None:
+        self._events.append((_event(), _event()))
+        self._events[-1][0].record()
+
+    def stop(self) -> None:
+        self._events[-1][1].record()
+
+    def read(self) -> Times:
+        events, self._events = self._events, []
+        if not events:
+            return []
+        last = events[-1][1]
+        last.synchronize()
+        now = time.time()
+        return [(a.elapsed_time(b) / 1e3, now - b.elapsed_time(last) / 1e3) for a, b in events]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def memory_gb(device: torch.device) -> float:
+    """GB (1e9 bytes): the peak that torch allocated on a GPU, or what the process holds now on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return _resident_bytes() / 1e9
+
+
+def _resident_bytes() -> int:
+    """Linux: the second number of statm, in pages. Elsewhere the peak that getrusage knows (bytes on macOS)."""
+    import resource
+
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
