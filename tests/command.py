@@ -40,18 +40,14 @@ class Ran(NamedTuple):
 
 def launch(*argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Ran:
     """Run `launch ARGV`; `env` replaces the world's variables (an empty value removes one)."""
-    from launcher.cli import main
+    from launcher.cli import run
 
     world = {name: value for name, value in {**WORLD, **(env or {})}.items() if value}
     out, err = io.StringIO(), io.StringIO()
-    code: int | str | None = 0
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with as_process(["launch", *map(str, argv)], world, cwd), streams[0], streams[1]:
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return Ran(code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue())
+        code = run()
+    return Ran(code, out.getvalue(), err.getvalue())
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def heavy(loaded: set[str]) -> set[str]:
 
 def modules_of_launch(*arguments: str) -> set[str]:
     """All modules that `launch` has loaded when it ends."""
-    return modules_of(f"sys.argv = ['launch', *{list(arguments)!r}]; from launcher.cli import main; main()")
+    return modules_of(f"sys.argv = ['launch', *{list(arguments)!r}]; from launcher.cli import run; run()")
 
 
 def modules_of(statement: str) -> set[str]:

@@ -19,6 +19,8 @@ from train.control import Order
 WHOLE_LINES: Final = str(Path(__file__).with_name("lines"))
 """A folder that holds nothing but a sitecustomize.py: no process tears another's lines."""
 
+TORCHRUN: Final = str(Path(__file__).with_name("torchrun.py"))
+
 
 @dataclass(frozen=True)
 class Task:
@@ -32,7 +34,7 @@ class Task:
 
 def parse_args(argv: Sequence[str]) -> Task:
     """The node's command line; argparse exits with 2 and its own line when it can't be taken."""
-    parser = argparse.ArgumentParser(prog="train.node", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="train.node", description="One machine's part of a run.", allow_abbrev=False)
     parser.add_argument("--launcher", choices=("torchrun", "python"), default="torchrun", help="how to start it")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--module", metavar="M", help="started as python -m M (default: train)")
@@ -72,9 +74,12 @@ def command(task: Task, cluster: Cluster, order: Order, *, processes: int, run: 
 
 
 def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: float) -> list[str]:
-    """torchrun without restarts of its own: they reuse a stale store in torch 2.13 and hang (docs/reliability.md)."""
+    """torchrun without restarts of its own: in torch 2.13 they reuse a stale store and hang.
+
+    https://github.com/pytorch/pytorch/issues/135712 and 167288
+    """
     # -P: a logging.py in the user's folder must not become torchrun's.
-    argv = [sys.executable, "-P", "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
+    argv = [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=0"]
     argv += [f"--rdzv-id={run}-{order.attempt}-{order.generation}", f"--shutdown-timeout={max(1, round(grace))}"]
     if cluster.size == 1:  # torchrun finds a port by itself, without a race
         return [*argv, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]

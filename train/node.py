@@ -107,8 +107,10 @@ class Node:
         env, warning = machine_env(self._environ)
         if warning:
             say(warning)
-        run = self._environ.get(contract.RUN) or "run"
-        return Plan(self._task, self._cluster, env, processes or facts.gpus or 1, run, restarts)
+        processes = processes or facts.gpus or 1
+        if self._task.launcher == "torchrun" and processes > 1:
+            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
+        return Plan(self._task, self._cluster, env, processes, self._environ.get(contract.RUN) or "run", restarts)
 
     def _lead(self, alarm: End | None) -> End:
         """Node 0: host the store and the referee, and take part like any other."""

@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("job.yaml"),
 ) -> None:
-    """Write a commented starter spec into the current folder."""
+    """Write a commented starter spec."""
     from launcher.spec.starter import starter
 
     try:

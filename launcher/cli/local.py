@@ -27,7 +27,10 @@ def local(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
-    """Run a job here as Vertex AI would: its request, with a process for each GPU (CPUs will do)."""
+    """Run a job on this machine as Vertex AI would.
+
+    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do.
+    """
     from launcher.cli import rehearsal
 
     job = rehearsal.of_request(request, code, flags) if request else of_spec(spec, flags, dry_run, output_format)

@@ -63,7 +63,6 @@ PLAIN = {
     "type": "machine.type",
     "gpus": "machine.gpus",
     "nodes": "machine.nodes",
-    "image": "image.uri",
     "output": "output",
     "hours": "limits.hours",
     "usd": "limits.usd",
@@ -82,6 +81,8 @@ def overrides(flags: Flags) -> list[Override]:
         value = getattr(flags, flag)
         if value is not None:
             changes.append(Override(path, value, f"--{flag}"))
+    if flags.image is not None:  # an image of one's own takes the place of all that the spec would put together
+        changes.append(Override("image", {"uri": flags.image}, "--image"))
     models = provisioning(flags)
     if models:
         changes.append(Override("provisioning", models, provisioning_flag(flags)))

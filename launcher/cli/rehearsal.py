@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -77,6 +78,7 @@ def run(job: Rehearsal, output: Output) -> None:
     """
     from launcher.apply.replicas import run_folder
 
+    gc.enable()  # from here on this process lives as long as the job
     folder = run_folder(job.request)
     refuse_secrets(job.request)
     storage = opened(folder)

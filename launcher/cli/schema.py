@@ -6,7 +6,7 @@ import json
 
 
 def schema() -> None:
-    """Print the JSON Schema of a spec, for editors that complete and check YAML."""
+    """Print the JSON Schema of a spec, for editors."""
     from launcher.spec.schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))

@@ -18,7 +18,10 @@ def vertex(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
-    """Plan a training job on Vertex AI: what is sent, where it is tried, what it costs."""
+    """Plan a training job on Vertex AI.
+
+    What is sent, where it is tried in which order, and what it may cost.
+    """
     from launcher import catalog
     from launcher.cli.inputs import gather
     from launcher.cli.show import show

@@ -19,7 +19,10 @@ def vm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
-    """Plan a Deep Learning VM for SSH work, or with --run a training VM that deletes itself at the end."""
+    """Plan a VM to work on, or one that trains.
+
+    A Deep Learning VM for work over SSH; with --run a VM that runs the job and deletes itself at the end.
+    """
     from launcher import catalog
     from launcher.cli.inputs import gather
     from launcher.cli.show import show

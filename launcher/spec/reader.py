@@ -81,10 +81,7 @@ def content(path: Path, source: str) -> bytes:
 
 def specs_in(folder: Path) -> str:
     """The YAML files of a folder, as a proposal."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith((".yaml", ".yml")))
-    except OSError:
-        names = []
+    names = yaml_files(folder)
     return f"it has: {', '.join(names[:5])}" if names else "name a YAML file"
 
 
@@ -94,7 +91,14 @@ def near_files(path: Path) -> str:
 
     if not path.parent.is_dir():
         return f"there is no folder {clipped(str(path.parent))}"
-    wanted = path.stem.lower()
-    names = {entry.stem.lower(): entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")}
-    near = [names[stem] for stem in get_close_matches(wanted, names, n=3, cutoff=0.6)]
+    names = {name.rpartition(".")[0].lower(): name for name in yaml_files(path.parent)}
+    near = [names[stem] for stem in get_close_matches(path.stem.lower(), names, n=3, cutoff=0.6)]
     return f"did you mean {' or '.join(near)}?" if near else "`launch init` writes a spec to start from"
+
+
+def yaml_files(folder: Path) -> list[str]:
+    """Names of the YAML files in a folder; none where it can't be looked into."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith((".yaml", ".yml")))
+    except OSError:
+        return []

@@ -6,9 +6,8 @@ STARTER = """\
 # yaml-language-server: $schema=schema.json
 # (`launch schema > schema.json` lets your editor complete and check this file.)
 #
-# Try it here:          launch local THIS_FILE --gpus 2
-# Look at what it is:   launch vertex THIS_FILE --dry-run
-# Send it:              launch vertex THIS_FILE
+# Try it here:                          launch local THIS_FILE
+# See what is sent, and what it costs:  launch vertex THIS_FILE --dry-run
 
 name: my-first-run             # the run's id starts with it: a-z, 0-9 and -
 
@@ -41,7 +40,7 @@ env:                           # environment variables; values are taken as they
 # secrets:                     # read on the machine from Secret Manager; values never go here or under env
 #   HF_TOKEN: projects/my-project/secrets/hf-token/versions/latest
 
-# output: gs://my-bucket/runs  # where metrics and checkpoints go; without it they are lost with the machine
+# output: gs://my-bucket/runs  # where metrics and checkpoints go; left out: gs://PROJECT-launch/runs
 
 limits:
   hours: 2                     # billed time of the whole run; it is stopped after that

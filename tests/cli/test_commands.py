@@ -81,6 +81,14 @@ def test_flags_beat_the_spec(tmp_path: Path) -> None:
     assert attempt["request"]["labels"]["team"] == "a"
 
 
+def test_an_image_of_ones_own_takes_the_place_of_the_specs(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nmachine: {type: l4}\nregions: any\nimage: {code: .}\nrun: {module: mine}\n")
+    uri = "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64
+    image = json.loads(launch("vertex", spec, "--image", uri, "--dry-run", "-o", "json").out)["image"]
+    assert (image["uri"], image["pinned"]) == (uri, True)
+
+
 def test_flex_start_and_spot_together() -> None:
     plan = json.loads(launch(*ANSWER, "--spot", "--flex-start", "--region", "us-central1", "-o", "json").out)
     assert [attempt["provisioning"] for attempt in plan["attempts"]] == ["flex-start", "spot"]

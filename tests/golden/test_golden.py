@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import fields
 from tests.command import SPECS, launch
 from tests.golden.cases import FOLDER, Case, cases, recorded
 
@@ -47,3 +48,9 @@ def test_requests_parse_strictly_into_googles_types(case: Case) -> None:
 
 def test_schema_is_recorded() -> None:
     assert launch("schema").out == (SPECS / "schema.json").read_text()
+
+
+def test_the_table_of_fields_is_as_the_schema_has_it() -> None:
+    text = fields.PAGE.read_text()
+    assert fields.renewed(text) == text
+    assert "| `machine.gpus` |" in text

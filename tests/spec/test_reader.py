@@ -101,6 +101,10 @@ def test_no_value_is_a_value_left_out_only_where_the_default_is_none() -> None:
         ("provisioning: [spot, cheap]", "s.yaml:3: provisioning[1]: 'cheap' can't be taken | standard, spot, flex"),
         ("vertex:\n  nfs:\n  - {server: a, mount_point: a}\n", "s.yaml:5: vertex.nfs[0].path: is missing | text"),
         ("run: {config: {a: [.nan]}}", "s.yaml:3: run.config.a[0]: .nan can't be sent | JSON, in which it travels"),
+        (
+            "run: {config: {a: -9223372036854775809}}",
+            "s.yaml:3: run.config.a: -9223372036854775809 can't be sent | a whol",
+        ),
         ("run: {config: {a: 99999999999999999999}}", "s.yaml:3: run.config.a: 99999999999999999999 can't be sent | "),
         ("secrets: {A: hf_abcdefghijklmnop}", "s.yaml:3: secrets.A: 'hf_a…' can't be taken | a secret in Secret Mana"),
     ],
@@ -144,6 +148,11 @@ def test_fields_and_combinations_are_complained_about_together_in_the_order_of_l
         "s.yaml:5: run.script: can't go with run.module",
         "s.yaml:6: output: 's3://x' can't be written to",
     ]
+
+
+def test_too_many_variables() -> None:
+    text = "env: {" + ", ".join(f"V{number}: x" for number in range(81)) + "}"
+    assert lines(SMALL + text) == ["s.yaml:3: env: has 81 entries | at most 80"]
 
 
 def test_the_many_are_counted() -> None:
@@ -205,6 +214,10 @@ def test_overrides_replace_and_create() -> None:
     assert job.run.config["model"] == {"n_layer": 2}
     assert job.env["LR"] == "3e-4"
     assert (job.vm.image, job.vm.on_stop, job.vertex.experiment) == ("projects/p/global/images/i", None, "e")
+
+
+def test_a_section_without_a_value_is_filled() -> None:
+    assert spec(SMALL + "limits:\n", "limits.usd=5").limits.usd == 5
 
 
 def test_the_later_override_is_on_top_and_mends_what_the_file_has_wrong() -> None:

@@ -77,6 +77,11 @@ def test_no_secret(name: str, value: str) -> None:
         "env: {HF_TOKEN: &a %s}",
     ],
 )
-def test_a_secret_is_never_shown(text: str) -> None:
+def test_a_known_secret_is_never_shown(text: str) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyz"
     assert secret[6:] not in " ".join(lines(SMALL.replace("name: a\n", "") + text % secret))
+
+
+def test_what_stands_where_secrets_belong_is_never_shown() -> None:
+    (line,) = lines(SMALL + "secrets: {DB: correct horse battery}")
+    assert line.startswith("s.yaml:3: secrets.DB: 'corr…' can't be taken | a secret in Secret Manager, never its value")

@@ -99,7 +99,7 @@ class Machines:
 
     def _environ(self, node: int) -> dict[str, str]:
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "LAUNCH_RUN_FOLDER": str(self.run_folder)}
-        environ |= {"LAUNCH_RUN": "demo-1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {"LAUNCH_RUN": "demo-1", "PYTHONDONTWRITEBYTECODE": "1"}
         if self.size > 1:
             environ["CLUSTER_SPEC"] = cluster_spec(self.size, node, self.port)
         return environ

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train.cluster import Cluster
-from train.command import Task, child_env, command, machine_env, missing, parse_args
+from train.command import TORCHRUN, Task, child_env, command, machine_env, missing, parse_args
 from train.control import Order
 
 ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
@@ -41,12 +41,12 @@ def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.C
 
 def shown(task: Task, cluster: Cluster) -> str:
     argv = command(task, cluster, ORDER, processes=8, run="demo", grace=30.0)
-    return " ".join(argv).replace(sys.executable, "PYTHON")
+    return " ".join(argv).replace(sys.executable, "PYTHON").replace(TORCHRUN, "TORCHRUN")
 
 
 def test_torchrun_on_one_node() -> None:
     assert shown(Task("torchrun", "module", "train", ("--a",)), Cluster(("h:1",), 0)) == (
-        "PYTHON -P -m torch.distributed.run --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
+        "PYTHON -P TORCHRUN --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
         " --shutdown-timeout=30 --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=localhost"
         " -m train --a"
     )
@@ -54,7 +54,7 @@ def test_torchrun_on_one_node() -> None:
 
 def test_torchrun_on_two_nodes_keeps_their_order() -> None:
     assert shown(Task("torchrun", "script", "x.py", ()), PAIR) == (
-        "PYTHON -P -m torch.distributed.run --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
+        "PYTHON -P TORCHRUN --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
         " --shutdown-timeout=30 --nnodes=2 --node-rank=1 --master-addr=host-a --master-port=31000 x.py"
     )
 

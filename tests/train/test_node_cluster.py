@@ -77,6 +77,12 @@ def test_node_0_may_be_the_late_one(two: Machines) -> None:
     assert (primary.wait(), worker.wait()) == (0, 0)
 
 
+def test_node_0_leaves_last(two: Machines) -> None:
+    primary = two.start(*python(two.script(PLAIN)), node=0)
+    slow = two.start(*python("work.py"), node=1, timing={"tick": 0.5, "gather": 2.0})
+    assert (slow.wait(), primary.wait()) == (0, 0), slow.text
+
+
 def test_a_users_error_on_one_node_ends_both(two: Machines) -> None:
     script = two.script(
         PLAIN
