@@ -55,7 +55,7 @@ def open_sink(env: Mapping[str, str], *, tensorboard: bool = True) -> Sink:
     if not env.get(contract.RUN_FOLDER) or not _speaks(env):
         return Null()
     storage = open_storage(env[contract.RUN_FOLDER])
-    return Parts(storage, part_names(env), board=(lambda: open_board(storage)) if tensorboard else None)
+    return Parts(storage, part_names(env), open_board(storage) if tensorboard else None)
 
 
 def _speaks(env: Mapping[str, str]) -> bool:
@@ -74,12 +74,11 @@ _NUMBERS = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
 class Parts:
     """Writes rows as create-only parts of JSON lines, and to TensorBoard, from a thread of its own."""
 
-    def __init__(
-        self, storage: Storage, name: Callable[[int], str], board: Callable[[], Board | None] | None = None
-    ) -> None:
-        self._storage, self._name, self._open_board = storage, name, board
+    def __init__(self, storage: Storage, name: Callable[[int], str], board: Board | None = None) -> None:
+        self._storage, self._name, self._board = storage, name, board
         self._part = 0
         self._queue: Queue[Sequence[Row] | None] = Queue(QUEUE_BLOCKS)
+        self._more = True
         self._error: Exception | None = None
         # A daemon, so that a process which fails elsewhere can end; `close` is what waits for it.
         self._thread = Thread(target=self._run, name="metrics", daemon=True)
@@ -104,20 +103,18 @@ class Parts:
             self._write_all()
         except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
             self._error = error
-            while self._queue.get() is not None:
-                pass
+            while self._more:
+                self._more = self._queue.get() is not None
 
     def _write_all(self) -> None:
-        board = self._open_board() if self._open_board else None
-        more = True
-        while more:
-            rows, more = _collect(self._queue)
+        while self._more:
+            rows, self._more = _collect(self._queue)
             if rows:
                 self._write(rows)
-                if board:
-                    board.add(rows)
-        if board:
-            board.close()
+                if self._board:
+                    self._board.add(rows)
+        if self._board:
+            self._board.close()
 
     def _write(self, rows: Sequence[Row]) -> None:
         """One part. A process that started again under the same numbers goes on behind the parts that are there."""
@@ -149,18 +146,21 @@ def _collect(queue: Queue[Sequence[Row] | None]) -> tuple[list[Row], bool]:
 def plain(row: Mapping[str, Any]) -> Row:
     """A row that strict JSON can hold: numbers of other kinds become float, nan and infinities null and named."""
     values = {key: _plain(value) for key, value in row.items()}
-    lost = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-    return {**values, **dict.fromkeys(lost), **({"nonfinite": lost} if lost else {})}
+    lost = [key for key, value in values.items() if value is None and row[key] is not None]
+    return {**values, **({"nonfinite": lost} if lost else {})}
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
     if isinstance(value, Mapping):
         return plain(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return float(value) if hasattr(value, "__float__") else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if not hasattr(value, "__float__"):
+        return str(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 # --- For a script of your own ---------------------------------------------------------------------------------------

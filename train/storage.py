@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -34,6 +34,9 @@ class Storage(Protocol):
 
     def list(self, prefix: str = "") -> list[str]:
         """The names that start with `prefix`, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that isn't there is fine."""
 
 
 def open_storage(url: str) -> Storage:
@@ -70,6 +73,13 @@ class LocalFolder:
     def list(self, prefix: str = "") -> list[str]:
         names = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
+
+    def delete(self, name: str) -> None:
+        target = self.folder / checked(name)
+        try:
+            target.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(target, error) from error
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[tuple[Path, Path]]:
@@ -124,9 +134,10 @@ def _sync(path: Path) -> None:
 
 def _umask() -> int:
     """The process's umask, which mkstemp passes over. Linux tells it without changing it for a moment."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     return 0o022
 
 
@@ -161,6 +172,10 @@ class GcsFolder:
         with _as_ours(self.url):
             blobs = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=TIMEOUT)
             return sorted(blob.name[len(self._prefix) :] for blob in blobs)
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError), _as_ours(f"{self.url}/{name}"):
+            self._blob(name).delete(timeout=TIMEOUT)
 
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._prefix + checked(name))

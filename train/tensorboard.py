@@ -1,7 +1,7 @@
 """TensorBoard's events of a run, in its folder `logs/`. Optional: without the package there are none.
 
 Events are appended to a file, and objects of a bucket can't be appended to: for a bucket they are written locally and
-copied whole.
+copied whole. TensorBoard's own writer is used rather than torch's, so that a script without torch needs none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ COPY_SECONDS = 60.0
 def open_board(storage: Storage) -> Board | None:
     """A board in the run folder, or None, with a line that says so, if TensorBoard is not installed."""
     try:
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         print("TensorBoard is not installed: no events are written", file=sys.stderr, flush=True)
         return None
     if isinstance(storage, LocalFolder):
-        return Board(SummaryWriter(storage.folder / contract.LOGS))
+        return Board(EventFileWriter(str(storage.folder / contract.LOGS)))
     folder = Path(tempfile.mkdtemp(prefix="launch-logs-"))
-    return Board(SummaryWriter(folder), storage, folder)
+    return Board(EventFileWriter(str(folder)), storage, folder)
 
 
 class Board:
@@ -42,8 +42,8 @@ class Board:
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
-            for name, value in scalars(row).items():
-                self._writer.add_scalar(name, value, row["step"], walltime=row.get("time"))
+            if values := scalars(row):
+                self._writer.add_event(_event(row, values))
         self._writer.flush()
         if time.monotonic() - self._copied >= COPY_SECONDS:
             self._copy()
@@ -57,6 +57,14 @@ class Board:
             for path in sorted(self._folder.iterdir()):
                 self._storage.write_file(f"{contract.LOGS}/{path.name}", path)
         self._copied = time.monotonic()
+
+
+def _event(row: Mapping[str, Any], values: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+    return Event(wall_time=row.get("time", time.time()), step=row["step"], summary=summary)
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:

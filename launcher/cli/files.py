@@ -45,15 +45,18 @@ def recipe() -> Content:
     )
 
 
-def folder(path: Path) -> Content:
+def folder(path: Path, without: frozenset[Path] = frozenset()) -> Content:
     """A user's code folder, less what `.gitignore` and `.dockerignore` at its top leave out.
+
+    `without` are files and folders that may lie in it and are no code: the spec itself, and where runs are written.
 
     Raises:
         UsageError: it isn't a folder.
     """
     if not path.is_dir():
         raise UsageError(f"image.code: {path} isn't a folder", "It is relative to the spec's file.")
-    return content((name, path / name) for name in kept(path))
+    files = ((name, path / name) for name in kept(path))
+    return content((name, file) for name, file in files if without.isdisjoint((file, *file.parents)))
 
 
 def file(path: Path) -> Content:

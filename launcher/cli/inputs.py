@@ -46,7 +46,7 @@ def gather(target: Target, path: Path | None, flags: Flags, *, training: bool = 
         version=__version__,
         default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),
         recipe=files.recipe() if training else EMPTY,
-        code=files.folder(code) if code and training else EMPTY,
+        code=files.folder(code, without=no_code(spec, path)) if code and training else EMPTY,
         requirements=files.file(requirements) if requirements and training else EMPTY,
         run_id=flags.run_id,
         training=training,
@@ -67,6 +67,12 @@ def code_folder(spec: JobSpec, beside: Path) -> Path | None:
     if spec.image.code:
         return (beside / spec.image.code).resolve()
     return beside.resolve() if spec.run.script and not spec.image.uri else None
+
+
+def no_code(spec: JobSpec, path: Path) -> frozenset[Path]:
+    """The spec's own file (another limit is not another run), and the local folder that runs are written to."""
+    output = spec.output or "runs"
+    return frozenset({path.resolve(), *([] if output.startswith("gs://") else [(Path.cwd() / output).resolve()])})
 
 
 def project(target: Target, environ: Mapping[str, str]) -> str:

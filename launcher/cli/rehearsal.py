@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,9 +138,16 @@ def can_reach_buckets(environ: Mapping[str, str]) -> bool:
 
 
 def prepare(storage: Storage, job: Rehearsal) -> None:
-    """The attempt's lock, and the plan and spec beside it."""
+    """The attempt's lock, and the plan and spec beside it.
+
+    Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
+    """
     from launcher.apply.attempts import lock
 
+    with suppress(FileNotFoundError):
+        reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
+        print(f"launch: the attempt before ended for good: {reason}", file=sys.stderr)
+        storage.delete(contract.TERMINAL)
     lock(storage, {"region": "local", "request": job.request.get("displayName", "")})
     if job.plan:
         import yaml

@@ -20,6 +20,8 @@ def lines(run: str, folder: str | None, succeeded: bool, seconds: float, found: 
     if end:
         for label, text in training(end):
             yield from labelled(label, text)
+    elif found and found.rows:
+        yield from labelled("metrics", last_row(found))
     if folder:
         yield from labelled("folder", relative(folder))
     if succeeded:
@@ -39,6 +41,18 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     speed = speed_text(end)
     if speed:
         yield "speed", speed
+
+
+def last_row(found: Results) -> str:
+    """The newest row of a script that writes its own: `3 steps; the last: loss 0.3333`."""
+    row = found.rows[-1]
+    values = [f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "time") and is_number(value)]
+    return f"{len(found.rows)} steps; the last ({row['step']}): {', '.join(values) or 'no values'}"
+
+
+def is_number(value: object) -> bool:
+    """Whether a row's value can be shown as a figure."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def speed_text(end: Mapping[str, Any]) -> str:

@@ -140,6 +140,24 @@ def test_code_is_part_of_the_run_and_ignored_files_are_not(tmp_path: Path) -> No
     assert plan()[1] != first[1]
 
 
+def test_the_spec_and_the_run_folders_are_no_code(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    text = "name: a\nmachine: {type: l4}\nregions: any\nrun: {script: mine.py}\n"
+    spec.write_text(text)
+    (tmp_path / "mine.py").write_text("print(1)\n")
+
+    def run() -> str:
+        return str(json.loads(launch("local", spec, "--dry-run", "-o", "json", cwd=tmp_path).out)["run"])
+
+    first = run()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "x").write_text("written by a run")
+    spec.write_text(text + "limits: {hours: 3}\n")
+    assert run() == first
+    (tmp_path / "mine.py").write_text("print(2)\n")
+    assert run() != first
+
+
 @pytest.mark.parametrize("field", ["code", "requirements"])
 def test_a_folder_or_file_that_is_not_there(tmp_path: Path, field: str) -> None:
     spec = tmp_path / "job.yaml"

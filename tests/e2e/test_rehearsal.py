@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.running import TINY, losses, only_run, records, run, started, succeeded
+from tests.googlecloud import GoogleCloud
 
 pytestmark = pytest.mark.e2e
 
@@ -123,6 +124,19 @@ def test_a_users_error_is_told_in_a_line_and_not_tried_again(tmp_path: Path) -> 
     assert "batch_size" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert (only_run(tmp_path / "out") / "terminal").exists()
+    again = run("local", "job.yaml", "--output", "out", cwd=tmp_path)  # typed again, it is tried again
+    assert "ended for good" in again.stderr
+    assert "exited with 2" in again.stderr
+
+
+def test_a_run_may_write_to_a_bucket(tmp_path: Path, cloud: GoogleCloud) -> None:
+    write(tmp_path, job__yaml=TINY)
+    env = {"STORAGE_EMULATOR_HOST": cloud.url}
+    ran = run("local", "job.yaml", "--output", "gs://my-bucket/runs", cwd=tmp_path, env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert "folder    gs://my-bucket/runs/tiny-" in ran.stdout
+    names = list(cloud.objects.bucket("my-bucket"))
+    assert {name.split("/")[2] for name in names} >= {"attempts", "checkpoints", "logs", "metrics", "plan.json"}
 
 
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:

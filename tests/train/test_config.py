@@ -24,7 +24,12 @@ def test_the_sample_of_the_documents_is_the_default_but_for_the_minutes() -> Non
         "batch_size": 24,
         "micro_batch_size": "auto",
         "optimizer": {
-            **{"name": "adamw", "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 20, "weight_decay": 0.1, "grad_clip": 1.0}
+            "name": "adamw",
+            "lr": 1e-3,
+            "min_lr": 1e-4,
+            "warmup_steps": 20,
+            "weight_decay": 0.1,
+            "grad_clip": 1.0,
         },
         "precision": "auto",
         "compile": "auto",

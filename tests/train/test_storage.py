@@ -55,6 +55,14 @@ def test_names_are_listed_by_prefix_and_sorted(storage: Storage) -> None:
     assert storage.list("m/1") == ["m/10"]
 
 
+def test_what_is_deleted_is_gone_and_may_be_gone_already(storage: Storage) -> None:
+    storage.write("a/b", b"1")
+    storage.delete("a/b")
+    storage.delete("a/b")
+    assert storage.list() == []
+    storage.write("a/b", b"2", create=True)
+
+
 def test_a_local_file_is_copied_whole(storage: Storage, tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     (tmp_path / "big").write_bytes(data)
