@@ -20,6 +20,7 @@ from train.data import Source, open_data
 from train.data.source import draw, share
 from train.dist import Ranks
 from train.errors import UsageError
+from train.progress import si
 from train.recorder import Recorder
 from train.storage import Storage, open_storage
 from train.timing import Stopwatch, stopwatch
@@ -171,7 +172,7 @@ def _facts(
 
 
 def _announce(config: Config, facts: Mapping[str, Any], unit: str) -> None:
-    size = f", {facts['data_bytes'] / 1e6:.1f} MB in {facts['data_files']} files" if "data_bytes" in facts else ""
+    size = f", {si(facts['data_bytes'])} bytes" if "data_bytes" in facts else ""
     block = f" x {config.model.block_size}" if isinstance(config.model, Gpt) else ""
     batch = f"{config.batch_size}{block} {unit}"
     print(f"{config.model.name}: {facts['parameters']:,} parameters; {facts['data']}{size}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -19,6 +20,9 @@ from launcher.spec.models import JobSpec
 
 HOURS = 24.0
 HOURS_OF_A_WORKPLACE = 12.0
+RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+MAX_ENV = 100
+"""Of one container on Vertex AI (facts 1.3)."""
 REHEARSAL = Place(provisioning="standard", region="local")
 FREE = Price(usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), zone=None)
 
@@ -70,6 +74,13 @@ def check(spec: JobSpec, context: Context) -> None:
             f"output is a local folder ({output}), which a machine in the cloud can't write to",
             "Set output (or --output) to gs://BUCKET/PATH.",
         )
+    if context.run_id and not re.fullmatch(RUN_ID, context.run_id):
+        raise PlanRefused(
+            f"--run-id {context.run_id!r} can't be taken",
+            "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
+        )
+    if vm and spec.name.endswith("-"):
+        raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
     empty = sorted(name for name, value in spec.env.items() if not value)
     if empty and context.target == "vertex":
         raise PlanRefused(
@@ -103,8 +114,13 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen)
     )
     if not context.training:
         return shared
-    settings = nccl(spec, catalog, context, chosen.machine)
-    return msgspec.structs.replace(shared, container=container(spec, chosen, shared, settings))
+    made = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
+    if len(made.env) > MAX_ENV and context.target == "vertex":
+        raise PlanRefused(
+            f"the container would have {len(made.env)} environment variables, and Vertex AI takes {MAX_ENV}",
+            f"launch itself needs {len(made.env) - len(spec.env)} for this machine: shorten env.",
+        )
+    return msgspec.structs.replace(shared, container=made)
 
 
 def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:

@@ -121,6 +121,7 @@ def test_a_training_vm_runs_its_container_and_goes() -> None:
     [
         ({"machine": {"type": "l4", "gpus": 2, "nodes": 2}}, "one VM"),
         ({"identity": {"service_account": "1-compute@developer.gserviceaccount.com"}}, "default compute"),
+        ({"name": "dev-"}, "ends with -"),
         ({"machine": {"type": "a4x-highgpu-4g"}, "provisioning": ["spot"]}, "can't be had as spot"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

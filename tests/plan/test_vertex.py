@@ -235,6 +235,20 @@ def test_refused(fields: dict[str, Any], words: str) -> None:
     assert refused.value.hint
 
 
+def test_more_environment_than_vertex_takes() -> None:
+    mega: dict[str, Any] = {"machine": {"type": "h100-mega", "gpus": 8, "nodes": 2}, "provisioning": ["spot"]}
+    env = {f"V{number}": "x" for number in range(80)}
+    with pytest.raises(PlanRefused, match="environment variables"):
+        planned(env=env, **mega)
+    planned(env=env)
+
+
+@pytest.mark.parametrize("run_id", ["Big", "a_b", "a-", "1a", "a" * 64, "a/b"])
+def test_a_run_id_that_can_be_no_label(run_id: str) -> None:
+    with pytest.raises(PlanRefused, match="run-id"):
+        planned(world={"run_id": run_id})
+
+
 def test_gcloud_command_carries_what_is_no_part_of_the_spec() -> None:
     command = gcloud_command(request(**EVERYTHING), project="p", region="us-central1", config="-")
     assert "--kms-key=projects/p/locations/us-central1/keyRings/r/cryptoKeys/k" in command

@@ -80,15 +80,8 @@ def test_only_rank_0_of_all_and_only_with_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_row_is_strict_json() -> None:
-    row = {
-        "step": np.int64(3),
-        "loss": torch.tensor(0.5),
-        "lr": float("nan"),
-        "x": float("-inf"),
-        "ok": True,
-        "p": Path("a"),
-    }
-    row |= {"config": {"betas": (0.9, float("inf"))}}
+    row = {"step": np.int64(3), "loss": torch.tensor(0.5), "lr": float("nan"), "x": float("-inf"), "ok": True}
+    row |= {"p": Path("a"), "config": {"betas": (0.9, float("inf"))}}
     plain = metrics.plain(row)
     assert (plain["step"], plain["loss"], plain["ok"], plain["p"]) == (3, 0.5, True, "a")
     assert (plain["lr"], plain["x"], plain["nonfinite"]) == (None, None, ["lr", "x"])
@@ -100,15 +93,17 @@ class Broken(LocalFolder):
         raise OutputError("the disk is full")
 
 
-def test_a_folder_that_fails_stops_the_training_and_blocks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
     monkeypatch.setattr(metrics, "QUEUE_BLOCKS", 2)
     out = metrics.Parts(Broken(tmp_path), metrics.part_names({}))
-    with pytest.raises(OutputError, match="disk is full"):
+
+    def train_for_ever() -> None:
         while True:
             out.put([{"step": 1}])
+
+    with pytest.raises(OutputError, match="disk is full"):
+        train_for_ever()
     with pytest.raises(OutputError, match="disk is full"):
         out.close()
     out.close()
@@ -142,10 +137,8 @@ def test_a_script_of_ones_own_needs_two_lines_and_no_torch(tmp_path: Path) -> No
 def test_without_a_folder_a_script_runs_as_if_nothing_was_there(tmp_path: Path) -> None:
     code = "from train import metrics; metrics.log(1, loss=2.0); print('done')"
     env = {"PATH": "", "PYTHONPATH": str(Path(metrics.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "done\n"
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == b"done\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,6 +169,17 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert drawn["eval/loss"] == {500: 0.25}
 
 
+def test_without_tensorboard_there_is_a_line_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    out = metrics.open_sink({contract.RUN_FOLDER: str(tmp_path)})
+    out.put([{"step": 1}])
+    out.close()
+    assert [row["step"] for row in rows_of(tmp_path)] == [1]
+    assert capsys.readouterr().err == "TensorBoard is not installed: no events are written\n"
+
+
 def test_a_bucket_gets_whole_copies_of_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "COPY_SECONDS", 0.0)
 
@@ -185,13 +189,15 @@ def test_a_bucket_gets_whole_copies_of_the_events(tmp_path: Path, monkeypatch: p
         def __init__(self) -> None:
             self.folder = LocalFolder(tmp_path / "bucket")
             self.url, self.write, self.read = "gs://b", self.folder.write, self.folder.read
-            self.write_file, self.list = self.folder.write_file, self.folder.list
+            self.write_file, self.list, self.delete = self.folder.write_file, self.folder.list, self.folder.delete
 
     board = tensorboard.open_board(Bucket())
     assert board is not None
     board.add([{"step": 1, "loss": 0.5}])
     assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5}}
+    monkeypatch.setattr(tensorboard, "COPY_SECONDS", 1e6)
     board.add([{"step": 2, "loss": 0.25}])
+    assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5}}
     board.close()
     assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5, 2: 0.25}}
 

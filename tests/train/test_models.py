@@ -102,7 +102,7 @@ def test_flops_are_nanogpts() -> None:
 def test_resnet_shrinks_an_image_by_32_before_it_is_averaged() -> None:
     model = resnet50(ResNet(width=8, num_classes=7)).eval()
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator,union-attr]
+    assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator]
 
 
 def test_decay_is_for_matrices_only() -> None:

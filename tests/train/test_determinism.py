@@ -1,0 +1,120 @@
+"""Several ranks through torchrun, on the CPU: the same bits twice, and the same losses on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import contract
+from train.storage import LocalFolder
+
+CONFIG: dict[str, Any] = {
+    "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32},
+    "steps": 12,
+    "batch_size": 8,
+    "micro_batch_size": 2,
+    "eval": {"every": 6, "batches": 2},
+    "log_every": 5,
+}
+ROOT = Path(contract.__file__).parents[1]
+
+
+def environment(folder: Path, config: dict[str, Any], path: str = str(ROOT)) -> dict[str, str]:
+    return os.environ | {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(folder.parent / "cache"),
+        contract.RUN_FOLDER: str(folder),
+        contract.CONFIG: json.dumps(config),
+        contract.EXIT_FILE: f"{folder}.exit",
+    }
+
+
+def start(env: dict[str, str], ranks: int) -> subprocess.CompletedProcess[str]:
+    """`torchrun -m train` with so many processes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*torchrun, "-m", "train"], env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def losses(folder: Path) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Of the steps and of the evaluations, and the end event."""
+    storage = LocalFolder(folder)
+    rows = [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
+    evals = [row["loss"] for row in rows if row.get("event") == "eval"]
+    (end,) = [row for row in rows if row.get("event") == "end"]
+    return [row["loss"] for row in rows if "event" not in row], evals, end
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Twice on two ranks, once on one; the data is a small folder of source."""
+    base = tmp_path_factory.mktemp("runs")
+    config = {**CONFIG, "data": str(Path(json.__file__).parent)}
+    for name, ranks in (("two", 2), ("again", 2), ("one", 1)):
+        done = start(environment(base / name, config), ranks)
+        assert done.returncode == 0, done.stderr
+        (base / f"{name}.out").write_text(done.stdout)
+    return {name: base / name for name in ("two", "again", "one")}
+
+
+def test_the_same_seed_and_ranks_give_the_same_bits(runs: dict[str, Path]) -> None:
+    two, again = losses(runs["two"]), losses(runs["again"])
+    assert two[:2] == again[:2]
+    assert two[2]["parameters_sha256"] == again[2]["parameters_sha256"]
+    assert len(two[0]) == 12
+
+
+def test_the_number_of_ranks_changes_nothing_but_the_rounding(runs: dict[str, Path]) -> None:
+    two, one = losses(runs["two"]), losses(runs["one"])
+    assert (two[2]["world_size"], one[2]["world_size"]) == (2, 1)
+    assert two[0] == pytest.approx(one[0], abs=2e-4)
+    assert two[1] == pytest.approx(one[1], abs=2e-4)
+    assert two[2]["data_sha256"] == one[2]["data_sha256"]
+
+
+def test_the_ranks_agree_and_say_so_once(runs: dict[str, Path]) -> None:
+    out = Path(f"{runs['two']}.out").read_text()
+    assert out.count("all 2 ranks agree") == 1
+    assert Path(f"{runs['two']}.exit").read_text().split() == ["0", "0"]
+
+
+def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path) -> None:
+    """Started by hand: torchrun would end the second rank before it can say how it ends."""
+    env = environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "train"]
+    ranks = [env | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    processes = [subprocess.Popen(command, env=rank, stderr=subprocess.PIPE, text=True) for rank in ranks]
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert said == [f"train: data: there is no file or folder {tmp_path / 'nothing'} on this machine\n", ""]
+    assert [process.returncode for process in processes] == [2, 2]
+    assert Path(f"{tmp_path / 'run'}.exit").read_text().split() == ["2", "2"]
+
+
+def test_ranks_that_disagree_end_with_their_code(tmp_path: Path) -> None:
+    """A rank whose parameters are changed behind the back of DDP before the end."""
+    hook = tmp_path / "sitecustomize.py"
+    hook.write_text(
+        "import os, sys\n"
+        "class Late:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'train.loop' and os.environ.get('RANK') == '1':\n"
+        "            import train.digest as d\n"
+        "            real = d.parameters_sha256\n"
+        "            d.parameters_sha256 = lambda m: (next(m.parameters()).data.add_(1), real(m))[1]\n"
+        "sys.meta_path.insert(0, Late())\n"
+    )
+    config = {**CONFIG, "data": "synthetic", "steps": 2}
+    done = start(environment(tmp_path / "run", config, f"{tmp_path}:{ROOT}"), 2)
+    assert "the ranks' parameters differ at the end" in done.stderr
+    assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"76"}
+    assert LocalFolder(tmp_path / "run").list("checkpoints/") == []

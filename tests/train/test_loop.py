@@ -1,0 +1,307 @@
+"""The training loop, in this process and on one rank; test_determinism.py starts several."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import checkpoint, contract, loop, progress
+from train.config import parse
+from train.digest import disagreement, parameters_sha256
+from train.dist import Ranks
+from train.errors import OutputError, UsageError
+from train.models import build
+from train.precision import choose
+from train.setup import micro_batch_size
+from train.storage import LocalFolder
+
+TINY: dict[str, Any] = {
+    "model": {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32},
+    "steps": 30,
+    "batch_size": 8,
+    "optimizer": {"lr": 1e-2},
+    "eval": {"every": 20, "batches": 2},
+    "log_every": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_before() -> Any:
+    """A run switches deterministic kernels on for its process."""
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_bytes(b"The quick brown fox jumps over the lazy dog. " * 200)
+    return path
+
+
+def run(folder: Path, config: Mapping[str, Any], **env: str) -> list[dict[str, Any]]:
+    """Train, and return what the run folder then says."""
+    loop.train(parse({**TINY, **config}), Ranks(), {contract.RUN_FOLDER: str(folder), **env})
+    return read(folder)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    storage = LocalFolder(folder)
+    return [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
+
+
+def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "event" not in row]
+
+
+def events(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row.get("event") == name]
+
+
+def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    rows = run(folder, {"data": str(text)})
+    (start,), (end,), (saved,) = events(rows, "start"), events(rows, "end"), events(rows, "checkpoint")
+
+    assert [row["step"] for row in steps(rows)] == list(range(1, 31))
+    keys = {"step", "loss", "lr", "grad_norm", "tokens_per_s", "step_s", "memory_gb", "time"}
+    assert all(set(row) == keys for row in steps(rows))
+    assert [row["step"] for row in events(rows, "eval")] == [20, 30]
+    assert start["config"]["batch_size"] == 8
+    assert (start["data_bytes"], start["world_size"], start["precision"]) == (9000, 1, "fp32")
+
+    losses = [row["loss"] for row in steps(rows)]
+    assert end["train_loss_first"] == pytest.approx(sum(losses[:10]) / 10)
+    assert end["train_loss_last"] == pytest.approx(sum(losses[-10:]) / 10)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.3)
+    assert end["eval_loss"] < end["unigram_entropy"] < end["train_loss_first"]
+    assert end["eval_loss"] == events(rows, "eval")[-1]["loss"]
+
+    state, manifest = checkpoint.load(LocalFolder(folder), 30)
+    model = build(parse(TINY).model)
+    model.load_state_dict(state["model"])
+    assert parameters_sha256(model) == end["parameters_sha256"] == manifest["parameters_sha256"]
+    assert (state["step"], saved["path"]) == (30, "checkpoints/step-00000030")
+    assert list((folder / "logs").iterdir())
+
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step 30/30  loss ") for line in out)
+    assert any(line.startswith("  held out") for line in out)
+    assert any("is the unigram entropy" in line for line in out)
+    assert max(map(len, out)) <= 60 + len(str(folder))
+
+
+def test_accumulation_changes_nothing_but_the_rounding(tmp_path: Path, text: Path) -> None:
+    whole, parts = (
+        run(tmp_path / name, {"data": str(text), "steps": 10, "micro_batch_size": size})
+        for name, size in (("whole", "auto"), ("parts", 2))
+    )
+    for one, other in zip(steps(whole), steps(parts), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path, text: Path) -> None:
+    runs = [
+        run(tmp_path / name, {"data": str(text), "steps": 5, "seed": seed, "model": {**TINY["model"], "dropout": 0.1}})
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    a, b, c = ([row["loss"] for row in steps(rows)] for rows in runs)
+    assert a == b
+    assert a != c
+    digests = [events(rows, "end")[0]["parameters_sha256"] for rows in runs]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("grad_clip", [0, 1e-9])
+def test_clipping(tmp_path: Path, text: Path, grad_clip: float) -> None:
+    """0 is off. With SGD a norm clipped to almost nothing leaves the parameters as they were."""
+    sgd = {"name": "sgd", "lr": 0.3, "min_lr": 0.3, "momentum": 0, "weight_decay": 0, "grad_clip": grad_clip}
+    rows = steps(run(tmp_path / "run", {"data": str(text), "steps": 20, "optimizer": sgd, "eval": {"every": 0}}))
+    assert all(row["grad_norm"] > 0.1 for row in rows)
+    assert (rows[-1]["loss"] < rows[0]["loss"] - 0.3) == (grad_clip == 0)
+
+
+def test_resnet_learns_synthetic_images(tmp_path: Path) -> None:
+    model = {"name": "resnet50", "width": 8, "image_size": 32, "num_classes": 4}
+    rows = run(tmp_path / "run", {"model": model, "steps": 40, "batch_size": 32, "optimizer": {"lr": 1e-2}})
+    (end,) = events(rows, "end")
+    assert end["train_loss_last"] < end["train_loss_first"] - 0.2
+    assert end["images_per_s"] > 0
+    assert "tokens_per_s" not in end
+    assert end["unigram_entropy"] is None
+
+
+def test_bf16_on_the_cpu_and_synthetic_tokens(tmp_path: Path) -> None:
+    rows = run(tmp_path / "run", {"data": "synthetic", "precision": "bf16", "eval": {"every": 0}})
+    (end,) = events(rows, "end")
+    assert end["precision"] == "bf16"
+    assert end["train_loss_last"] < end["train_loss_first"]
+    assert end["eval_loss"] is None
+    assert events(rows, "eval") == []
+
+
+def test_rows_are_complete_after_an_error(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = loop.update
+
+    def breaks(setup: Any) -> Any:
+        if setup.state["step"] == 6:
+            raise RuntimeError("the GPU has left")
+        return update(setup)
+
+    monkeypatch.setattr(loop, "update", breaks)
+    with pytest.raises(RuntimeError, match="has left"):
+        run(tmp_path / "run", {"data": str(text)})
+    assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2, 3, 4, 5, 6]
+    assert events(read(tmp_path / "run"), "end") == []
+
+
+def test_a_run_without_a_folder_writes_nothing(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop.train(parse({**TINY, "data": str(text), "steps": 2, "checkpoint": {"minutes": 5}}), Ranks(), {})
+    out = capsys.readouterr().out
+    assert "LAUNCH_RUN_FOLDER is not set" in out
+    assert out.count("this version writes the final checkpoint only") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_an_output_that_can_not_be_written_ends_the_run(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics").write_bytes(b"in the way")
+    with pytest.raises(OutputError, match="can't be written"):
+        run(tmp_path / "run", {"data": str(text), "steps": 2})
+
+
+def test_mfu_is_the_share_of_the_peak_on_gpus_only(tmp_path: Path, text: Path) -> None:
+    gpu = json.dumps({"name": "NVIDIA H100", "peak_tflops": {"fp32": 67.0}})
+    assert "mfu" not in steps(run(tmp_path / "run", {"data": str(text), "steps": 1}, LAUNCH_GPU=gpu))[0]
+
+
+# --- Parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "world", "size"), [(24, "auto", 1, 24), (24, "auto", 2, 12), (24, 4, 2, 4), (24, 1, 24, 1)]
+)
+def test_the_micro_batch(batch: int, micro: int | str, world: int, size: int) -> None:
+    assert micro_batch_size(parse({"batch_size": batch, "micro_batch_size": micro}), world) == size
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "world", "words"),
+    [
+        (24, "auto", 5, "batch_size 24 can't be shared by 5 processes evenly; 25 can"),
+        (1, "auto", 8, "8 can"),
+        (24, 8, 2, "micro_batch_size 8 doesn't divide the 12 samples that each of 2 ranks has"),
+    ],
+)
+def test_a_batch_that_can_not_be_shared(batch: int, micro: int | str, world: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        micro_batch_size(parse({"batch_size": batch, "micro_batch_size": micro}), world)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "best"),
+    [
+        *(("cuda", (10, 0), "bf16"), ("cuda", (9, 0), "bf16"), ("cuda", (8, 0), "bf16"), ("cuda", (7, 5), "fp16")),
+        *(("cuda", (7, 0), "fp16"), ("cuda", (6, 1), "fp32"), ("cuda", (6, 0), "fp32"), ("cpu", None, "fp32")),
+    ],
+)
+def test_auto_precision(device: str, capability: tuple[int, int] | None, best: str) -> None:
+    numbers = choose("auto", device, capability)
+    assert numbers.name == best
+    assert numbers.scaled == (best == "fp16")
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "capability"),
+    [("bf16", "cuda", (7, 5)), ("tf32", "cuda", (7, 0)), ("fp16", "cpu", None), ("tf32", "cpu", None)],
+)
+def test_a_precision_that_the_device_has_not(asked: Any, device: str, capability: tuple[int, int] | None) -> None:
+    with pytest.raises(UsageError, match="leave it to auto"):
+        choose(asked, device, capability)
+
+
+def test_disagreement_names_the_ranks() -> None:
+    assert disagreement(["a" * 64] * 4) is None
+    words = disagreement(["a" * 64, "b" * 64, "a" * 64])
+    assert words is not None
+    assert "ranks 0, 2: aaaa" in words
+    assert "ranks 1: bbbb" in words
+
+
+def test_the_digest_sees_every_bit_and_every_name() -> None:
+    def digest(name: str = "a", value: float = 1.0, shape: tuple[int, ...] = (4,), dtype: Any = torch.float32) -> str:
+        parameter = torch.nn.Parameter(torch.full(shape, value, dtype=dtype))
+        return parameters_sha256(torch.nn.ParameterDict({name: parameter}))
+
+    assert digest() == digest()
+    zero = digest(value=0.0)
+    assert digest() not in {digest(name="b"), digest(value=1.0000001), digest(shape=(2, 2)), zero}
+    assert digest(value=0.0, dtype=torch.bfloat16, shape=(8,)) != digest(value=0.0, dtype=torch.float16, shape=(8,))
+
+
+def test_a_damaged_or_half_written_checkpoint_is_not_loaded(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    checkpoint.save(storage, 7, {"x": torch.arange(10)}, {"config": {}}, writer="0001-0000")
+    state, manifest = checkpoint.load(storage, 7)
+    assert state["x"].tolist() == list(range(10))
+    assert manifest["step"] == 7
+
+    path = tmp_path / checkpoint.folder(7) / "0001-0000" / "state.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        checkpoint.load(storage, 7)
+    (tmp_path / checkpoint.folder(7) / "manifest.json").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match="no complete checkpoint"):
+        checkpoint.load(storage, 7)
+
+
+def test_a_checkpoint_never_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = LocalFolder(tmp_path)
+    for value, writer in ((1, "0001-0000"), (2, "0001-0001")):
+        checkpoint.save(storage, 7, {"x": torch.tensor(value)}, {}, writer=writer)
+    assert checkpoint.load(storage, 7)[0]["x"] == 1
+    assert "stays as it is" in capsys.readouterr().out
+
+
+def test_the_progress_line() -> None:
+    row = {"step": 120, "loss": 2.43117, "lr": 9.1e-4, "tokens_per_s": 12345.0}
+    line = progress.line(row, 300, "tokens", 41.2)
+    assert line == "step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41"
+    assert progress.line({**row, "step": 7}, 1000, "tokens", 0).startswith("step    7/1000  ")
+    assert "loss nan" in progress.line({**row, "loss": float("nan")}, 300, "tokens", 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (99.4, "99.4"),
+        (812, "812"),
+        (999.7, "1.00k"),
+        (12345, "12.3k"),
+        (123456, "123k"),
+        (1.21e6, "1.21M"),
+    ],
+)
+def test_rates_have_three_figures(value: float, text: str) -> None:
+    assert progress.si(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (41.2, "0:41"), (725, "12:05"), (10800, "3:00:00")])
+def test_times(seconds: float, text: str) -> None:
+    assert progress.clock(seconds) == text
