@@ -50,12 +50,12 @@ def kind_of(field: dict[str, Any]) -> str:
     """`text`, `whole number`, `one of a, b` …"""
     words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     words |= {"object": "map", "array": "list", "null": ""}
-    options = [field] if "anyOf" not in field else field["anyOf"]
-    found = []
+    options = field.get("anyOf", [field])
+    found: list[str] = []
     for option in options:
         if "enum" in option:
             found.append(" or ".join(f"`{value}`" for value in option["enum"] if value is not None))
         else:
             kinds = option.get("type", "")
-            found += [words.get(kind, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
+            found += [words.get(kind, str(kind)) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     return ", ".join(dict.fromkeys(word for word in found if word))
