@@ -7,13 +7,13 @@ expansion of `$(NAME)` is Kubernetes' own.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from launcher.errors import UsageError
+from launcher.plan.container import expand
 from train import contract
 
 NODE_POOLS = 2
@@ -124,17 +124,6 @@ def cluster_spec(job: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> d
         "task": {"type": f"workerpool{seat.pool}", "index": seat.index, "trial": "1"},
         "job": job,
     }
-
-
-def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced by its value, `$$` by `$`; an unknown name and any other `$` stay as they are."""
-
-    def one(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        return env.get(match[1], match[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
 
 
 def rebased(request: dict[str, Any], folder: str) -> dict[str, Any]:

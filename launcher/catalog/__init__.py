@@ -100,6 +100,11 @@ class Catalog:
             return ()
         return tuple(region for region in self.regions(machine) if region in self._vertex_regions)
 
+    @cached_property
+    def training_regions(self) -> tuple[str, ...]:
+        """The regions in which Vertex AI trains at all, whatever the machine."""
+        return tuple(sorted(self._vertex_regions))
+
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
         """The zones known to have the machine, in one region or in all; () is unknown."""
         zones = self._zones.get(machine.name, ())

@@ -87,7 +87,8 @@ def style_of(value: str) -> str | None:
 
 def page(plan: Plan) -> Iterator[str]:
     """The plan in at most 80 columns."""
-    yield f"{plan.run}  on {TARGETS[plan.target]}" + ("" if plan.target == "local" else f", project {plan.project}")
+    where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
+    yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
     for label, text in facts(plan):
         yield from labelled(label, text)
@@ -108,8 +109,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "image", REHEARSED
     elif plan.image:
         yield "image", plan.image.uri
-        pinned = "pinned by digest" if plan.image.pinned else "tag = content; sent as a digest"
-        yield "", f"({pinned}; {plan.image.platform}, {plan.image.wheel}{code_text(plan)})"
+        made = f"tag = content; sent as a digest; {plan.image.platform}, {plan.image.wheel}{code_text(plan)}"
+        yield "", "(an image of your own, pinned by its digest)" if plan.image.pinned else f"({made})"
     if plan.command:
         yield "runs", shlex.join(plan.command)
         yield "output", plan.run_folder or "none"
@@ -195,6 +196,11 @@ def price_text(attempt: Attempt) -> str:
 
 def labelled(label: str, text: str) -> Iterator[str]:
     """A label, then the text beside it, wrapped."""
-    lines = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
         yield f"{label if number == 0 else '':<{LABEL}}{line}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters; what a terminal would act upon is written as an escape."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return textwrap.wrap(shown, width, break_on_hyphens=False) or [""]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 from launcher.catalog import Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
-from launcher.plan import compute, cost, names, vertex
+from launcher.plan import compute, cost, names, refusals, vertex
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
 from launcher.plan.machines import choose, figures
@@ -20,9 +19,6 @@ from launcher.spec.models import JobSpec
 
 HOURS = 24.0
 HOURS_OF_A_WORKPLACE = 12.0
-RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-MAX_ENV = 100
-"""Of one container on Vertex AI (facts 1.3)."""
 REHEARSAL = Place(provisioning="standard", region="local")
 FREE = Price(usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), zone=None)
 
@@ -33,13 +29,15 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     Raises:
         PlanRefused: the spec can't work, or could cost more than its cap.
     """
-    check(spec, context)
+    refusals.of_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
+    refusals.of_machine(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
+    refusals.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
     nodes = spec.machine.nodes
-    cost.check_cap(attempts, spec.limits, nodes=nodes, hours=shared.hours)
+    cost.check_cap(attempts, spec, hours=shared.hours)
     return Plan(
         run=shared.run,
         target=context.target,
@@ -61,45 +59,6 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     )
 
 
-def check(spec: JobSpec, context: Context) -> None:
-    """What can't work on this target, whatever the machine."""
-    vm, output = context.target == "vm", spec.output or "gs://"
-    if vm and spec.machine.nodes > 1:
-        raise PlanRefused(
-            f"launch vm makes one VM; the spec asks for {spec.machine.nodes} nodes",
-            "Several nodes run on Vertex AI: launch vertex.",
-        )
-    if context.target != "local" and context.training and not output.startswith("gs://"):
-        raise PlanRefused(
-            f"output is a local folder ({output}), which a machine in the cloud can't write to",
-            "Set output (or --output) to gs://BUCKET/PATH.",
-        )
-    if context.run_id and not re.fullmatch(RUN_ID, context.run_id):
-        raise PlanRefused(
-            f"--run-id {context.run_id!r} can't be taken",
-            "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
-        )
-    if vm and spec.name.endswith("-"):
-        raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
-    empty = sorted(name for name, value in spec.env.items() if not value)
-    if empty and context.target == "vertex":
-        raise PlanRefused(
-            f"env: {', '.join(empty)} is empty, and Vertex AI refuses an empty environment variable",
-            "Leave it out, or give it a value.",
-        )
-    if vm and (spec.identity.service_account or "").endswith("-compute@developer.gserviceaccount.com"):
-        raise PlanRefused(
-            "the VM would run as the default compute service account, which can change the whole project",
-            f"Use an account of its own, such as {names.default_service_account(context.project)}:\n"
-            f"  gcloud iam service-accounts create launch --project={context.project}",
-        )
-    if spec.vertex.tensorboard and not spec.identity.service_account and context.target == "vertex":
-        raise PlanRefused(
-            "vertex.tensorboard needs identity.service_account (Vertex AI refuses the job without one)",
-            "Name an account that may write to the TensorBoard and to the output's bucket.",
-        )
-
-
 def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Shared:
     """Run id, image, container and limits. A VM to work on has its name for a run id, and no image."""
     run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
@@ -115,11 +74,7 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen)
     if not context.training:
         return shared
     made = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
-    if len(made.env) > MAX_ENV and context.target == "vertex":
-        raise PlanRefused(
-            f"the container would have {len(made.env)} environment variables, and Vertex AI takes {MAX_ENV}",
-            f"launch itself needs {len(made.env) - len(spec.env)} for this machine: shorten env.",
-        )
+    refusals.of_environment(spec, context, made)
     return msgspec.structs.replace(shared, container=made)
 
 
@@ -131,20 +86,10 @@ def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:
 
 
 def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType | None) -> Nccl | None:
-    """The network's settings: needed where several nodes talk, unless this is a rehearsal on one machine.
-
-    Raises:
-        PlanRefused: a reduction server on a machine with a fast fabric of its own, which it would only slow down.
-    """
+    """The network's settings: needed where several nodes talk, unless this is a rehearsal on one machine."""
     if machine is None or spec.machine.nodes == 1 or context.target == "local":
         return None
-    settings = catalog.nccl(machine, SERVICE[context.target])
-    if spec.vertex.reduction_server and (settings.env or settings.script):
-        raise PlanRefused(
-            f"a reduction server doesn't go with {machine.name}, which has a fast network of its own",
-            "Leave vertex.reduction_server out.",
-        )
-    return settings
+    return catalog.nccl(machine, SERVICE[context.target])
 
 
 def tried(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Place, ...]:
@@ -175,9 +120,9 @@ def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, pla
     """USD per node and hour; a rehearsal costs nothing."""
     if context.target == "local" or chosen.machine is None:
         return FREE
-    return cost.priced(
-        catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name), spec.limits
-    )
+    known = catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name)
+    listed = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
+    return cost.priced(cost.with_local_ssds(known, listed, catalog.rates["local-ssd"]), spec.limits)
 
 
 def request(
@@ -185,7 +130,7 @@ def request(
 ) -> dict[str, Any]:
     """The JSON body that goes over the wire."""
     if context.target != "vm":
-        return vertex.custom_job(spec, chosen, shared, place)
+        return vertex.custom_job(spec, chosen, shared, place, project=context.project)
     return compute.instance(
         spec, chosen, shared, place, project=context.project, family=image_family(spec, catalog, chosen)
     )

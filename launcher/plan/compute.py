@@ -6,10 +6,12 @@ catalog says per machine type what differs.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from launcher.catalog import Gpu, MachineType
 from launcher.plan import startup
+from launcher.plan.container import expanded
 from launcher.plan.model import Chosen, Place, Shared
 from launcher.plan.names import default_service_account
 from launcher.plan.vertex import RESERVATION_KEY, given
@@ -18,7 +20,7 @@ from launcher.spec.models import JobSpec
 IMAGE_PROJECT = "deeplearning-platform-release"
 BOOT_DISK_GB = 200
 MODEL = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
-FLEX_WAIT_SECONDS = 7200
+FLEX_WAIT_LEAST, FLEX_WAIT_MOST = 90, 7200
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -103,11 +105,11 @@ def has_local_ssd(spec: JobSpec, machine: MachineType) -> bool:
 
 def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
     """gVNIC (required for A3, recommended for all), and no external IP unless asked for."""
-    identity = spec.identity
-    network = identity.network or "default"
-    subnetwork = identity.subnetwork
+    network, subnetwork = spec.identity.network, spec.identity.subnetwork
+    if not network and not subnetwork:
+        network = "default"
     return {
-        "network": network if "/" in network else f"global/networks/{network}",
+        **given(network=network and (network if "/" in network else f"global/networks/{network}")),
         **given(
             subnetwork=subnetwork
             and (subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}")
@@ -130,7 +132,7 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
         # GPUs don't migrate: "Instances with guest accelerators do not support live migration."
         "onHostMaintenance": "TERMINATE",
         "automaticRestart": kind in ("standard", "reservation") and not training,
-        "maxRunDuration": {"seconds": str(round(shared.hours * 3600))},
+        "maxRunDuration": {"seconds": str(ceil(shared.hours * 3600))},
         "instanceTerminationAction": on_stop.upper(),
         # Google refuses STOP on a machine with local SSDs without it.
         **({"onInstanceStopAction": {"discardLocalSsd": True}} if discard else {}),
@@ -163,13 +165,18 @@ def params(kind: str, wait_seconds: int | None) -> dict[str, Any] | None:
     """How long a flex-start request stays in the queue. The field is in InstanceParams (facts 3)."""
     if kind != "flex-start":
         return None
-    return {"requestValidForDuration": {"seconds": str(wait_seconds or FLEX_WAIT_SECONDS)}}
+    return {"requestValidForDuration": {"seconds": str(flex_wait(wait_seconds))}}
+
+
+def flex_wait(wait_seconds: int | None) -> int:
+    """The wait in the queue: 90 s to 2 h, as Google takes it; 2 h when the spec doesn't say."""
+    return min(max(wait_seconds or FLEX_WAIT_MOST, FLEX_WAIT_LEAST), FLEX_WAIT_MOST)
 
 
 def metadata(shared: Shared) -> list[dict[str, str]]:
     """OS Login instead of keys in metadata, the driver for image families that don't bring it, and what runs."""
     image, container = shared.image, shared.container
-    script = startup.training(image, container) if image and container else startup.workplace()
+    script = startup.training(image, expanded(container)) if image and container else startup.workplace()
     return [
         {"key": "enable-oslogin", "value": "TRUE"},
         {"key": "install-nvidia-driver", "value": "True"},

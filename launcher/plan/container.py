@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from launcher.catalog import Gpu, Nccl
 from launcher.plan.model import Chosen, Container, Shared
@@ -71,6 +74,26 @@ def escaped(value: str) -> str:
     Vertex expands as Kubernetes does: `$(NAME)` is replaced, `$$` is one `$`, any other `$` stays.
     """
     return re.sub(r"\$(?=[$(])", "$$", value)
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """`text` as Kubernetes, and so Vertex AI, expands it.
+
+    `$(NAME)` is replaced by its value and `$$` by `$`; an unknown name and any other `$` stay as they are.
+    """
+
+    def one(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else env.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+
+
+def expanded(container: Container) -> Container:
+    """The container with `$(NAME)` replaced in the way of Vertex AI, for services that don't do it themselves."""
+    env: dict[str, str] = {}
+    for name, value in container.env.items():
+        env[name] = value if name == contract.CONFIG else expand(value, env)
+    return replace(container, args=tuple(expand(word, env) for word in container.args), env=env)
 
 
 def as_json(data: object) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from launcher.catalog import Price
+from launcher.catalog import Price, Rate
 from launcher.errors import PlanRefused
 from launcher.plan.model import Attempt
-from launcher.spec.models import Limits
+from launcher.plan.refusals import LOCAL_SSD_GIB
+from launcher.spec.models import JobSpec, Limits
 
 
 def priced(price: Price, limits: Limits) -> Price:
@@ -15,6 +16,19 @@ def priced(price: Price, limits: Limits) -> Price:
     if price.usd is None and limits.price is not None:
         return replace(price, usd=limits.price, approx=False, rule="as --price says")
     return price
+
+
+def with_local_ssds(price: Price, disks: int, rate: Rate) -> Price:
+    """The price with local SSDs that were asked for; on Spot their on-demand rate is an upper bound."""
+    if not disks or price.usd is None:
+        return price
+    return replace(
+        price,
+        usd=price.usd + disks * LOCAL_SSD_GIB * rate.usd,
+        approx=True,
+        rule=f"{price.rule}, plus {disks} local SSDs at their on-demand rate",
+        excludes=tuple(item for item in price.excludes if item != "local SSD"),
+    )
 
 
 def at_most(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> float | None:
@@ -25,34 +39,51 @@ def at_most(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> float
     return max(price for price in prices if price is not None) * nodes * hours
 
 
-def check_cap(attempts: tuple[Attempt, ...], limits: Limits, *, nodes: int, hours: float) -> None:
+def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
     """Refuse a plan that could cost more than `limits.usd`, or whose cost can't be known under a cap.
 
     Raises:
         PlanRefused: with the sum, and what would fit.
     """
-    if limits.usd is None:
+    cap, nodes = spec.limits.usd, spec.machine.nodes
+    if cap is None:
         return
-    unknown = next((attempt for attempt in attempts if attempt.usd_per_hour is None), None)
-    if unknown:
-        raise PlanRefused(
-            f"limits.usd is ${limits.usd:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
-            f"in {unknown.zone or unknown.region} is unknown",
-            "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
-        )
+    check_known(attempts, spec, cap)
     dearest = max(attempts, key=lambda attempt: attempt.usd_per_hour or 0.0)
     price = dearest.usd_per_hour or 0.0
     total = price * nodes * hours
-    if total > limits.usd:
+    if total > cap:
         raise PlanRefused(
-            f"this run could cost ${total:,.2f}, more than limits.usd (${limits.usd:,.2f}): "
+            f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): "
             f"${price:,.2f}/h ({dearest.provisioning} in {dearest.zone or dearest.region}) "
             f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {hours:g} h",
-            fitting(limits.usd, price * nodes),
+            fitting(cap, price * nodes),
         )
 
 
-def fitting(usd: float, usd_per_hour: float) -> str:
+def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
+    """Under a cap every price must be known.
+
+    Raises:
+        PlanRefused: with the first that isn't.
+    """
+    unknown = next((attempt for attempt in attempts if attempt.usd_per_hour is None), None)
+    if unknown:
+        raise PlanRefused(
+            f"limits.usd is ${cap:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
+            f"in {unknown.zone or unknown.region} is unknown",
+            "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
+        )
+    if spec.vertex.reduction_server:
+        raise PlanRefused(
+            f"limits.usd is ${cap:,.2f}, but the price of the reduction servers "
+            f"({spec.vertex.reduction_server.machine_type}) is unknown",
+            "Leave limits.usd or vertex.reduction_server out.",
+        )
+
+
+def fitting(cap: float, usd_per_hour: float) -> str:
     """The hint: how many hours the cap pays for."""
-    hours = int(usd / usd_per_hour * 100) / 100
-    return f"${usd:,.2f} pays for {hours:g} h: --hours {hours:g}, a higher --usd, or cheaper regions or provisioning."
+    hours = int(cap / usd_per_hour * 100) / 100
+    pays = f"${cap:,.2f} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
+    return f"{pays} higher --usd, or cheaper regions or provisioning."

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from launcher.catalog import Catalog
 from launcher.plan import names
-from launcher.plan.compute import has_local_ssd
+from launcher.plan.compute import flex_wait, has_local_ssd
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.places import SERVICE
-from launcher.spec.models import JobSpec
+from launcher.spec.models import JobSpec, Vertex
+
+SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
 def warnings(
@@ -45,13 +47,49 @@ def of_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     if context.training and spec.output is None:
         bucket = names.default_output(context.project).split("/")[2]
         yield f"output is left out: the run writes to gs://{bucket}/runs, a bucket that must exist."
+    if context.training and spec.secrets:
+        yield (
+            f"secrets ({', '.join(spec.secrets)}) travel as references, and this version's node doesn't read them yet."
+        )
     if context.target == "vertex" and spec.zones:
         yield "zones narrow the regions only: Vertex AI chooses the zone itself."
-    if context.target == "vertex" and spec.machine.local_ssds:
-        yield "machine.local_ssds has no effect on Vertex AI, which has no field for it."
+    without_effect = [field for field, value in elsewhere(spec, context) if value]
+    if without_effect:
+        yield f"{', '.join(without_effect)}: without effect on {SERVICE_NAMES[context.target]}."
+    if context.target == "vm":
+        yield from of_vm(spec, context, chosen)
+
+
+def elsewhere(spec: JobSpec, context: Context) -> tuple[tuple[str, object], ...]:
+    """Fields that the other service has, with what the spec says there."""
+    identity, vertex, vm = spec.identity, spec.vertex, spec.vm
+    if context.target == "vertex":
+        return (
+            ("machine.local_ssds", spec.machine.local_ssds),
+            ("identity.subnetwork", identity.subnetwork),
+            ("vm.image_family", vm.image_family),
+            ("vm.image", vm.image),
+            ("vm.external_ip", vm.external_ip),
+            ("vm.on_stop", vm.on_stop),
+        )
+    return (
+        ("identity.reserved_ip_ranges", identity.reserved_ip_ranges),
+        ("identity.psc", identity.psc),
+        ("vertex", vertex != Vertex()),
+    )
+
+
+def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
+    """What a VM does at its end, and how long it waits."""
+    machine = chosen.machine
     stops = (spec.vm.on_stop or ("delete" if context.training else "stop")) == "stop"
-    if context.target == "vm" and stops and chosen.machine and has_local_ssd(spec, chosen.machine):
+    if stops and machine and has_local_ssd(spec, machine):
         yield "a stop loses what lies on the local SSDs (/mnt/localssd); the boot disk stays, and is billed."
+    if machine and machine.local_ssd_auto and spec.machine.local_ssds:
+        yield f"machine.local_ssds: {machine.name} brings its own; the number has no effect."
+    wait = names.seconds(spec.limits.wait) if spec.limits.wait else None
+    if wait and flex_wait(wait) != wait and "flex-start" in (spec.provisioning or ()):
+        yield f"limits.wait: Compute Engine takes 90 s to 2 h for flex-start; the request says {flex_wait(wait)} s."
 
 
 def of_price(spec: JobSpec, attempts: tuple[Attempt, ...]) -> Iterator[str]:

@@ -36,7 +36,10 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
             f"{machine.name} can only be had from a reservation",
             "Name it: --provisioning reservation:projects/PROJECT/zones/ZONE/reservations/NAME",
         )
-    return spec.provisioning or default
+    if spec.provisioning:
+        return spec.provisioning
+    # Flex-start wants all worker pools alike, which reduction servers are not (facts 2).
+    return tuple(model for model in default if model != "flex-start" or not spec.vertex.reduction_server)
 
 
 def places(
@@ -52,8 +55,8 @@ def places(
     found = tuple(place for model in models for place in of_model(spec, context, catalog, machine, model))
     if not found:
         raise PlanRefused(
-            f"none of the places in the spec has {machine.name} ({', '.join(models)})",
-            f"It is in {listed(known_regions(catalog, machine, context.target))}.",
+            f"the catalog doesn't know which zones have {machine.name}",
+            f"Name them: --zone ZONE. Its regions are {listed(known_regions(catalog, machine, context.target))}.",
         )
     return found
 
@@ -95,6 +98,8 @@ def chosen_regions(
             + candidates(catalog, machine, model, context.target),
         )
     for region in named:
+        if context.target == "vertex" and region not in catalog.training_regions:
+            raise PlanRefused(f"Vertex AI doesn't train in {region}", f"It does in {listed(catalog.training_regions)}.")
         if known and region not in known:
             raise PlanRefused(f"{machine.name} isn't in {region}", f"It is in {listed(known)}.")
     return named

@@ -31,6 +31,7 @@ metadata() {{ curl -sf -H 'Metadata-Flavor: Google' "http://metadata.google.inte
 # Whatever happens, the VM goes: it deletes itself, and if that is refused it powers off.
 # maxRunDuration in the request is the limit behind this that Google keeps.
 leave() {{
+  set +e # else the first answer that is missing would end this before poweroff
   token=$(metadata instance/service-accounts/default/token | sed 's/.*"access_token":"\\([^"]*\\)".*/\\1/')
   # instance/zone is projects/NUMBER/zones/ZONE, which the API takes as it is.
   curl -sf -X DELETE -H "Authorization: Bearer $token" \\

@@ -5,6 +5,7 @@ Fields and enums: google.cloud.aiplatform_v1.CustomJob of google-cloud-aiplatfor
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from launcher.catalog import MachineType
@@ -19,7 +20,7 @@ BOOT_DISK_GB = 200
 """Vertex's own 100 GB leave little beside a CUDA image; 100 more cost about $0.03 an hour."""
 
 
-def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place) -> dict[str, Any]:
+def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, project: str) -> dict[str, Any]:
     """The body of `projects.locations.customJobs.create` for one region and one provisioning model."""
     pool = {
         "machineSpec": machine_spec(chosen, place.provisioning),
@@ -38,8 +39,7 @@ def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place) -> d
             pscInterfaceConfig=psc_interface(identity.psc),
             baseOutputDirectory={"outputUriPrefix": shared.run_folder} if shared.run_folder else None,
             tensorboard=vertex.tensorboard,
-            experiment=vertex.experiment,
-            experimentRun=vertex.experiment_run,
+            **experiment(spec, project, place.region),
             enableWebAccess=vertex.web_access,
             enableDashboardAccess=vertex.dashboard_access,
             persistentResourceId=vertex.persistent_resource,
@@ -148,12 +148,22 @@ def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, An
     """
     wait = f"{shared.wait_seconds}s" if shared.wait_seconds and provisioning == "flex-start" else None
     return {
-        "timeout": f"{round(shared.hours * 3600)}s",
+        "timeout": f"{ceil(shared.hours * 3600)}s",
         **({} if spec.vertex.persistent_resource else {"strategy": STRATEGY.get(provisioning, "STANDARD")}),
         "restartJobOnWorkerRestart": False,
         "disableRetries": spec.limits.restarts == 0,
         **given(maxWaitDuration=wait),
     }
+
+
+def experiment(spec: JobSpec, project: str, region: str) -> dict[str, str | None]:
+    """The experiment and its run as the contexts that Vertex AI wants (CustomJobSpec's own documentation)."""
+    name, run = spec.vertex.experiment, spec.vertex.experiment_run
+    if not name:
+        return {}
+    store = f"projects/{project}/locations/{region}/metadataStores/default/contexts"
+    context = name if name.startswith("projects/") else f"{store}/{name}"
+    return {"experiment": context, "experimentRun": f"{context}-{run}" if run else None}
 
 
 def psc_interface(psc: Psc | None) -> dict[str, Any] | None:

@@ -107,7 +107,7 @@ class Image(Model, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/[a-z0-9.:-]+/[a-z][a-z0-9-]*|localhost:[0-9]+/.+|127\.0\.0\.1:[0-9]+/.+)$",
+                pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*|localhost:[0-9]+/.+|127\.0\.0\.1:[0-9]+/.+)$",
                 description="LOCATION-docker.pkg.dev/PROJECT/REPOSITORY; launch adds the image's name and tag",
             ),
         ]
@@ -153,7 +153,7 @@ class Limits(Model, frozen=True, kw_only=True):
     hours: (
         Annotated[
             float,
-            Meta(gt=0, le=168, description="billed time of the whole run, over all attempts (24; a VM for SSH 12)"),
+            Meta(ge=0.05, le=168, description="billed time of the whole run, over all attempts (24; a VM for SSH 12)"),
         ]
         | None
     ) = None

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.replicas import expand, rebased, replicas, run_folder
+from launcher.apply.replicas import rebased, replicas, run_folder
 from launcher.errors import UsageError
+from launcher.plan.container import expand
 from tests.plan.planning import request
 from train import contract
 

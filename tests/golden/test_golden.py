@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,22 @@ def test_every_recording_belongs_to_a_case() -> None:
 @pytest.mark.parametrize("case", [case for case in cases() if case.file.endswith(".txt")], ids=lambda case: case.file)
 def test_pages_fit_80_columns(case: Case) -> None:
     assert max(map(len, recorded(case).splitlines())) <= 80
+
+
+def test_the_longest_names_fit_80_columns_too(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        f"name: {'n' * 41}\nmachine: {{type: h100, gpus: 8, nodes: 1000}}\nregions: any\n"
+        f"output: gs://{'b' * 60}/{'p' * 60}\n"
+        'run: {command: [bash, -c, "one\\ntwo \\e[31mred"], args: [' + ", ".join(["--argument"] * 20) + "]}\n"
+        "provisioning: [spot, flex-start, standard]\n"
+    )
+    for command in ("vertex", "local"):
+        page = launch(command, spec, "--dry-run", env={"CLOUDSDK_CORE_PROJECT": "p" * 30}).out
+        assert "n" * 41 in page
+        assert max(map(len, page.splitlines())) <= 80
+        assert "\x1b" not in page
+        assert "one\\ntwo" in page
 
 
 @pytest.mark.parametrize("case", cases()[:6], ids=lambda case: case.file)

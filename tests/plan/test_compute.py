@@ -106,13 +106,40 @@ def test_options_of_the_network() -> None:
     parse_instance(body)
 
 
+def test_a_subnetwork_alone_names_its_network_itself() -> None:
+    (interface,) = vm(identity={"subnetwork": "s"})["networkInterfaces"]
+    assert "network" not in interface
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [("5s", "90"), ("6h", "7200"), ("30m", "1800")])
+def test_the_wait_for_flex_start_is_what_google_takes(wait: str, seconds: str) -> None:
+    fields: dict[str, Any] = {"machine": {"type": "h100", "gpus": 2}, "provisioning": ["flex-start"]}
+    plan = planned("vm", world=WORKPLACE, limits={"wait": wait}, **fields)
+    assert plan.attempts[0].request["params"] == {"requestValidForDuration": {"seconds": seconds}}
+    assert any("limits.wait" in warning for warning in plan.warnings) == (wait != "30m")
+
+
+def test_values_are_expanded_as_on_vertex() -> None:
+    """`$(NAME)` and `$$` mean the same on both services; a VM has nobody to expand them, so the plan does."""
+    body = request(
+        "vm",
+        provisioning=["spot"],
+        output="gs://b-b/o",
+        env={"A": "1", "B": "$(A)$$2"},
+        run={"command": ["bash", "-c", "echo $$ $(B)"]},
+    )
+    script = next(item["value"] for item in body["metadata"]["items"] if item["key"] == "startup-script")
+    assert "B=1$2" in script
+    assert "echo $ 1$2" in script
+
+
 def test_a_training_vm_runs_its_container_and_goes() -> None:
     body = request("vm", provisioning=["spot"], run={"config": {"steps": 3, "data": "$(X) 'q'"}}, output="gs://b-b/o")
     assert body["name"].startswith("job-")
     assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
     (script,) = [item["value"] for item in body["metadata"]["items"] if item["key"] == "startup-script"]
     assert "docker run" in script
-    assert "$$(X)" not in script  # nothing expands $(…) here, so nothing is escaped
+    assert '"data":"$(X) ' in script  # run.config is never expanded
     parse_instance(body)
 
 
@@ -122,6 +149,8 @@ def test_a_training_vm_runs_its_container_and_goes() -> None:
         ({"machine": {"type": "l4", "gpus": 2, "nodes": 2}}, "one VM"),
         ({"identity": {"service_account": "1-compute@developer.gserviceaccount.com"}}, "default compute"),
         ({"name": "dev-"}, "ends with -"),
+        ({"machine": {"type": "l4", "gpus": 2, "boot_disk_type": "pd-standard"}}, "can't boot from pd-standard"),
+        ({"machine": {"type": "l4", "gpus": 1, "local_ssds": 4}}, "at most 1"),
         ({"machine": {"type": "a4x-highgpu-4g"}, "provisioning": ["spot"]}, "can't be had as spot"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -45,3 +45,27 @@ def test_a_derived_price_is_marked() -> None:
     vm = planned("vm", machine={"type": "l4", "gpus": 2}, provisioning=["standard"])
     assert not vm.attempts[0].usd_approx
     assert "local SSD" in vm.attempts[0].usd_excludes
+
+
+def test_local_ssds_that_were_asked_for_are_in_the_sum() -> None:
+    fields: dict[str, Any] = {"provisioning": ["standard"], "limits": {"hours": 10}}
+    bare = planned("vm", machine={"type": "l4", "gpus": 2}, **fields).limits.usd_at_most
+    with_two = planned("vm", machine={"type": "l4", "gpus": 2, "local_ssds": 2}, **fields)
+    assert with_two.limits.usd_at_most == pytest.approx((bare or 0) + 2 * 375 * 0.0001096 * 10)
+    assert "local SSD" not in with_two.attempts[0].usd_excludes
+
+
+def test_reduction_servers_have_no_known_price_and_so_no_cap() -> None:
+    with pytest.raises(PlanRefused, match="reduction servers"):
+        planned(
+            machine={"type": "h100", "gpus": 2, "nodes": 2},
+            provisioning=["spot"],
+            vertex={"reduction_server": {"replicas": 900}},
+            limits={"usd": 2000},
+        )
+
+
+def test_a_cap_that_pays_for_nothing_proposes_no_hours() -> None:
+    with pytest.raises(PlanRefused) as refused:
+        planned(limits={"usd": 0.001})
+    assert "--hours" not in refused.value.hint

@@ -23,6 +23,7 @@ OTHER: list[dict[str, Any]] = [
     {"machine": {"type": "h100", "gpus": 4}},
     {"machine": {"type": "h100", "gpus": 8, "nodes": 2}},
     {"output": "gs://other-bucket/runs"},
+    {"image": {"uri": "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64}},
 ]
 
 

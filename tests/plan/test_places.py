@@ -69,6 +69,12 @@ def test_a_vm_where_zones_are_unknown_asks_for_one() -> None:
     assert named.attempts[0].zone == "us-central1-f"
 
 
+def test_any_where_no_zone_is_known_says_that() -> None:
+    with pytest.raises(PlanRefused, match="doesn't know which zones") as refused:
+        planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], regions="any")
+    assert "--zone" in refused.value.hint
+
+
 def test_a3_high_on_demand_is_refused_on_compute_engine() -> None:
     with pytest.raises(PlanRefused, match="can't be had as standard on Compute Engine"):
         planned("vm", provisioning=["standard"])

@@ -13,8 +13,15 @@ from tests.plan.planning import request
 STAND_INS = {
     "nvidia-smi": "exit 0",
     "gcloud": 'echo gcloud "$@" >> "$CALLS"',
-    "curl": 'echo curl "$@" >> "$CALLS"; case "$*" in *token) echo \'{"access_token":"secret-1","x":2}\';;'
-    " *zone) echo projects/7/zones/us-central1-a;; *name) echo job-1;; esac; [[ -z ${REFUSED:-} || $* != *DELETE* ]]",
+    "curl": """\
+echo curl "$@" >> "$CALLS"
+[[ -n ${REFUSED:-} && $* == *$REFUSED* ]] && exit 22
+case "$*" in
+  *token) echo '{"access_token":"secret-1","x":2}' ;;
+  *zone) echo projects/7/zones/us-central1-a ;;
+  *name) echo job-1 ;;
+  *DELETE*) [[ $* == *"Bearer secret-1 "*projects/7/* ]] || exit 22 ;;
+esac""",
     "poweroff": 'echo poweroff >> "$CALLS"',
     "docker": 'printf "<%s>\\n" "$@" >> "$CALLS"; [[ $1 == pull ]] || exit "${CODE:-0}"',
     "sleep": "exit 0",
@@ -53,6 +60,7 @@ def test_a_failed_job_deletes_the_vm_too(tmp_path: Path, code: str) -> None:
     assert "-X DELETE" in calls
 
 
-def test_a_vm_that_may_not_delete_itself_powers_off(tmp_path: Path) -> None:
-    _, calls = run_script(tmp_path, REFUSED="1")
+@pytest.mark.parametrize("refused", ["DELETE", "token", "computeMetadata"])
+def test_a_vm_that_can_not_delete_itself_powers_off(tmp_path: Path, refused: str) -> None:
+    _, calls = run_script(tmp_path, REFUSED=refused)
     assert calls.splitlines()[-1] == "poweroff"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.apply.replicas import expand
 from launcher.errors import PlanRefused
-from launcher.plan.container import escaped
+from launcher.plan.container import escaped, expand
 from launcher.plan.vertex import gcloud_command
 from tests.googlecloud.custom_jobs import parse_custom_job
 from tests.plan.planning import env_of, planned, request
@@ -117,8 +116,8 @@ def test_every_field_arrives_in_googles_own_type() -> None:
     assert job.encryption_spec.kms_key_name.endswith("/cryptoKeys/k")
     assert (spec.tensorboard, spec.experiment, spec.experiment_run) == (
         "projects/p/locations/us-central1/tensorboards/1",
-        "e",
-        "r",
+        "projects/my-project/locations/us-central1/metadataStores/default/contexts/e",
+        "projects/my-project/locations/us-central1/metadataStores/default/contexts/e-r",
     )
     assert spec.enable_web_access
     assert spec.enable_dashboard_access
@@ -129,6 +128,25 @@ def test_every_field_arrives_in_googles_own_type() -> None:
     reduction = spec.worker_pool_specs[2]
     assert reduction.replica_count == 4
     assert reduction.container_spec.image_uri.startswith("us-docker.pkg.dev/vertex-ai-restricted/")
+
+
+def test_reduction_servers_never_go_with_flex_start() -> None:
+    body = planned(machine={"type": "h100", "gpus": 2, "nodes": 2}, vertex={"reduction_server": {"replicas": 2}})
+    assert [attempt.provisioning for attempt in body.attempts] == ["spot"]
+
+
+def test_a_short_run_is_never_sent_as_none() -> None:
+    assert request(limits={"hours": 0.0501})["jobSpec"]["scheduling"]["timeout"] == "181s"
+
+
+def test_fields_of_the_other_service_are_told() -> None:
+    (warning,) = planned(provisioning=["spot"], output="gs://b-b/o", vm={"external_ip": True}).warnings
+    assert warning == "vm.external_ip: without effect on Vertex AI."
+
+
+def test_secrets_that_nobody_reads_yet_are_told() -> None:
+    plan = planned(secrets={"HF_TOKEN": "projects/p/secrets/hf/versions/1"}, output="gs://b-b/o")
+    assert any("HF_TOKEN" in warning for warning in plan.warnings)
 
 
 def test_network_and_reserved_ranges() -> None:
@@ -215,6 +233,20 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
         ({"limits": {"usd": 5}}, "more than limits.usd"),
         ({"env": {"EMPTY": ""}}, "EMPTY is empty"),
         ({"vertex": {"tensorboard": "projects/p/locations/l/tensorboards/1"}}, "service_account"),
+        ({"machine": {"type": "h100", "gpus": 2, "boot_disk_type": "pd-balanced"}}, "can't boot from pd-balanced"),
+        ({"identity": {"network": "default"}}, "isn't a network in the form"),
+        (
+            {"identity": {"kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k"}},
+            "identity.kms_key is in europe-west4",
+        ),
+        ({"machine": {"type": "t4", "gpus": 1}, "regions": ["us-west8"]}, "doesn't train in us-west8"),
+        (
+            {
+                "vertex": {"persistent_resource": "pr"},
+                "provisioning": ["reservation:projects/p/zones/us-central1-a/reservations/r"],
+            },
+            "has its machines already",
+        ),
         ({"machine": {"type": "t4", "gpus": 1}, "provisioning": ["flex-start"]}, "can't be had as flex-start"),
         (
             {

@@ -1,0 +1,127 @@
+"""What is refused before it costs anything: a well-formed spec that can't work on its target."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.catalog import Catalog, MachineType
+from launcher.errors import PlanRefused
+from launcher.plan import names
+from launcher.plan.model import Chosen, Container, Context, Place
+from launcher.plan.places import SERVICE
+from launcher.spec.models import JobSpec
+
+RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
+MAX_ENV = 100
+"""Environment variables of one container on Vertex AI (facts 1.3)."""
+LOCAL_SSD_GIB = 375
+
+
+def of_spec(spec: JobSpec, context: Context) -> None:
+    """What can't work on this target, whatever the machine."""
+    vm, output = context.target == "vm", spec.output or "gs://"
+    if vm and spec.machine.nodes > 1:
+        raise PlanRefused(
+            f"launch vm makes one VM; the spec asks for {spec.machine.nodes} nodes",
+            "Several nodes run on Vertex AI: launch vertex.",
+        )
+    if context.target != "local" and context.training and not output.startswith("gs://"):
+        raise PlanRefused(
+            f"output is a local folder ({output}), which a machine in the cloud can't write to",
+            "Set output (or --output) to gs://BUCKET/PATH.",
+        )
+    if context.run_id and not re.fullmatch(RUN_ID, context.run_id):
+        raise PlanRefused(
+            f"--run-id {context.run_id!r} can't be taken",
+            "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
+        )
+    reserved = [model for model in spec.provisioning or () if model.startswith("reservation:")]
+    if spec.vertex.persistent_resource and reserved and context.target == "vertex":
+        raise PlanRefused(
+            "vertex.persistent_resource has its machines already; a reservation can't be used beside it",
+            "Leave one of them out.",
+        )
+    if vm and spec.name.endswith("-"):
+        raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
+    network = spec.identity.network
+    if network and context.target == "vertex" and not re.fullmatch(PEERED_NETWORK, network):
+        raise PlanRefused(
+            f"identity.network: {network!r} isn't a network in the form that Vertex AI takes",
+            "It must be projects/PROJECT_NUMBER/global/networks/NAME, and peered with Vertex AI.",
+        )
+    empty = sorted(name for name, value in spec.env.items() if not value)
+    if empty and context.target == "vertex":
+        raise PlanRefused(
+            f"env: {', '.join(empty)} is empty, and Vertex AI refuses an empty environment variable",
+            "Leave it out, or give it a value.",
+        )
+    if vm and (spec.identity.service_account or "").endswith("-compute@developer.gserviceaccount.com"):
+        raise PlanRefused(
+            "the VM would run as the default compute service account, which can change the whole project",
+            f"Use an account of its own, such as {names.default_service_account(context.project)}:\n"
+            f"  gcloud iam service-accounts create launch --project={context.project}",
+        )
+    if spec.vertex.tensorboard and not spec.identity.service_account and context.target == "vertex":
+        raise PlanRefused(
+            "vertex.tensorboard needs identity.service_account (Vertex AI refuses the job without one)",
+            "Name an account that may write to the TensorBoard and to the output's bucket.",
+        )
+
+
+def of_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
+    """What the machine can't have on this service."""
+    machine = chosen.machine
+    if machine is None or context.target == "local":
+        return
+    check_boot_disk(spec, context, machine)
+    wanted, most = (spec.machine.local_ssds or 0) * LOCAL_SSD_GIB, machine.local_ssd_max_gib
+    if context.target == "vm" and not machine.local_ssd_auto and most is not None and wanted > most:
+        raise PlanRefused(
+            f"machine.local_ssds: {spec.machine.local_ssds} x {LOCAL_SSD_GIB} GiB is more than {machine.name} takes",
+            f"It takes at most {most // LOCAL_SSD_GIB}.",
+        )
+    settings = catalog.nccl(machine, SERVICE[context.target])
+    if spec.vertex.reduction_server and (settings.env or settings.script):
+        raise PlanRefused(
+            f"a reduction server doesn't go with {machine.name}, which has a fast network of its own",
+            "Leave vertex.reduction_server out.",
+        )
+
+
+def check_boot_disk(spec: JobSpec, context: Context, machine: MachineType) -> None:
+    """The disk types that each machine boots from differ by service."""
+    allowed = machine.boot_disk_types if context.target == "vm" else machine.vertex_boot_disk_types
+    wanted = spec.machine.boot_disk_type
+    if wanted and allowed and wanted not in allowed:
+        service = "Compute Engine" if context.target == "vm" else "Vertex AI"
+        raise PlanRefused(
+            f"machine.boot_disk_type: {machine.name} can't boot from {wanted} on {service}",
+            f"It can from {' or '.join(allowed)}.",
+        )
+
+
+def of_places(spec: JobSpec, context: Context, places: tuple[Place, ...]) -> None:
+    """Resources that must lie in the region of the job."""
+    if context.target == "local":
+        return
+    regional = {"identity.kms_key": spec.identity.kms_key}
+    if context.target == "vertex":
+        regional["vertex.tensorboard"] = spec.vertex.tensorboard
+    for field, name in regional.items():
+        location = name.split("/")[3] if name else None
+        for place in places:
+            if location not in (None, "global", place.region):
+                raise PlanRefused(
+                    f"{field} is in {location}, and the job may be tried in {place.region}",
+                    f"Name {location} alone: --region {location}",
+                )
+
+
+def of_environment(spec: JobSpec, context: Context, container: Container) -> None:
+    """More variables than Vertex AI takes."""
+    if context.target == "vertex" and len(container.env) > MAX_ENV:
+        raise PlanRefused(
+            f"the container would have {len(container.env)} environment variables, and Vertex AI takes {MAX_ENV}",
+            f"launch itself needs {len(container.env) - len(spec.env)} for this machine: shorten env.",
+        )
