@@ -46,8 +46,10 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
         return
     from launcher.plan.vertex import gcloud_command
 
-    yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}. To send it:"
-    command = gcloud_command(first.request, project=plan.project, region=first.region, config="job.yaml")
+    yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
+    yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image, then:"
+    file = f"{plan.run}.vertex.yaml"  # a name of its own: the spec may be called job.yaml
+    command = gcloud_command(first.request, project=plan.project, region=first.region, config=file)
     head, *flags = [" ".join(command[:4]), *command[4:]]
     for line in (head, *(f"  {shlex.quote(flag)}" for flag in flags[:-1])):
         yield f"# {line} \\"
@@ -109,27 +111,52 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "image", REHEARSED
     elif plan.image:
         yield "image", plan.image.uri
-        made = f"tag = content; sent as a digest; {plan.image.platform}, {plan.image.wheel}{code_text(plan)}"
+        made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}{code_text(plan)}"
         yield "", "(an image of your own, pinned by its digest)" if plan.image.pinned else f"({made})"
     if plan.command:
         yield "runs", shlex.join(plan.command)
+        if config := plan.spec.get("run", {}).get("config"):
+            yield "config", flow(config)
         yield "output", plan.run_folder or "none"
     elif plan.target == "vm":
         yield "boots", boot_image(plan)
     if plan.target != "local":
+        yield "account", account_text(plan)
         yield "limits", limits_text(plan)
         yield "cost", cost_text(plan)
 
 
+def flow(data: Any) -> str:
+    """`{a: 1, b: {c: x}}` on one line, for reading."""
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{key}: {flow(value)}" for key, value in data.items()) + "}"
+    if isinstance(data, list):
+        return "[" + ", ".join(map(flow, data)) + "]"
+    return data if isinstance(data, str) else json.dumps(data)
+
+
+def account_text(plan: Plan) -> str:
+    """The service account that the job or the VM acts as."""
+    first = plan.attempts[0].request
+    if plan.target == "vm":
+        return str(first["serviceAccounts"][0]["email"])
+    return str(first["jobSpec"].get("serviceAccount", "Vertex AI's own (Custom Code Service Agent)"))
+
+
 def machine_text(plan: Plan) -> str:
-    """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`."""
+    """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`, and how many GPUs several machines have."""
     machine = plan.machine
+    if plan.target == "local":
+        nodes = "1 node" if machine.nodes == 1 else f"{machine.nodes} nodes"
+        here = f"here {nodes} with {machine.gpus} {'process' if machine.gpus == 1 else 'processes'} each"
+        return f"{here}, in place of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
     parts = [f"{machine.gpus} × {machine.gpu}"]
     if machine.vcpus:
         parts.append(f"{machine.vcpus} vCPUs")
     if machine.memory_gb:
         parts.append(f"{machine.memory_gb:g} GB")
-    return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}"
+    total = f"; {machine.nodes * machine.gpus} GPUs in all" if machine.nodes > 1 else ""
+    return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
 def boot_image(plan: Plan) -> str:

@@ -32,6 +32,8 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     refusals.of_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
     refusals.of_machine(spec, catalog, context, chosen)
+    if context.training:
+        refusals.of_processes(spec, chosen)
     shared = in_common(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
     refusals.of_places(spec, context, where)

@@ -36,7 +36,7 @@ def figures(chosen: Chosen, nodes: int) -> Gpus:
     """The machine in figures for people."""
     machine = chosen.machine
     return Gpus(
-        machine_type=machine.name if machine else "this machine",
+        machine_type=machine.name if machine else "a machine that Google doesn't sell",
         gpu=chosen.gpu.title,
         gpus=chosen.gpus,
         gpu_memory_gb=chosen.gpu.memory_gb,

@@ -9,7 +9,7 @@ from launcher.plan import names
 from launcher.plan.compute import flex_wait, has_local_ssd
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.places import SERVICE
-from launcher.spec.models import JobSpec, Vertex
+from launcher.spec.models import JobSpec, Run, Vertex
 
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
@@ -51,6 +51,8 @@ def of_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
         yield (
             f"secrets ({', '.join(spec.secrets)}) travel as references, and this version's node doesn't read them yet."
         )
+    if context.training and spec.image.uri is None:
+        yield "this version names the image and doesn't build it: it must be in the registry before the job is sent."
     if context.target == "vertex" and spec.zones:
         yield "zones narrow the regions only: Vertex AI chooses the zone itself."
     without_effect = [field for field, value in elsewhere(spec, context) if value]
@@ -82,6 +84,8 @@ def elsewhere(spec: JobSpec, context: Context) -> tuple[tuple[str, object], ...]
 def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     """What a VM does at its end, and how long it waits."""
     machine = chosen.machine
+    if not context.training and (spec.run != Run() or spec.output or spec.secrets):
+        yield "this is a VM to work on: the spec's job isn't started. With --run it is."
     stops = (spec.vm.on_stop or ("delete" if context.training else "stop")) == "stop"
     if stops and machine and has_local_ssd(spec, machine):
         yield "a stop loses what lies on the local SSDs (/mnt/localssd); the boot disk stays, and is billed."

@@ -101,8 +101,16 @@ def chosen_regions(
         if context.target == "vertex" and region not in catalog.training_regions:
             raise PlanRefused(f"Vertex AI doesn't train in {region}", f"It does in {listed(catalog.training_regions)}.")
         if known and region not in known:
-            raise PlanRefused(f"{machine.name} isn't in {region}", f"It is in {listed(known)}.")
+            raise PlanRefused(f"{machine.name} isn't in {region}", f"{near(region, known)}It is in {listed(known)}.")
     return named
+
+
+def near(name: str, known: tuple[str, ...]) -> str:
+    """`Did you mean us-central1? `, or nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    return f"Did you mean {found[0]}? " if found else ""
 
 
 def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) -> tuple[str, ...]:

@@ -69,6 +69,24 @@ def of_spec(spec: JobSpec, context: Context) -> None:
         )
 
 
+def of_processes(spec: JobSpec, chosen: Chosen) -> None:
+    """A global batch that the built-in trainer can't share evenly: it would find out on the paid machine."""
+    if not spec.run.is_builtin:
+        return
+    from train.config import parse
+
+    config = parse(spec.run.config)
+    processes = chosen.gpus * spec.machine.nodes
+    micro = config.micro_batch_size or 1
+    if config.batch_size % (processes * micro):
+        each = f" of micro_batch_size {micro}" if micro > 1 else ""
+        near = max(1, round(config.batch_size / (processes * micro))) * processes * micro
+        raise PlanRefused(
+            f"run.config.batch_size {config.batch_size} can't be shared evenly by {processes} processes{each}",
+            f"It is global: {near} can.",
+        )
+
+
 def of_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
     """What the machine can't have on this service."""
     machine = chosen.machine

@@ -146,6 +146,11 @@ class Run(Model, frozen=True, kw_only=True):
         | None
     ) = None
 
+    @property
+    def is_builtin(self) -> bool:
+        """Whether our own trainer runs."""
+        return not self.script and not self.command and self.module in (None, "train")
+
 
 class Limits(Model, frozen=True, kw_only=True):
     """What the run may use up."""
@@ -159,7 +164,9 @@ class Limits(Model, frozen=True, kw_only=True):
     ) = None
     usd: Annotated[float, Meta(gt=0, description="the plan is refused if the run could cost more")] | None = None
     price: Annotated[float, Meta(gt=0, description="USD per hour and node, where the catalog knows none")] | None = None
-    restarts: Annotated[int, Meta(ge=0, le=100, description="without a new durable step in between")] = 3
+    restarts: Annotated[
+        int, Meta(ge=0, le=100, description="restarts of failed processes without a new checkpoint in between")
+    ] = 3
     wait: Annotated[Duration, Meta(description="for capacity, in each attempt")] | None = None
 
 
@@ -242,10 +249,10 @@ class Vertex(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    experiment: str | None = None
-    experiment_run: str | None = None
+    experiment: Annotated[str, Meta(description="name of a Vertex AI experiment in the job's region")] | None = None
+    experiment_run: Annotated[str, Meta(description="the run's name in the experiment")] | None = None
     web_access: Annotated[bool, Meta(description="a shell in the running container, from the console")] = False
-    dashboard_access: bool = False
+    dashboard_access: Annotated[bool, Meta(description="the dashboard of the running container")] = False
     persistent_resource: (
         Annotated[str, Meta(description="id of a persistent resource to run on: no wait for machines")] | None
     ) = None
@@ -259,7 +266,9 @@ class Vm(Model, frozen=True, kw_only=True):
 
     image_family: Annotated[str, Meta(description="of deeplearning-platform-release")] | None = None
     image: Annotated[str, Meta(description="projects/P/global/images/I, instead of a family")] | None = None
-    external_ip: bool = False
+    external_ip: Annotated[
+        bool, Meta(description="left out: SSH goes through IAP, and the way out needs Cloud NAT")
+    ] = False
     on_stop: Annotated[Literal["stop", "delete"], Meta(description="at the end of the lease")] | None = None
 
 

@@ -15,8 +15,9 @@ CATALOG = catalog.load()
 
 
 def spec(**fields: Any) -> JobSpec:
-    """A spec with two H100s in us-central1, and what else is given."""
-    data = {"name": "job", "machine": {"type": "h100", "gpus": 2}, "regions": ["us-central1"], **fields}
+    """A spec of a user's module on two H100s in us-central1, and what else is given."""
+    known = {"machine": {"type": "h100", "gpus": 2}, "regions": ["us-central1"], "run": {"module": "mine"}}
+    data = {"name": "job", **known, **fields}
     return msgspec.convert(data, JobSpec)
 
 

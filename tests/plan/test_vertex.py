@@ -17,6 +17,13 @@ from tests.plan.planning import env_of, planned, request
 from train import contract
 
 
+QUIET: dict[str, Any] = {
+    "output": "gs://b-1/o",
+    "image": {"uri": "us-docker.pkg.dev/p/r/i@sha256:" + "0" * 64},
+}
+"""A spec that leaves nothing to be warned about."""
+
+
 def pools(body: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = body["jobSpec"]["workerPoolSpecs"]
     return found
@@ -31,7 +38,8 @@ def test_two_h100s() -> None:
     }
     assert pool["replicaCount"] == "1"
     assert pool["containerSpec"]["command"] == ["python", "-m", "train.node"]
-    assert pool["containerSpec"]["args"] == ["--module", "train"]
+    assert pool["containerSpec"]["args"] == ["--module", "mine"]
+    assert pools(request(run={}))[0]["containerSpec"]["args"] == ["--module", "train"]
 
 
 def test_several_nodes_are_a_primary_and_a_worker_pool() -> None:
@@ -55,7 +63,7 @@ def test_without_provisioning_flex_start_comes_before_spot() -> None:
 
 def test_standard_on_a_small_a3_is_warned_about() -> None:
     assert any("STANDARD" in warning for warning in planned(provisioning=["standard"]).warnings)
-    assert not planned(provisioning=["spot"], output="gs://b-1/o").warnings
+    assert not planned(provisioning=["spot"], **QUIET).warnings
 
 
 def test_reservation() -> None:
@@ -140,7 +148,7 @@ def test_a_short_run_is_never_sent_as_none() -> None:
 
 
 def test_fields_of_the_other_service_are_told() -> None:
-    (warning,) = planned(provisioning=["spot"], output="gs://b-b/o", vm={"external_ip": True}).warnings
+    (warning,) = planned(provisioning=["spot"], vm={"external_ip": True}, **QUIET).warnings
     assert warning == "vm.external_ip: without effect on Vertex AI."
 
 
@@ -217,7 +225,7 @@ def test_escaping_survives_vertex_expansion(text: str) -> None:
 
 
 def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
-    config = {"data": "$(HOME)/x", "note": "$$5 $x"}
+    config = {"data": "$(HOME)/x $$5 $x"}
     env = env_of(request(run={"config": config}))
     assert "$$(HOME)" in env[contract.CONFIG]
     assert json.loads(expand(env[contract.CONFIG], {"HOME": "/root"})) == config
@@ -232,6 +240,8 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
         ({"output": "runs"}, "local folder"),
         ({"limits": {"usd": 5}}, "more than limits.usd"),
         ({"env": {"EMPTY": ""}}, "EMPTY is empty"),
+        ({"run": {"config": {"batch_size": 5}}}, "can't be shared evenly by 2 processes"),
+        ({"run": {"config": {"batch_size": 6, "micro_batch_size": 2}}}, "of micro_batch_size 2"),
         ({"vertex": {"tensorboard": "projects/p/locations/l/tensorboards/1"}}, "service_account"),
         ({"machine": {"type": "h100", "gpus": 2, "boot_disk_type": "pd-balanced"}}, "can't boot from pd-balanced"),
         ({"identity": {"network": "default"}}, "isn't a network in the form"),
