@@ -6,17 +6,21 @@ import json
 import os
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from train import contract
 from train.config import parse
 from train.ending import leave
 from train.errors import ConfigError, TrainError
 
+if TYPE_CHECKING:
+    from train.dist import Ranks
+
 
 def main() -> NoReturn:
     """Settings are checked before torch, which takes seconds to load."""
     rank = int(os.environ.get("RANK") or 0)
+    ranks: Ranks | None = None
     try:
         config = parse(read_config(os.environ.get(contract.CONFIG) or "{}"))
         from train import dist, loop
@@ -25,15 +29,26 @@ def main() -> NoReturn:
         loop.train(config, ranks, os.environ)
         dist.finish(ranks)
     except TrainError as error:
-        if rank == 0:
-            print(f"train: {error}", file=sys.stderr)
+        if _speaks(ranks, rank, error):
+            print(f"train: {error}", file=sys.stderr, flush=True)
         code = int(error.exit)
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
     except KeyboardInterrupt:
         code = 130  # 128 + SIGINT
     except BaseException:  # noqa: BLE001 - the process ends here, whatever it was, and by os._exit
         traceback.print_exc()
         code = int(contract.Exit.FAILED)
     leave(code, rank=rank)
+
+
+def _speaks(ranks: Ranks | None, rank: int, error: TrainError) -> bool:
+    """Whether this rank prints its error. What is wrong in the config is so on all ranks, and told without torch."""
+    if isinstance(error, ConfigError):
+        return rank == 0
+    from train import dist
+
+    return dist.speaks(ranks)
 
 
 def read_config(text: str) -> dict[str, Any]:

@@ -9,19 +9,14 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from train import contract
-from train.errors import TrainError, UsageError
+from train.errors import UsageError
 
 SHM_LIMIT: Final = 1 << 30
 """Bytes of /dev/shm below which DataLoader workers and NCCL are known to fail; a plain container has 64 MiB."""
-
-
-class UnfitError(TrainError):
-    """This machine can't do the work; another one may."""
-
-    exit = contract.Exit.UNFIT
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,8 @@ def _visible(count: int, environ: Mapping[str, str]) -> int:
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not count:
         return count
-    entries = chosen.split("-1")[0].split(",")
-    return min(count, sum(1 for entry in entries if entry.strip())) if "MIG" not in chosen else len(entries)
+    entries = list(takewhile(lambda entry: entry not in ("", "-1"), (part.strip() for part in chosen.split(","))))
+    return len(entries) if "MIG" in chosen else min(count, len(entries))
 
 
 def _shm_bytes() -> int | None:

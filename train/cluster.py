@@ -32,12 +32,13 @@ class Cluster:
     """The machines of a run.
 
     `nodes` are `host:port` in the order of their ranks, empty where unknown (only node 0's is needed); `node` is the
-    index of this one; `cloud` says that the platform is Vertex and not a rehearsal of it.
+    index of this one; `cloud` says that the platform is Vertex, `rehearsal` that another machine plays its part.
     """
 
     nodes: tuple[str, ...]
     node: int
     cloud: bool = False
+    rehearsal: bool = False
 
     @property
     def size(self) -> int:
@@ -68,7 +69,8 @@ def parse(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
     if len(primary) != 1:
         raise ClusterError(f"CLUSTER_SPEC: workerpool0 has {len(primary)} replicas; it must have exactly 1")
     node = _index(_mapping(spec.get("task"), "CLUSTER_SPEC's task"), {"workerpool0": primary, "workerpool1": workers})
-    return Cluster(nodes=(*primary, *workers), node=node, cloud=spec.get("environment") == "cloud")
+    cloud = spec.get("environment") == "cloud"
+    return Cluster(nodes=(*primary, *workers), node=node, cloud=cloud, rehearsal=not cloud)
 
 
 def _from_environ(environ: Mapping[str, str]) -> Cluster:

@@ -93,8 +93,13 @@ def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: f
     ]
 
 
-def child_env(environ: Mapping[str, str], order: Order, node: int, exit_file: Path) -> dict[str, str]:
-    """The environment of the processes of one generation."""
+def child_env(
+    environ: Mapping[str, str], order: Order, node: int, *, gpus: int, code: Path, exit_file: Path
+) -> dict[str, str]:
+    """The environment of the processes of one generation.
+
+    `gpus` are visible on this node; the modules of `code` come behind Python's own (lines/sitecustomize.py).
+    """
     return {
         **environ,
         "PYTHONUNBUFFERED": "1",
@@ -102,8 +107,19 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, exit_file: Pa
         contract.ATTEMPT: str(order.attempt),
         contract.GENERATION: str(order.generation),
         contract.NODE: str(node),
+        contract.VISIBLE_GPUS: str(gpus),
+        contract.CODE: str(code),
         contract.EXIT_FILE: str(exit_file),
     }
+
+
+def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """`environ` without what the request says about the cloud's network, which isn't here; and a line, or ""."""
+    settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
+    settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
+    env = {name: value for name, value in environ.items() if name not in settings}
+    line = f"a rehearsal: what the request sets for the cloud's network is left out ({', '.join(settings)})"
+    return env, line if settings else ""
 
 
 def machine_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:

@@ -65,6 +65,12 @@ GENERATION: Final = "LAUNCH_GENERATION"
 NODE: Final = "LAUNCH_NODE"
 """Numbers, from 1 (attempt) and 0 (generation, node): they name the parts that a process writes."""
 
+VISIBLE_GPUS: Final = "LAUNCH_VISIBLE_GPUS"
+"""How many GPUs the node sees. A trainer that can't use them must not train on the CPU instead."""
+
+CODE: Final = "LAUNCH_CODE"
+"""The user's code: the folder that the node was started in. Its modules come behind Python's own."""
+
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """A file to which a process that ends deliberately appends its exit code (`Exit`) as a line: torchrun exits 1 whatever
 its workers say. A 0 means that the work was done."""

@@ -44,8 +44,12 @@ class Timing:
     """How long to wait for a node that isn't there (yet): a replaced machine takes minutes to start."""
     line: float = 30.0
     """Between two lines that say what is being waited for."""
-    grace: float = 30.0
-    """From SIGTERM to SIGKILL; Compute Engine gives Spot VMs no more."""
+    grace: float = 22.0
+    """From SIGTERM to SIGKILL. Graces nest, so that no outer one kills an inner one which still reports: torchrun has
+    `report` less, the container of a VM 25 s, and Vertex AI and Spot VMs give 30 s."""
+    report: float = 4.0
+    quick: float = 30.0
+    """A generation that fails sooner, twice alike and before its first step, fails each time."""
     leave: float = 5.0
     """How long a node that was told to stop waits for the others' word."""
 

@@ -10,11 +10,10 @@ from torch import nn
 
 
 def parameters_sha256(model: nn.Module) -> str:
-    """SHA-256 over each parameter's name, type, shape and bytes. Buffers, such as the running averages of batch norm,
-    are each rank's own and don't count."""
+    """SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages)."""
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().cpu().contiguous()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

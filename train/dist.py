@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed re-exports them, untyped
+from torch.distributed.rendezvous import rendezvous
 
+from train import contract
 from train.contract import Exit
 from train.ending import leave
-from train.errors import TrainError, UsageError
+from train.errors import TrainError, UnfitError
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=300)
 """How long a collective may wait before the process group gives up."""
+
+PATIENCE = 6 * 3600.0
+"""Seconds that the ranks wait for work of one of them that has no bound of its own: preparing data, a checkpoint."""
+
+POLL_SECONDS = 0.1
+
+MOMENT = 1.0
+"""Seconds that another rank gives rank 0 to say what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,9 @@ class Ranks:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = "none"
+    store: Store | None = field(default=None, compare=False)
+    """Where the ranks meet without a collective; None without torchrun."""
+    meetings: Iterator[int] = field(default_factory=itertools.count, compare=False)
 
     @property
     def node_rank(self) -> int:
@@ -39,25 +56,34 @@ class Ranks:
 def join(env: Mapping[str, str]) -> Ranks:
     """Take the device of this process and, under torchrun, join the others (NCCL on GPUs, else gloo).
 
-    Raises UsageError if there are more processes than GPUs.
+    Raises UnfitError if this process has no GPU where the node has some.
     """
     rank, world, local = (int(env.get(name, default)) for name, default in _TORCHRUN)
-    device = _device(local)
+    device = _device(local, int(env.get(contract.VISIBLE_GPUS) or 0))
     if "RANK" not in env:
         return Ranks(device=device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT, device_id=device if backend == "nccl" else None)
-    return Ranks(rank, world, local, device, backend)
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    group = PrefixStore("group", store)
+    given = device if backend == "nccl" else None
+    dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=given)
+    return Ranks(rank, world, local, device, backend, PrefixStore("train", store))
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
-def _device(local_rank: int) -> torch.device:
+def _device(local_rank: int, seen: int) -> torch.device:
+    """This process's GPU, or the CPU on a node that has `seen` none."""
     if not torch.cuda.is_available():
+        if seen:
+            raise UnfitError(
+                f"this node has {seen} GPUs (nvidia-smi), but torch {torch.__version__} can't use them: "
+                "it is built without CUDA or for a newer driver"
+            )
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
-        raise UsageError(f"process {local_rank} of this node has no GPU: there are {torch.cuda.device_count()}")
+        raise UnfitError(f"process {local_rank} of this node has no GPU: there are {torch.cuda.device_count()}")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
@@ -66,7 +92,8 @@ def _device(local_rank: int) -> torch.device:
 def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
     """What `work` returns on the first process of this node, on all of its processes; the others wait.
 
-    An error of ours on any node is raised on every rank alike, so that no rank waits for one that has gone.
+    An error of ours, or of the files, on any node is raised on every rank alike, so that no rank waits for one that
+    has gone.
     """
     result: T | None = None
     error: TrainError | None = None
@@ -75,11 +102,50 @@ def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
             result = work()
         except TrainError as caught:
             error = caught
+        except OSError as caught:
+            error = TrainError(str(caught))
+    meet(ranks)
     results = gather(ranks, (result, error))
     for _, theirs in results:
         if theirs is not None:
             raise theirs
     return results[ranks.node_rank][0]  # type: ignore[return-value]  # local rank 0 has set it, or raised
+
+
+def meet(ranks: Ranks) -> None:
+    """Wait for all ranks, for hours if need be: a collective would give up after TIMEOUT. Raises TrainError."""
+    if ranks.store is None:
+        return
+    here = f"meeting/{next(ranks.meetings)}"
+    ranks.store.set(f"{here}/{ranks.rank}", "")
+    everybody, deadline = [f"{here}/{rank}" for rank in range(ranks.world)], time.monotonic() + PATIENCE
+    while not ranks.store.check(everybody):  # not wait(): in it no signal would be heard
+        if time.monotonic() > deadline:
+            raise TrainError(f"not all ranks came within {PATIENCE / 3600:g} hours")
+        time.sleep(POLL_SECONDS)
+
+
+def speaks(ranks: Ranks | None) -> bool:
+    """Whether this rank prints its error: rank 0 does, and, where rank 0 has none, the first of the others.
+
+    `ranks` is None before `join`: the error is then this process's own.
+    """
+    if ranks is None or ranks.store is None:
+        return True
+    with suppress(RuntimeError):  # the store is gone, and so is rank 0
+        if ranks.rank:
+            _wait_for(ranks.store, _SAID, MOMENT)
+        return ranks.store.add(_SAID, 1) == 1 or ranks.rank == 0
+    return ranks.rank == 0
+
+
+_SAID = "said"
+
+
+def _wait_for(store: Store, key: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not store.check([key]) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 5)
 
 
 def gather(ranks: Ranks, value: T) -> list[T]:
@@ -91,12 +157,29 @@ def gather(ranks: Ranks, value: T) -> list[T]:
     return values
 
 
+def gather_tensors(ranks: Ranks, values: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor, all of one shape, in the order of the ranks."""
+    if ranks.world == 1:
+        return [values]
+    everybody = [torch.empty_like(values) for _ in range(ranks.world)]
+    dist.all_gather(everybody, values)
+    return everybody
+
+
 def mean(ranks: Ranks, values: torch.Tensor) -> torch.Tensor:
     """The mean over all ranks, element by element, in place."""
     if ranks.world > 1:
         dist.all_reduce(values)
         values /= ranks.world
     return values
+
+
+def same_buffers(ranks: Ranks, model: torch.nn.Module) -> None:
+    """Give all ranks rank 0's buffers, as DDP does before each forward pass in training: batch norm's running averages
+    are each rank's own after one. Doing it again changes no bit."""
+    if ranks.world > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def finish(ranks: Ranks) -> NoReturn:

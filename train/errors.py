@@ -23,6 +23,12 @@ class ConfigError(UsageError):
     """`run.config` is wrong: all of its problems at once."""
 
 
+class UnfitError(TrainError):
+    """This machine can't do the work; another one may."""
+
+    exit = Exit.UNFIT
+
+
 class OutputError(TrainError):
     """The run folder can't be written."""
 

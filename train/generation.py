@@ -17,12 +17,15 @@ from train.process import Child
 
 @dataclass(frozen=True)
 class Plan:
-    """What this node starts in every generation: `env` is its environment, `processes` how many torchrun starts."""
+    """What this node starts in every generation: `env` is its environment, `processes` how many torchrun starts, `gpus`
+    how many GPUs they can see, and `code` the folder of the user's code."""
 
     task: Task
     cluster: Cluster
     env: Mapping[str, str]
     processes: int
+    gpus: int
+    code: Path
     run: str
     restarts: int | None = None
 
@@ -40,8 +43,9 @@ def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, sto
     node = plan.cluster.node
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         exit_file = Path(folder) / "exit"
-        argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=timing.grace)
-        child = Child(argv, child_env(plan.env, order, node, exit_file))
+        inner = timing.grace - timing.report
+        argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
+        child = Child(argv, child_env(plan.env, order, node, gpus=plan.gpus, code=plan.code, exit_file=exit_file))
         code, note = _watch(child, order, member, timing, stop)
         return Outcome(node, code, _marks(exit_file), stop.signum, note)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from threading import Thread
 from typing import Any
 
 import torch
@@ -17,33 +18,42 @@ from torch.nn.utils import clip_grad_norm_
 from train import checkpoint, optim, progress
 from train.config import Config
 from train.digest import disagreement, parameters_sha256
-from train.dist import Ranks, gather, mean
+from train.dist import Ranks, gather, mean, meet, same_buffers
+from train.ending import heeding_sigterm
 from train.errors import DisagreementError
 from train.metrics import Row
 from train.precision import autocast
 from train.setup import Run, setup
 from train.storage import Storage
 
+SAVE_SECONDS = 10.0
+"""What the last rows get after an error: less than a process has after SIGTERM (Timing.grace)."""
+
 
 def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     """Train as `config` says.
 
-    Raises UsageError and DisagreementError on every rank alike, OutputError on rank 0, which alone writes.
+    Raises UsageError and DisagreementError on every rank alike, OutputError on rank 0, which alone writes, and
+    SystemExit (143) after SIGTERM.
     """
     run = setup(config, ranks, env)
-    try:
-        run.sink.put([_event("start", **run.facts)])
-        for step in range(1, config.steps + 1):
-            train_step(run, step)
-            if step % config.log_every == 0 or step == config.steps:
-                report(run)
-            if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
-                evaluate(run, step)
-        conclude(run)
-    except BaseException:
-        save_rows(run)
-        raise
-    run.sink.close()
+    with heeding_sigterm() as told:
+        try:
+            run.sink.put([_event("start", **run.facts)])
+            for step in range(1, config.steps + 1):
+                train_step(run, step)
+                if run.recorder.due(step, config.log_every) or step == config.steps:
+                    report(run)
+                if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
+                    evaluate(run, step)
+                told.obey()
+            conclude(run)
+        except BaseException:
+            save_rows(run)
+            told.obey()  # what failed then is a rank that has gone already
+            raise
+        run.sink.close()
+        meet(ranks)  # rank 0 may still be writing the last checkpoint, and does so to the end
 
 
 def train_step(run: Run, step: int) -> None:
@@ -100,6 +110,7 @@ def report(run: Run) -> None:
 @torch.no_grad()
 def evaluate(run: Run, step: int) -> None:
     """The mean loss on held-out batches, the same ones each time, shared among the ranks."""
+    same_buffers(run.ranks, run.model)
     batches, total = run.config.eval.batches, torch.zeros((), device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
@@ -117,6 +128,7 @@ def evaluate(run: Run, step: int) -> None:
 
 def conclude(run: Run) -> None:
     """All ranks must have come to the same parameters; then rank 0 writes the checkpoint and the summary."""
+    same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
     digest = parameters_sha256(run.model)
     seconds = time.monotonic() - run.state["began"]
     if wrong := disagreement(gather(run.ranks, digest)):
@@ -139,7 +151,17 @@ def save_checkpoint(run: Run, storage: Storage, digest: str) -> str:
 
 
 def save_rows(run: Run) -> None:
-    """After an error: what was recorded is written, if that still works; the error itself matters more."""
+    """After an error: what was recorded is written, if that still works; the error itself matters more.
+
+    From a thread, which is not waited for too long: a GPU that waits for a dead rank never answers.
+    """
+    if run.ranks.rank == 0:
+        saving = Thread(target=_save_rows, args=(run,), name="last rows", daemon=True)
+        saving.start()
+        saving.join(SAVE_SECONDS)
+
+
+def _save_rows(run: Run) -> None:
     with suppress(Exception):
         run.sink.put(run.recorder.block(alone=True))
     with suppress(Exception):

@@ -11,12 +11,18 @@ from __future__ import annotations
 import atexit
 import json
 import math
+import operator
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from queue import Empty, Queue
+from contextlib import suppress
+from functools import cache, partial
+from queue import Empty, SimpleQueue
 from threading import Thread
+from types import FrameType
 from typing import Any, Protocol
 
 from train import contract
@@ -30,6 +36,12 @@ FLUSH_SECONDS = 5.0
 
 QUEUE_BLOCKS = 256
 """Blocks of rows that may wait for the folder; then training waits too, rather than filling the memory."""
+
+FULL_SECONDS = 0.01
+"""Between two looks at a full queue."""
+
+LAST_SECONDS = 10.0
+"""How long a script that was told to stop waits for its rows to be written."""
 
 
 class Sink(Protocol):
@@ -77,7 +89,8 @@ class Parts:
     def __init__(self, storage: Storage, name: Callable[[int], str], board: Board | None = None) -> None:
         self._storage, self._name, self._board = storage, name, board
         self._part = 0
-        self._queue: Queue[Sequence[Row] | None] = Queue(QUEUE_BLOCKS)
+        # A simple queue has no lock that a signal handler could find taken by the put() which it interrupted.
+        self._queue: SimpleQueue[Sequence[Row] | None] = SimpleQueue()
         self._more = True
         self._error: Exception | None = None
         # A daemon, so that a process which fails elsewhere can end; `close` is what waits for it.
@@ -85,14 +98,17 @@ class Parts:
         self._thread.start()
 
     def put(self, rows: Sequence[Row]) -> None:
+        while self._error is None and self._queue.qsize() >= QUEUE_BLOCKS:
+            time.sleep(FULL_SECONDS)
         if self._error is not None:
             raise self._error
         self._queue.put(rows)
 
-    def close(self) -> None:
+    def close(self, limit: float | None = None) -> None:
+        """As promised by Sink; waits no longer than `limit` seconds."""
         if self._thread.is_alive():
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(limit)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -111,10 +127,19 @@ class Parts:
             rows, self._more = _collect(self._queue)
             if rows:
                 self._write(rows)
-                if self._board:
-                    self._board.add(rows)
-        if self._board:
-            self._board.close()
+                self._draw(rows)
+        self._draw(None)
+
+    def _draw(self, rows: Sequence[Row] | None) -> None:
+        """TensorBoard is an extra: its trouble is a warning and no more curves, not the end of the run. None closes."""
+        try:
+            if self._board and rows is None:
+                self._board.close()
+            elif self._board and rows:
+                self._board.add(rows)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rows themselves are safe
+            self._board = None
+            print(f"no more TensorBoard events are written: {error}", file=sys.stderr, flush=True)
 
     def _write(self, rows: Sequence[Row]) -> None:
         """One part. A process that started again under the same numbers goes on behind the parts that are there."""
@@ -128,7 +153,7 @@ class Parts:
                 continue
 
 
-def _collect(queue: Queue[Sequence[Row] | None]) -> tuple[list[Row], bool]:
+def _collect(queue: SimpleQueue[Sequence[Row] | None]) -> tuple[list[Row], bool]:
     """All rows of the next FLUSH_SECONDS, and whether more will come."""
     rows: list[Row] = []
     until = time.monotonic() + FLUSH_SECONDS
@@ -167,8 +192,19 @@ def _plain(value: Any) -> Any:
 
 
 def log(step: int, **values: Any) -> None:
-    """One row for `step` (from 1). Values are numbers; a tensor is read at once, which waits for its device."""
-    _default().put([{"step": step, "time": time.time(), **plain(values)}])
+    """One row for `step` (from 1). Values are numbers; a tensor is read at once, which waits for its device.
+
+    Raises TypeError if `step` is no whole number.
+    """
+    _default().put([{"step": _whole(step), "time": time.time(), **plain(values)}])
+
+
+def _whole(step: Any) -> int:
+    """Also a number of numpy's, a tensor with one, or 3.0."""
+    try:
+        return int(step) if float(step).is_integer() and not isinstance(step, (str, bytes)) else operator.index(step)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"metrics.log: the step must be a whole number, not {step!r}") from None
 
 
 def event(name: str, **fields: Any) -> None:
@@ -180,4 +216,15 @@ def event(name: str, **fields: Any) -> None:
 def _default() -> Sink:
     sink = open_sink(os.environ)
     atexit.register(sink.close)
+    main = threading.current_thread() is threading.main_thread()
+    if isinstance(sink, Parts) and main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, partial(_write_and_die, sink))
     return sink
+
+
+def _write_and_die(sink: Parts, signum: int, _frame: FrameType | None) -> None:
+    """In place of the default action: the rows first. A script that handles the signal itself comes before us."""
+    with suppress(Exception):
+        sink.close(LAST_SECONDS)
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)

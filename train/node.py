@@ -18,9 +18,9 @@ from types import FrameType
 
 from train import checks, contract
 from train.cluster import Cluster, ClusterError, parse
-from train.command import Task, machine_env, missing, parse_args
+from train.command import Task, machine_env, missing, parse_args, rehearsal_env
 from train.control import Member, MemoryStore, Store, Timing, TorchStore
-from train.errors import TrainError, UsageError
+from train.errors import TrainError, UnfitError, UsageError
 from train.generation import Plan, Stop, run_generation
 from train.outcome import End
 from train.process import adopt_orphans
@@ -81,6 +81,9 @@ class Node:
             raise
         except TrainError as error:
             return End(error.exit, f"node {self._cluster.node}: {error}", terminal=error.exit == contract.Exit.USAGE)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other nodes must not wait for this one
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            return End(contract.Exit.FAILED, f"node {self._cluster.node}: {what}")
         return None
 
     def _open_record(self) -> Record:
@@ -93,7 +96,8 @@ class Node:
     def _checked(self) -> Plan:
         processes = checks.whole_number(self._environ, contract.PROCESSES, least=1)
         restarts = checks.whole_number(self._environ, contract.RESTARTS, least=0)
-        if fault := missing(self._task, Path.cwd()):
+        code = Path.cwd()
+        if fault := missing(self._task, code):
             raise UsageError(fault)
         facts = checks.gather(self._environ)
         findings = checks.judge(
@@ -102,15 +106,16 @@ class Node:
         for line in findings.warnings:
             say(line)
         if findings.unfit:
-            raise checks.UnfitError(findings.unfit)
+            raise UnfitError(findings.unfit)
         self._record.write_node(self._cluster.node, {"host": socket.gethostname(), **facts.to_dict()})
-        env, warning = machine_env(self._environ)
-        if warning:
-            say(warning)
+        env, line = (rehearsal_env if self._cluster.rehearsal else machine_env)(self._environ)
+        if line:
+            say(line)
         processes = processes or facts.gpus or 1
         if self._task.launcher == "torchrun" and processes > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
-        return Plan(self._task, self._cluster, env, processes, self._environ.get(contract.RUN) or "run", restarts)
+        run = self._environ.get(contract.RUN) or "run"
+        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts)
 
     def _lead(self, alarm: End | None) -> End:
         """Node 0: host the store and the referee, and take part like any other."""
@@ -130,7 +135,7 @@ class Node:
         try:
             return TorchStore("localhost", self._cluster.port, serve=True)
         except ConnectionError as error:
-            raise checks.UnfitError(f"the control store can't listen on port {self._cluster.port}: {error}") from error
+            raise UnfitError(f"the control store can't listen on port {self._cluster.port}: {error}") from error
 
     def _follow(self, alarm: End | None) -> End:
         """Any other node: find node 0, take part, and find it again when it was replaced."""

@@ -56,10 +56,11 @@ class End:
     terminal: bool = False
 
 
-def verdict(outcomes: Sequence[Outcome], *, failures: int, restarts: int) -> End | None:
+def verdict(outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False) -> End | None:
     """The run's end, or None for another generation.
 
     `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
+    `hopeless`: the last two failed alike, at once and before their first step.
     """
     bad = [outcome for outcome in outcomes if not outcome.ok]
     if not bad:
@@ -71,7 +72,15 @@ def verdict(outcomes: Sequence[Outcome], *, failures: int, restarts: int) -> End
         return stopped
     if failures > restarts:
         return End(Exit.FAILED, f"{_first(bad)}; {_count(failures)} without a new checkpoint", terminal=True)
+    if hopeless:
+        words = "failed twice before its first step: starting again can't help"
+        return End(Exit.FAILED, f"{_first(bad)}; {words}", terminal=True)
     return None
+
+
+def own_failure(outcomes: Sequence[Outcome]) -> int | None:
+    """Exit code of the first node whose command failed by itself; None if there is none."""
+    return next((outcome.code for outcome in outcomes if not outcome.ok and not outcome.note), None)
 
 
 def _stopped(bad: Sequence[Outcome]) -> End | None:

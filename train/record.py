@@ -44,6 +44,13 @@ class Record:
         names = self.storage.list(f"{contract.CHECKPOINTS}/") if self.storage else []
         return max((name.split("/")[1] for name in names), default="")
 
+    def has_steps(self, attempt: int, generation: int) -> bool:
+        """Whether a row of any step of this generation has come; every part of it is read, so ask of short ones."""
+        begin = contract.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
+        parts = self.storage.list(f"{begin}-") if self.storage else []
+        rows = (json.loads(line) for part in parts for line in (self._read(part) or "").splitlines())
+        return any("event" not in row for row in rows)
+
     def write_terminal(self, reason: str) -> None:
         """Forbid every further start of the run."""
         self._write(contract.TERMINAL, f"{reason}\n")

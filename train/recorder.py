@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from train.dist import Ranks, mean
+from train.dist import Ranks, gather_tensors
 from train.metrics import Row
-from train.timing import Stopwatch, memory_gb
+from train.timing import Stopwatch, Times, memory_gb
+
+_Step = tuple[int, float, Tensor, Tensor]
+"""Number, learning rate, loss and gradient norm."""
 
 ENDS = 10
 """Steps at each end of the run whose mean loss the summary shows."""
+
+TIMED = 1000
+"""Steps, the last ones, whose median time is the run's speed."""
+
+FRESH_SECONDS = 5.0
+"""A block of steps is closed when it has lasted so long: as much again, and its rows are in the run folder."""
 
 
 @dataclass
@@ -29,31 +40,45 @@ class Recorder:
     units: int
     flops: float | None = None
     peak: float | None = None
-    _steps: list[tuple[int, float, Tensor, Tensor]] = field(default_factory=list)
+    _steps: list[_Step] = field(default_factory=list)
     _first: list[float] = field(default_factory=list)
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=ENDS))
-    _seconds: list[float] = field(default_factory=list)
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
+    _due: int = 1
 
     def add(self, step: int, rate: float, loss: Tensor, grad_norm: Tensor) -> None:
         """A step that was done, or queued: `loss` is this rank's, on the device."""
         self._steps.append((step, rate, loss, grad_norm))
 
+    def due(self, step: int, every: int) -> bool:
+        """Whether the block ends with this step: all ranks say the same."""
+        return step % every == 0 or step >= self._due
+
     def block(self, *, alone: bool = False) -> list[Row]:
-        """Rows of the steps since the last block. All ranks call it together: one all-reduce makes the losses global.
+        """Rows of the steps since the last block. All ranks call it together: the losses become global.
 
         `alone`: after an error, when the others may be gone; the losses are then this rank's, and the rows say so.
         """
         steps, self._steps = self._steps, []
         if not steps:
             return []
-        numbers = torch.stack([torch.stack([loss.float(), norm.float()]) for _, _, loss, norm in steps])
-        numbers = numbers if alone else mean(self.ranks, numbers)
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
+        numbers = self._means(steps, times, alone)
         rows: list[Row] = []
-        for (step, rate, _, _), (loss, norm), (seconds, ended) in zip(steps, numbers.tolist(), times, strict=True):
+        for (step, rate, _, _), (loss, norm, _), (seconds, ended) in zip(steps, numbers, times, strict=True):
             rows.append(self._row(step, rate, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
             self._remember(loss, seconds)
+        self._due = steps[-1][0] + max(1, int(FRESH_SECONDS / numbers[-1][2]))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
+
+    def _means(self, steps: Sequence[_Step], times: Times, alone: bool) -> list[list[float]]:
+        """Of each step: loss, gradient norm and seconds, the same on all ranks. Added exactly (fsum), so that no bit
+        depends on how many steps a block has, which is a matter of the clock."""
+        own = torch.stack([torch.stack([loss.double(), norm.double()]) for _, _, loss, norm in steps])
+        seconds = torch.tensor([seconds for seconds, _ in times], dtype=own.dtype, device=own.device)
+        own = torch.cat([own, seconds[:, None]], dim=1)
+        all_of = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
+        return [[fsum(each) / len(all_of) for each in zip(*step, strict=True)] for step in zip(*all_of, strict=True)]
 
     def _row(self, step: int, rate: float, loss: float, norm: float, seconds: float) -> Row:
         speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds}
@@ -70,7 +95,7 @@ class Recorder:
         self._seconds.append(seconds)
 
     def step_seconds(self) -> float:
-        """The median of all steps so far: compilation and hiccups don't count."""
+        """The median of the last steps: compilation and hiccups don't count."""
         return median(self._seconds)
 
     def totals(self) -> dict[str, Any]:

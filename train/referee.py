@@ -11,7 +11,7 @@ from dataclasses import asdict
 from train.contract import Exit
 from train.control import Order, Pulse, Store, Timing, decode_outcome, reserve_port
 from train.errors import TrainError
-from train.outcome import End, Outcome, verdict
+from train.outcome import End, Outcome, own_failure, verdict
 from train.record import Record
 
 Say = Callable[[str], None]
@@ -51,18 +51,24 @@ class Referee:
             self._finish(end)
 
     def _play(self) -> End:
-        attempt = self._record.attempt()
+        attempt, before = self._record.attempt(), None
         while True:
             members = self._gather()
             if isinstance(members, End):
                 return members
-            checkpoint = self._record.newest_checkpoint()
-            outcomes = self._generation(attempt, members)
+            checkpoint, generation = self._record.newest_checkpoint(), self._record.next_generation(attempt)
+            began = time.monotonic()
+            outcomes = self._generation(attempt, generation, members)
             if isinstance(outcomes, End):
                 return outcomes
             durable = self._record.newest_checkpoint() > checkpoint
             self._failures = 1 if durable else self._failures + 1
-            if end := verdict(outcomes, failures=self._failures, restarts=self._restarts):
+            stillborn = not durable and time.monotonic() - began < self._timing.quick
+            code = own_failure(outcomes) if stillborn else None
+            if code is not None and self._record.has_steps(attempt, generation):
+                code = None
+            hopeless, before = code is not None and code == before, code
+            if end := verdict(outcomes, failures=self._failures, restarts=self._restarts, hopeless=hopeless):
                 return end
             bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
             self._say(f"{bad}; starting again ({self._failures} of {self._restarts} since the last checkpoint)")
@@ -82,9 +88,8 @@ class Referee:
             time.sleep(self._timing.tick)
         return tuple(members[node] for node in range(self._size))
 
-    def _generation(self, attempt: int, members: tuple[str, ...]) -> list[Outcome] | End:
+    def _generation(self, attempt: int, generation: int, members: tuple[str, ...]) -> list[Outcome] | End:
         """Start one, and wait until it is over on every node."""
-        generation = self._record.next_generation(attempt)
         self._record.write_generation(attempt, generation)
         held, port = reserve_port()
         with held:

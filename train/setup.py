@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train import contract, metrics, models, optim, precision
-from train.config import Config, Gpt
+from train.config import Config, Gpt, as_data
 from train.data import Source, open_data
 from train.data.source import draw, share
 from train.dist import Ranks
@@ -70,7 +72,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     torch.manual_seed(int(draw(config.seed, DROPOUT, ranks.rank, 1, 2**62)[0]))
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
-    recorder = _recorder(config, ranks, source, model, watch, _peak(env, numbers))
+    recorder = _recorder(config, ranks, source, model, watch, _peak(env, numbers, facts["device"]))
     if ranks.rank == 0:
         _announce(config, facts, source.unit)
     return Run(
@@ -117,7 +119,7 @@ def deterministic(device: torch.device) -> None:
 def _wrapped(model: nn.Module, config: Config, ranks: Ranks, micro_batch: int) -> nn.Module:
     """DDP around the model where there are several ranks, and the compiler around both: it then splits the backward
     pass at DDP's buckets, so that they travel while it goes on."""
-    compiled = _compiles(config, ranks.device)
+    compiled = _compiles(config, ranks)
     wrapped = model
     if ranks.world > 1:
         # A static graph holds when each backward pass is like the last, which accumulation's no_sync is not.
@@ -127,11 +129,17 @@ def _wrapped(model: nn.Module, config: Config, ranks: Ranks, micro_batch: int) -
     return cast(nn.Module, torch.compile(wrapped)) if compiled else wrapped
 
 
-def _compiles(config: Config, device: torch.device) -> bool:
-    """auto: on GPUs that the compiler knows (Volta and later). On the CPU it costs more than a short run gains."""
+def _compiles(config: Config, ranks: Ranks) -> bool:
+    """auto: on Ampere GPUs and later, if there is a C compiler, which Triton needs. On the CPU it costs more than a
+    short run gains."""
     if config.compile is not None:
         return config.compile
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    if ranks.device.type != "cuda" or torch.cuda.get_device_capability(ranks.device) < (8, 0):
+        return False
+    found = any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang")))
+    if not found and ranks.rank == 0:
+        print("compile: auto is off, as there is no C compiler (cc, gcc or clang) on this machine", flush=True)
+    return found
 
 
 def _recorder(
@@ -148,10 +156,22 @@ def _recorder(
     )
 
 
-def _peak(env: Mapping[str, str], numbers: precision.Numbers) -> float | None:
-    """Dense FLOP/s of one GPU in these numbers, as the request says; None if it doesn't know."""
-    teraflops = (json.loads(env.get(contract.GPU) or "{}").get("peak_tflops") or {}).get(numbers.name)
-    return teraflops * 1e12 if teraflops else None
+def _peak(env: Mapping[str, str], numbers: precision.Numbers, device: str) -> float | None:
+    """Dense FLOP/s of one GPU in these numbers, as the request says; None if it doesn't know, or if `device` is another
+    GPU than the one that was asked for."""
+    asked = json.loads(env.get(contract.GPU) or "{}")
+    teraflops = (asked.get("peak_tflops") or {}).get(numbers.name)
+    return teraflops * 1e12 if teraflops and _is_gpu(str(asked.get("name") or ""), device) else None
+
+
+def _is_gpu(asked: str, device: str) -> bool:
+    """Whether CUDA's name of a device, "NVIDIA H100 80GB HBM3" or "Tesla T4", is that of "NVIDIA H100 80GB Mega"."""
+    model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (asked, device))
+    model = [word for word in model if word not in _NO_MODEL and not re.fullmatch(r"\d+GB", word)]
+    return bool(model) and set(model) <= set(words)
+
+
+_NO_MODEL = frozenset({"NVIDIA", "TESLA", "MEGA"})
 
 
 def _facts(
@@ -159,7 +179,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What the start event says; the end event repeats it."""
     return {
-        "config": asdict(config),
+        "config": as_data(config),
         "world_size": ranks.world,
         "backend": ranks.backend,
         "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from train.errors import OutputError
+
+__all__ = ["GcsFolder", "LocalFolder", "OutputError", "Storage", "open_storage"]
 
 TIMEOUT = 60.0
 """Seconds for one request to Cloud Storage; the client itself retries 408, 429 and 5xx for 120 s in all."""
@@ -68,7 +71,13 @@ class LocalFolder:
             _publish(temporary, target, create=False)
 
     def read(self, name: str) -> bytes:
-        return (self.folder / checked(name)).read_bytes()
+        target = self.folder / checked(name)
+        try:
+            return target.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
 
     def list(self, prefix: str = "") -> list[str]:
         names = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
@@ -142,7 +151,7 @@ def _umask() -> int:
 
 
 class GcsFolder:
-    """A folder of a bucket. google-cloud-storage honours STORAGE_EMULATOR_HOST, and so do we."""
+    """A folder of a bucket, wherever the environment says that Cloud Storage is (`_client`)."""
 
     def __init__(self, url: str, client: Any = None) -> None:
         bucket, _, folder = url.removeprefix("gs://").partition("/")
@@ -182,19 +191,66 @@ class GcsFolder:
 
 
 def _client() -> Any:
-    """A client; anonymous where an emulator is named, since it asks for no credentials."""
+    """A client for where the environment says that Cloud Storage is, and as whom it says that we ask."""
     try:
         from google.cloud import storage
     except ImportError as error:
         raise OutputError("gs:// needs google-cloud-storage: install the extra gcp") from error
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
-        return storage.Client.create_anonymous_client()
     from google.auth.exceptions import DefaultCredentialsError
 
+    endpoint = _endpoint(os.environ)
+    options = {"api_endpoint": endpoint} if endpoint else None
     try:
-        return storage.Client()
+        return storage.Client(project=None, credentials=_credentials(os.environ, endpoint), client_options=options)
     except DefaultCredentialsError as error:
         raise OutputError("gs:// needs credentials: gcloud auth application-default login") from error
+
+
+def _endpoint(environ: Mapping[str, str]) -> str | None:
+    """Scheme, host and port of Cloud Storage, from gcloud's variable (which ends with the API's path) or the
+    emulator's (which may do without a scheme); None is Google's own."""
+    override = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", "").rstrip("/").removesuffix("/storage/v1")
+    emulator = environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    if not override and emulator and "://" not in emulator:
+        return f"http://{emulator}"
+    return override or emulator or None
+
+
+def _credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
+    """As whom to ask: nobody where gcloud has its credentials disabled, who holds gcloud's token, nobody at an
+    emulator, and otherwise (None) whom Google's libraries find."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.oauth2.credentials import Credentials
+
+    if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in _TRUE:
+        return AnonymousCredentials()
+    if token := _token(environ):
+        return Credentials(token)
+    if environ.get("STORAGE_EMULATOR_HOST") or (endpoint and _is_loopback(endpoint)):
+        return AnonymousCredentials()
+    return None
+
+
+_TRUE = ("true", "1", "yes", "on", "y")
+"""What gcloud takes for true (googlecloudsdk.core.properties)."""
+
+
+def _token(environ: Mapping[str, str]) -> str | None:
+    """gcloud's access token, from the environment or the file that it names; None when there is none."""
+    token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
+    if token or not file:
+        return token or None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OutputError(f"the access token can't be read from {file}: {error}") from error
+
+
+def _is_loopback(endpoint: str) -> bool:
+    """A server of this machine without TLS: a test's."""
+    url = urlsplit(endpoint)
+    host = url.hostname or ""
+    return url.scheme == "http" and (host in ("localhost", "::1") or host.startswith("127."))
 
 
 @contextmanager

@@ -21,12 +21,19 @@ COPY_SECONDS = 60.0
 
 
 def open_board(storage: Storage) -> Board | None:
-    """A board in the run folder, or None, with a line that says so, if TensorBoard is not installed."""
+    """A board in the run folder, or None, with a line that says so, if TensorBoard is not installed or can't work."""
     try:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        return _opened(storage)
     except ImportError:
         print("TensorBoard is not installed: no events are written", file=sys.stderr, flush=True)
-        return None
+    except Exception as error:  # noqa: BLE001 - it is an extra: no trouble of it may end a run
+        print(f"no TensorBoard events are written: {error}", file=sys.stderr, flush=True)
+    return None
+
+
+def _opened(storage: Storage) -> Board:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     if isinstance(storage, LocalFolder):
         return Board(EventFileWriter(str(storage.folder / contract.LOGS)))
     folder = Path(tempfile.mkdtemp(prefix="launch-logs-"))

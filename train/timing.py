@@ -49,14 +49,16 @@ class CudaStopwatch:
     """Two events a step; the times come out when a block of steps is read."""
 
     def __init__(self) -> None:
+        self._began: torch.cuda.Event | None = None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        self._events.append((_event(), _event()))
-        self._events[-1][0].record()
+        self._began = _recorded()
 
     def stop(self) -> None:
-        self._events[-1][1].record()
+        """A step that broke off has no end, and leaves no pair behind."""
+        if self._began:
+            self._events.append((self._began, _recorded()))
 
     def read(self) -> Times:
         events, self._events = self._events, []
@@ -68,8 +70,10 @@ class CudaStopwatch:
         return [(a.elapsed_time(b) / 1e3, now - b.elapsed_time(last) / 1e3) for a, b in events]
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def memory_gb(device: torch.device) -> float:

@@ -16,14 +16,15 @@ from torch.distributed.run import main as torchrun
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun; 0, 1 when a worker failed, or 128 + the signal that ended it."""
+    """Run torchrun; 0, the exit code of the first worker that failed (128 + a signal's number), or 128 + the signal
+    that ended torchrun itself."""
     try:
         torchrun(list(argv))
     except ChildFailedError as error:
-        first, _ = error.get_first_failure()
+        first, failed = error.get_first_failure()
         for rank, failure in sorted(error.failures.items()):
             print(_line(rank, failure, first=rank == first), file=sys.stderr, flush=True)
-        return 1
+        return failed.exitcode if failed.exitcode > 0 else 128 - failed.exitcode
     except SignalException as error:
         return 128 + error.sigval
     return 0

@@ -15,13 +15,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from launcher.apply.processes import OnLine, run
-from launcher.apply.replicas import Replica, replica_counts, replicas, sum_gpus
+from launcher.apply.replicas import Replica, replicas, sum_gpus
+from launcher.apply.requests import Job
+from launcher.errors import LaunchError
 
 ENDPOINTS = (
     "CLOUDSDK_API_ENDPOINT_OVERRIDES_",
@@ -33,41 +35,38 @@ ENDPOINTS = (
 
 
 def rehearse(
-    request: Mapping[str, Any],
+    job: Job,
     *,
     code: Path | None,
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
 ) -> dict[str, int]:
-    """Run the request's replicas here and return each one's exit code.
+    """Run the job's replicas here and return each one's exit code.
 
     `code` plays the image's folder of user code (an empty one when None). `environ` is this process's environment, of
     which PATH, HOME and the endpoints are passed on.
 
     Raises:
-        UsageError: the request isn't a CustomJob with containers.
-        LaunchError: its command can't be started.
+        LaunchError: its command can't be started, or there are more replicas than this machine has room for.
     """
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(sum(replica_counts(request)))]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(sum(pool.replica_count for pool in job.pools))]
     with tempfile.TemporaryDirectory(prefix="launch-") as name:
         scratch = Path(name)
         folder = code or made(scratch / "code")
-        started = replicas(
-            request, addresses=addresses, job_id=job_id, image_env=image_env(made(scratch / "site"), folder)
-        )
-        return run(with_gpus(started, visible_gpus()), env=outside(environ), folder=folder, on_line=on_line)
+        started = replicas(job, addresses=addresses, job_id=job_id, image_env=image_env(made(scratch / "site")))
+        return run(with_gpus(started, visible_gpus(environ)), env=outside(environ), folder=folder, on_line=on_line)
 
 
-def image_env(site: Path, code: Path) -> dict[str, str]:
-    """The image's own environment: our train package first, the user's code after it, as in containers/.
+def image_env(site: Path) -> dict[str, str]:
+    """The image's own environment, as in containers/: our train package on the path, and no script folder before it.
 
     A folder that holds nothing but `train` stands in for the image's: in a checkout the package lies beside others
-    (tests, launcher) that would otherwise hide the user's.
+    (tests, launcher) that would otherwise hide the user's. The user's code is the working directory.
     """
     package = Path(__file__).resolve().parent.parent.parent / "train"
     (site / "train").symlink_to(package, target_is_directory=True)
-    return {"PYTHONPATH": f"{site}{os.pathsep}{code}", "PYTHONUNBUFFERED": "1"}
+    return {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
@@ -78,33 +77,47 @@ def outside(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[Replica, ...]:
-    """Each replica with its own share of this machine's GPUs, or all on CPUs when there aren't enough."""
-    if sum_gpus(all_replicas) > len(visible):
-        visible = ()
-    left = iter(visible)
+    """Each replica with its own share of this machine's GPUs, or all on CPUs when there aren't enough.
+
+    CUDA counts GPUs by their speed unless told otherwise, nvidia-smi by their place on the bus.
+    """
+    left = iter(visible if sum_gpus(all_replicas) <= len(visible) else ())
     return tuple(
         replace(
-            one, env={**one.env, "CUDA_VISIBLE_DEVICES": ",".join(next(left, "") for _ in range(one.gpus)).strip(",")}
+            one,
+            env={
+                **one.env,
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(islice(left, one.gpus)),
+            },
         )
         for one in all_replicas
     )
 
 
-def visible_gpus() -> tuple[str, ...]:
-    """Indices of this machine's NVIDIA GPUs; empty when there are none."""
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The NVIDIA GPUs that may be used here: the user's own CUDA_VISIBLE_DEVICES, else all of this machine."""
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return tuple(one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(",") if one.strip())
     if not shutil.which("nvidia-smi"):
         return ()
     asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:  # a driver that hangs is no driver to train with
+        return ()
     return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback interface, different from each other."""
+    """Free ports of the loopback interface, different from each other. Raises LaunchError."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+        try:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise LaunchError(f"no free ports for {count} replicas: {error.strerror}", "Rehearse fewer.") from error
         return [int(one.getsockname()[1]) for one in sockets]
 
 

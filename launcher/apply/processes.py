@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Final
 
 from launcher.apply.replicas import Replica
 from launcher.errors import LaunchError
+from train import contract
 
 GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, as on Vertex AI and on a Spot VM."""
@@ -23,9 +27,19 @@ PEERS_SECONDS = 20.0
 """What the other replicas get to notice by themselves that one has failed."""
 POLL_SECONDS = 0.1
 PR_SET_CHILD_SUBREAPER = 36
+LEASH: Final = str(Path(contract.__file__).with_name("leash.py"))
+"""Ends what it starts with this process, kill -9 included: see there."""
 
 OnLine = Callable[[str, str], None]
 """Called with a replica's name and one line of its output, from a thread of that replica."""
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came: all is stopped as after Ctrl-C. `signum` is which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
 
 
 class Started:
@@ -56,26 +70,62 @@ def run(replicas: Sequence[Replica], *, env: Mapping[str, str], folder: Path, on
 
     Raises:
         LaunchError: a replica's program can't be started.
+        Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
     """
     started: list[Started] = []
-    with no_process_left():
-        try:
-            for replica in replicas:
-                started.append(start(replica, env, folder, on_line))
-            wait(started)
-        finally:
-            stop(started)
-            for one in started:  # what a group's last process wrote is still in the pipe
-                one.reader.join(timeout=5)
+    try:
+        with signals_stop(), no_process_left():
+            try:
+                for replica in replicas:
+                    started.append(start(replica, env, folder, on_line))
+                wait(started)
+            finally:
+                stop(started)
+    finally:
+        for one in started:  # what a group's last process wrote is still in the pipe; no orphan holds it open now
+            one.reader.join(timeout=5)
     return {one.replica.name: one.process.returncode for one in started}
 
 
+@contextmanager
+def signals_stop() -> Iterator[None]:
+    """SIGTERM and SIGHUP (the terminal has gone) raise Stopped inside, once: replicas have sessions of their own, so
+    nothing else would reach them. Only the main thread can set handlers; what is ignored (nohup) stays so."""
+    told: list[int] = []
+
+    def note(signum: int, _frame: FrameType | None) -> None:
+        told.append(signum)
+        if len(told) == 1:  # a closed terminal sends several: the stop is under way
+            raise Stopped(signum)
+
+    main = threading.current_thread() is threading.main_thread()
+    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> Started:
-    """Start one replica in a process group of its own, so that the terminal's Ctrl-C reaches launch alone."""
+    """Start one replica in a process group of its own, so that the terminal's Ctrl-C reaches launch alone.
+
+    On a leash (train/leash.py): the kernel ends it with this process, so a killed launch leaves nothing running.
+    """
+    env = {**env, **replica.env}
     try:
         process = subprocess.Popen(
-            replica.argv,
-            env={**env, **replica.env},
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                LEASH,
+                str(os.getpid()),
+                program(replica.argv[0], env, folder),
+                *replica.argv[1:],
+            ],
+            env=env,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -88,6 +138,14 @@ def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLin
             "The request's command must be a program on this machine; without --docker no image is used.",
         ) from error
     return Started(replica, process, on_line)
+
+
+def program(name: str, env: Mapping[str, str], folder: Path) -> str:
+    """Where the program is, as seen from `folder` with `env`'s PATH. Raises FileNotFoundError."""
+    found = shutil.which(str(folder / name) if "/" in name else name, path=env.get("PATH", os.defpath))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return found
 
 
 def wait(started: Sequence[Started]) -> None:
@@ -140,12 +198,12 @@ def set_subreaper(value: int) -> None:
 
 def children() -> list[int]:
     """Process ids of this process's children; empty where /proc doesn't tell."""
-    try:
-        return [
-            int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return []
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # a thread that ended meanwhile has no children any more
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def kill_and_reap(pid: int) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import suppress
 
+from launcher.cli import streams
 from launcher.errors import INTERRUPTED, LaunchError
 
 
@@ -20,11 +21,23 @@ def main() -> None:
     run's CPU time (benchmarks/startup.py). What must be closed is closed by then.
     """
     gc.disable()
-    code = run()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):  # `launch … | head`: the reader has enough
-            stream.flush()
-    os._exit(code)
+    os._exit(printed())
+
+
+def printed() -> int:
+    """Run the command with streams of launch's own, to the last byte; the exit code is returned."""
+    code = 0
+    try:
+        streams.prepare()
+        code = run()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BrokenPipeError):  # `launch … | head`: the reader has enough
+                stream.flush()
+    except LaunchError as error:
+        if not code:  # else it has failed, and has said so
+            show_error(error)
+        return code or error.exit_code
+    return code
 
 
 def run() -> int:

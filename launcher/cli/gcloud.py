@@ -16,14 +16,13 @@ def setting(name: str, environ: Mapping[str, str]) -> str | None:
     """One property as gcloud resolves it, or None.
 
     `CLOUDSDK_SECTION_PROPERTY` beats the active configuration (`CLOUDSDK_ACTIVE_CONFIG_NAME`, else the file
-    `active_config`, else `default`).
+    `active_config`, else `default`). What isn't printable text is nothing.
     """
     variable = f"CLOUDSDK_{name.replace('/', '_').upper()}"
     for candidate in (variable, *ALSO.get(name, ())):
-        if environ.get(candidate):
-            return environ[candidate]
-    section, _, key = name.partition("/")
-    return active_configuration(environ).get(f"{section}/{key}")
+        if (value := environ.get(candidate)) and value.isprintable():
+            return value
+    return active_configuration(environ).get(name)
 
 
 def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -34,16 +33,29 @@ def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def active_configuration(environ: Mapping[str, str]) -> Settings:
     """The properties of the active configuration; empty when there is none."""
-    folder = Path(environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config" / "gcloud")
-    try:
-        name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
-    except OSError:
-        name = "default"
-    try:
-        text = (folder / "configurations" / f"config_{name}").read_text()
-    except OSError:
+    folder = config_folder(environ)
+    if folder is None:
         return {}
-    return properties(text)
+    name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or text_of(folder / "active_config").strip() or "default"
+    return properties(text_of(folder / "configurations" / f"config_{name}"))
+
+
+def config_folder(environ: Mapping[str, str]) -> Path | None:
+    """Where gcloud keeps its configurations; None where nobody is at home."""
+    if named := environ.get("CLOUDSDK_CONFIG"):
+        return Path(named)
+    try:
+        return Path.home() / ".config" / "gcloud"
+    except RuntimeError:  # no HOME, and no name for this uid, as in some containers
+        return None
+
+
+def text_of(path: Path) -> str:
+    """A file's text; empty where there is none. A byte order mark, and what isn't UTF-8, does no harm."""
+    try:
+        return path.read_text(encoding="utf-8-sig", errors="replace")
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return ""
 
 
 def properties(text: str) -> Settings:
@@ -55,4 +67,5 @@ def properties(text: str) -> Settings:
         parser.read_string(text)
     except configparser.Error:
         return {}
-    return {f"{section}/{key}": value for section in parser.sections() for key, value in parser[section].items()}
+    items = ((f"{section}/{key}", value) for section in parser.sections() for key, value in parser[section].items())
+    return {name: value for name, value in items if value.isprintable()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,14 +32,22 @@ def gather(target: Target, path: Path | None, flags: Flags, *, training: bool = 
 
     Raises:
         SpecError: the spec or a flag can't be taken.
-        UsageError: no project is set, or a folder that the spec names isn't there.
+        UsageError: no project is set, or what the spec names isn't there.
     """
-    path = path or files.data_folder("job_specs") / "default.yaml"
-    spec = read(path, overrides(flags))
+    if path and path.suffix == ".py":
+        raise UsageError(
+            f"{path} is a Python file, and launch takes a spec (YAML) that names it",
+            f"`launch init` writes one; in it: run: {{script: {path.name}}}",
+        )
+    spec = read(path or files.data_folder("job_specs") / "default.yaml", overrides(flags))
     if target == "local":
         spec = with_local_output(spec)
-    code = code_folder(spec, path.parent)
-    requirements = path.parent / spec.image.requirements if spec.image.requirements else None
+    beside = folder_of(path) if path else None
+    folder = code_folder(spec, beside) if training else None
+    code = files.code(folder, no_code(spec, path, target)) if folder else []
+    if folder and spec.run.script:
+        check_script(spec.run.script, folder, [file.name for file in code])
+    requirements = below(beside, "image.requirements", spec.image.requirements) if training else None
     context = Context(
         target=target,
         project=project(target, os.environ),
@@ -46,12 +55,12 @@ def gather(target: Target, path: Path | None, flags: Flags, *, training: bool = 
         version=__version__,
         default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),
         recipe=files.recipe() if training else EMPTY,
-        code=files.folder(code, without=no_code(spec, path)) if code and training else EMPTY,
-        requirements=files.file(requirements) if requirements and training else EMPTY,
+        code=files.content(code) if folder else EMPTY,
+        requirements=files.requirements(requirements) if requirements else EMPTY,
         run_id=flags.run_id,
         training=training,
     )
-    return Inputs(spec, context, code)
+    return Inputs(spec, context, folder)
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:
@@ -59,20 +68,93 @@ def with_local_output(spec: JobSpec) -> JobSpec:
     output = spec.output or "runs"
     if output.startswith("gs://"):
         return spec
-    return msgspec.structs.replace(spec, output=str(Path(output).expanduser().resolve()))
+    return msgspec.structs.replace(spec, output=full_path(output))
 
 
-def code_folder(spec: JobSpec, beside: Path) -> Path | None:
-    """`image.code`, or the spec's own folder when it names a script of the user's."""
-    if spec.image.code:
-        return (beside / spec.image.code).resolve()
-    return beside.resolve() if spec.run.script and not spec.image.uri else None
+def full_path(output: str) -> str:
+    """A local output, from the root and with `~` resolved.
+
+    Raises:
+        UsageError: there is no such home, or the path can't be written as text.
+    """
+    try:
+        path = str(Path(output).expanduser().resolve())
+        path.encode()
+    except RuntimeError as error:  # no such user; links that lead to each other
+        raise UsageError(f"output {output}: {error}", "Give a full path.") from None
+    except UnicodeEncodeError:
+        raise UsageError("the output's full path isn't UTF-8", "Give another folder: --output DIR") from None
+    return path
 
 
-def no_code(spec: JobSpec, path: Path) -> frozenset[Path]:
-    """The spec's own file (another limit is not another run), and the local folder that runs are written to."""
-    output = spec.output or "runs"
-    return frozenset({path.resolve(), *([] if output.startswith("gs://") else [(Path.cwd() / output).resolve()])})
+def folder_of(path: Path) -> Path | None:
+    """The spec's folder, which its paths are relative to; None where the spec comes from a pipe or a device."""
+    folder = path.parent.resolve()
+    device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…): whatever stands behind it
+    return None if device or not path.is_file() else folder
+
+
+def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
+    """`image.code`, or the spec's own folder when it names a script of the user's.
+
+    Raises:
+        UsageError: the spec lies in no folder, and one is needed.
+    """
+    if folder := below(beside, "image.code", spec.image.code):
+        return Path(os.path.realpath(folder))
+    if not spec.run.script or spec.image.uri:
+        return None
+    if beside is None:
+        raise UsageError(
+            f"run.script: {spec.run.script} is looked for beside the spec, and this spec lies in no folder",
+            "Say where your code is: --set image.code=/FULL/PATH",
+        )
+    return beside
+
+
+def below(beside: Path | None, field: str, name: str | None) -> Path | None:
+    """A path that the spec gives relative to itself; None where it gives none.
+
+    Raises:
+        UsageError: the spec lies in no folder.
+    """
+    if name is None:
+        return None
+    if beside is None and not Path(name).is_absolute():
+        raise UsageError(
+            f"{field}: {name} is relative to the spec's file, and this spec lies in no folder",
+            f"Give the full path: --set {field}=/FULL/PATH",
+        )
+    return (beside or Path("/")) / name
+
+
+def no_code(spec: JobSpec, path: Path | None, target: Target) -> frozenset[Path]:
+    """The spec's own file (another limit is not another run), and the folder that local runs are written to."""
+    spec_files = [path.resolve(), path.parent.resolve() / path.name] if path else []  # it may be a link
+    output = [Path(spec.output)] if target == "local" and spec.output and not spec.output.startswith("gs://") else []
+    return frozenset([*spec_files, *output])
+
+
+def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
+    """`run.script` is part of the code. Raises UsageError, which names what is like it."""
+    name = posixpath.normpath(script)
+    if name in names:
+        return
+    if not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- names may be too long
+        hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
+    else:
+        hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."
+    raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint)
+
+
+def near_names(name: str, names: Sequence[str]) -> str:
+    """The files that may have been meant: of the same name elsewhere, or of a name like it."""
+    from difflib import get_close_matches
+
+    base = posixpath.basename(name)
+    scripts = [one for one in names if one.endswith(".py")]
+    same = [one for one in scripts if posixpath.basename(one) == base]
+    return " or ".join(same[:3] or get_close_matches(name, scripts, n=3))
 
 
 def project(target: Target, environ: Mapping[str, str]) -> str:
@@ -85,7 +167,7 @@ def project(target: Target, environ: Mapping[str, str]) -> str:
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
-            "gcloud config set project PROJECT, or export CLOUDSDK_CORE_PROJECT=PROJECT",
+            "gcloud config set project PROJECT, or export CLOUDSDK_CORE_PROJECT=PROJECT (any name does for a dry run)",
         )
     return found or "local"
 
@@ -98,6 +180,6 @@ def owner(environ: Mapping[str, str]) -> str:
     if account:
         return account
     try:
-        return getpass.getuser()
+        return os.fsencode(getpass.getuser()).decode(errors="replace")
     except (KeyError, OSError, ImportError):  # no name for this uid, as in some containers
         return str(os.getuid())

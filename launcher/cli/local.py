@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from launcher.cli.options import Flags, Output, SpecFile, with_flags
-
-if TYPE_CHECKING:
-    pass
+from launcher.errors import UsageError
 
 
 @with_flags
@@ -31,15 +29,29 @@ def local(
 
     Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do.
     """
-    from launcher.cli import rehearsal
+    if request:
+        of_request(request, spec, code, flags, dry_run, output_format)
+    elif code:
+        raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
+    else:
+        of_spec(spec, flags, dry_run, output_format)
 
-    job = rehearsal.of_request(request, code, flags) if request else of_spec(spec, flags, dry_run, output_format)
-    if job:
-        rehearsal.run(job, output_format)
+
+def of_request(
+    path: Path, spec: Path | None, code: Path | None, flags: Flags, dry_run: bool, output_format: Output
+) -> None:
+    """Show a request from a file, or run it."""
+    from launcher.cli import rehearsal, request
+
+    body, folder = request.load(path, spec, flags), request.folder(code)
+    if dry_run:
+        request.show(body, output_format)
+    else:
+        rehearsal.run(rehearsal.Rehearsal(request=body, code=folder), output_format)
 
 
-def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Output) -> Any:
-    """Plan a spec; with --dry-run show the plan and return None."""
+def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Output) -> None:
+    """Plan a spec; show the plan, or run it."""
     from launcher import catalog
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
@@ -50,5 +62,7 @@ def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Outpu
     made = plan(inputs.spec, catalog.load(), inputs.context)
     if dry_run:
         show(made, output_format)
-        return None
-    return rehearsal.of_plan(made, inputs.code)
+    else:
+        rehearsal.run(
+            rehearsal.Rehearsal(request=made.attempts[0].request, code=inputs.code, plan=made, spec=spec), output_format
+        )

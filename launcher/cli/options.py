@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from launcher.errors import UsageError
+
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
 
@@ -73,10 +75,15 @@ PLAIN = {
 
 
 def overrides(flags: Flags) -> list[Override]:
-    """The flags as changes of the spec, `--set` first so that the plain flags beat it."""
+    """The flags as changes of the spec, in this order: what they rule out, `--set`, the plain flags (which beat it).
+
+    Raises:
+        UsageError: flags that can't go together.
+        SpecError: a `--set` that can't be read.
+    """
     from launcher.spec.reader import Override, parse_set
 
-    changes = [parse_set(text) for text in flags.set or ()]
+    changes = [*ruled_out(flags), *(parse_set(text) for text in flags.set or ())]
     for flag, path in PLAIN.items():
         value = getattr(flags, flag)
         if value is not None:
@@ -87,6 +94,23 @@ def overrides(flags: Flags) -> list[Override]:
     if models:
         changes.append(Override("provisioning", models, provisioning_flag(flags)))
     return [*changes, *places(flags)]
+
+
+def ruled_out(flags: Flags) -> list[Override]:
+    """What the spec says beside a field that a flag sets, and that only fits the spec's own value of it."""
+    from launcher import catalog
+    from launcher.spec.reader import Override
+
+    changes = []
+    if flags.type is not None:
+        changes.append(Override("machine.accelerator", None, "--type"))
+        if (
+            flags.type not in catalog.load().gpus
+        ):  # a machine type brings its own GPUs; of another GPU as many are meant
+            changes.append(Override("machine.gpus", None, "--type"))
+    if flags.region and not flags.zone:
+        changes.append(Override("zones", None, "--region"))
+    return changes
 
 
 def provisioning(flags: Flags) -> list[str]:
@@ -101,13 +125,19 @@ def provisioning_flag(flags: Flags) -> str:
 
 
 def places(flags: Flags) -> list[Override]:
-    """`--zone` alone sets the regions too: who names a zone means that zone and no other."""
+    """`--zone` alone sets the regions too: who names a zone means that zone and no other.
+
+    Raises:
+        UsageError: `--region any` beside a region.
+    """
     from launcher.spec.reader import Override
 
+    if "any" in (flags.region or ()) and len(set(flags.region or ())) > 1:
+        raise UsageError("--region any can't go with another --region", "Name the regions to try, or any: all of them.")
     zones = flags.zone or []
     changes = [Override("zones", zones, "--zone")] if zones else []
     regions: list[str] | str = flags.region or list(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
-    if regions == ["any"]:
+    if "any" in regions:
         regions = "any"
     if regions:
         changes.append(Override("regions", regions, "--region" if flags.region else "--zone"))

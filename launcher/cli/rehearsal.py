@@ -5,32 +5,35 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.cli.options import Flags, Output
+from launcher.cli.options import Output
 from launcher.errors import JobFailed, UsageError
 from train import contract
 
 if TYPE_CHECKING:
+    from launcher.apply.requests import Job
     from launcher.plan.model import Plan
     from launcher.results import Results
     from train.storage import Storage
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run: a request, the folder with the user's code, and the plan it came from, if it came from one."""
+    """What is run: a request, the folder with the user's code, and the plan and spec it came from, if it did."""
 
     request: dict[str, Any]
     code: Path | None
     plan: Plan | None = None
+    spec: Path | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,100 +44,66 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether every replica exited 0."""
-        return not any(self.exit_codes.values())
-
-
-def of_plan(plan: Plan, code: Path | None) -> Rehearsal:
-    """The plan's one attempt."""
-    return Rehearsal(request=plan.attempts[0].request, code=code, plan=plan)
-
-
-def of_request(path: Path, code: Path | None, flags: Flags) -> Rehearsal:
-    """A request from a file, written by hand or saved from a dry run's JSON; `--output` moves its run folder.
-
-    Raises:
-        UsageError: the file isn't JSON of a CustomJob.
-    """
-    from launcher.apply.replicas import rebased, replica_counts
-
-    try:
-        request = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--request {path} can't be read as JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise UsageError(f"--request {path} isn't a JSON object", "It must be a CustomJob: {displayName, jobSpec, …}.")
-    replica_counts(request)
-    if flags.output:
-        request = rebased(request, str(Path(flags.output).expanduser().resolve()))
-    return Rehearsal(request=request, code=code.resolve() if code else None)
+        """Whether there was a replica, and every one exited 0."""
+        return bool(self.exit_codes) and not any(self.exit_codes.values())
 
 
 def run(job: Rehearsal, output: Output) -> None:
     """Run it to its end and show how it went.
 
     Raises:
-        UsageError: the request can't be rehearsed here.
+        UsageError: the request can't be rehearsed here, or its run folder can't be written.
         JobFailed: a replica ended with something else than 0.
     """
-    from launcher.apply.replicas import run_folder
+    from launcher.apply.requests import parsed
 
     gc.enable()  # from here on this process lives as long as the job
-    folder = run_folder(job.request)
-    refuse_secrets(job.request)
-    storage = opened(folder)
-    if storage:
-        prepare(storage, job)
-    outcome = rehearse(job)
-    found = read_results(storage)
-    show(job, folder, outcome, found, output)
+    request = parsed(job.request)
+    refuse_secrets(request)
+    folder = request.run_folder
+    with told():
+        storage = opened(folder)
+        if storage:
+            prepare(storage, job)
+    say_what_is_left_out(job)
+    printer = LinePrinter()
+    outcome = rehearse(request, job.code, printer)
+    with told():
+        found = read_results(storage)
+    show(request.name, job.spec, folder, outcome, found, output)
     if not outcome.succeeded:
-        raise failure(outcome, folder)
+        raise failure(outcome, folder, printer.error)
 
 
-def refuse_secrets(request: Mapping[str, Any]) -> None:
+def refuse_secrets(request: Job) -> None:
     """Secrets are read on the node, which this version doesn't do yet."""
-    pools = request["jobSpec"]["workerPoolSpecs"]
-    names = {entry["name"] for pool in pools for entry in pool.get("containerSpec", {}).get("env", ())}
-    if contract.SECRETS in names:
+    if contract.SECRETS in request.variables:
         raise UsageError(
             "the spec has secrets, which this version doesn't read on the node yet",
             "Leave `secrets` out of the spec that you rehearse.",
         )
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """A run folder that can't be used, as launch's own error."""
+    from train.storage import OutputError
+
+    try:
+        yield
+    except OutputError as error:
+        raise UsageError(f"the run folder can't be used: {error}", "Write somewhere else: --output DIR") from error
+
+
 def opened(folder: str | None) -> Storage | None:
-    """The run folder. A bucket needs an endpoint or credentials.
+    """The run folder; None when the request names none. A bucket needs an endpoint or credentials.
 
     Raises:
-        UsageError: gs:// and neither.
+        OutputError: gs:// and neither.
     """
-    if folder is None:
-        return None
     from train.storage import open_storage
 
-    if folder.startswith("gs://") and not can_reach_buckets(os.environ):
-        raise UsageError(
-            f"the run writes to {folder}, and there are no Google credentials here",
-            "Write to a folder instead: --output DIR. Or: gcloud auth application-default login",
-        )
-    return open_storage(folder)
-
-
-def can_reach_buckets(environ: Mapping[str, str]) -> bool:
-    """Whether there is an endpoint of a test server, or credentials that Google's libraries find."""
-    if environ.get("STORAGE_EMULATOR_HOST"):
-        return True
-    try:
-        import google.auth
-        from google.auth.exceptions import DefaultCredentialsError
-    except ImportError:
-        return False
-    try:
-        google.auth.default()
-    except DefaultCredentialsError:
-        return False
-    return True
+    return open_storage(folder) if folder else None
 
 
 def prepare(storage: Storage, job: Rehearsal) -> None:
@@ -148,40 +117,60 @@ def prepare(storage: Storage, job: Rehearsal) -> None:
         reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
         print(f"launch: the attempt before ended for good: {reason}", file=sys.stderr)
         storage.delete(contract.TERMINAL)
-    lock(storage, {"region": "local", "request": job.request.get("displayName", "")})
+    attempt = lock(storage, {"region": "local", "request": job.request.get("displayName", "")})
+    if attempt > 1:
+        print(f"launch: attempt {attempt} of this run; it begins at step 1, in the same folder", file=sys.stderr)
     if job.plan:
-        import yaml
+        from launcher.cli.show import as_yaml
 
         storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(job.plan), indent=2))
-        storage.write(contract.SPEC, yaml.safe_dump(job.plan.spec, sort_keys=False).encode())
+        storage.write(contract.SPEC, f"{as_yaml(job.plan.spec)}\n".encode())
 
 
-def rehearse(job: Rehearsal) -> Outcome:
-    """Run the replicas, their lines on stderr."""
-    from launcher.apply.local import rehearse as run_request
+def say_what_is_left_out(job: Rehearsal) -> None:
+    """A rehearsal without an image has this Python's packages and this machine's files."""
     from launcher.cli.show import REHEARSED
 
     print(f"launch: no image; {REHEARSED.partition(': ')[2]}", file=sys.stderr)
+    image = job.plan.spec.get("image", {}) if job.plan else {}
+    if image.get("requirements"):
+        print(f"launch: {image['requirements']} isn't installed here; what this Python has is used", file=sys.stderr)
+    if image.get("uri"):
+        print("launch: the code in your own image isn't here; the job runs in an empty folder", file=sys.stderr)
+
+
+def rehearse(request: Job, code: Path | None, on_line: LinePrinter) -> Outcome:
+    """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
+    from launcher.apply.local import rehearse as run_request
+
     begun = time.monotonic()
-    codes = run_request(
-        job.request,
-        code=job.code,
-        job_id=str(time.time_ns()),
-        environ=os.environ,
-        on_line=LinePrinter(),
-    )
+    try:
+        codes = run_request(request, code=code, job_id=str(time.time_ns()), environ=os.environ, on_line=on_line)
+    except KeyboardInterrupt:
+        where = f"The run folder is {request.run_folder}." if request.run_folder else "There is no run folder."
+        print(f"launch: interrupted; everything was stopped. {where}", file=sys.stderr)
+        raise
     return Outcome(exit_codes=codes, seconds=time.monotonic() - begun)
 
 
 class LinePrinter:
-    """Prints whole lines of all replicas on stderr, each with its replica's name in front."""
+    """Prints whole lines of all replicas on stderr, each with its replica's name in front.
+
+    `error` is the first line since the newest start that ends a Python traceback: with several processes the cause
+    stands above the complaints of those that waited for the one that failed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.error = ""
 
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
+            if "starting again" in line:
+                self.error = ""
+            elif not self.error and re.match(r"[A-Za-z_][\w.]*(Error|Exception)(:|$)", line):
+                self.error = f"[{replica}] {line}"
 
 
 def read_results(storage: Storage | None) -> Results | None:
@@ -194,11 +183,12 @@ def read_results(storage: Storage | None) -> Results | None:
     return results({name: storage.read(name) for name in names}) if names else None
 
 
-def failure(outcome: Outcome, folder: str | None) -> JobFailed:
+def failure(outcome: Outcome, folder: str | None, error: str) -> JobFailed:
     """Which replica failed, and with what."""
     name, code = next((name, code) for name, code in outcome.exit_codes.items() if code)
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
-    return JobFailed(f"the job failed: {name} {how}", f"Its output stands above; the run folder is {folder}.")
+    first = f"The first error: {error}\n" if error else ""
+    return JobFailed(f"the job failed: {name} {how}", f"{first}Its output stands above; the run folder is {folder}.")
 
 
 def meaning(code: int) -> str:
@@ -213,18 +203,22 @@ def meaning(code: int) -> str:
     return next((f" ({text})" for known, text in words.items() if known == code), "")
 
 
-def show(job: Rehearsal, folder: str | None, outcome: Outcome, found: Results | None, output: Output) -> None:
+def show(
+    name: str, spec: Path | None, folder: str | None, outcome: Outcome, found: Results | None, output: Output
+) -> None:
     """The result on stdout."""
-    from launcher.cli.summary import as_data, lines
+    from launcher.cli.summary import as_data, lines, next_commands
 
-    run_id = str(job.request.get("displayName", "the job"))
+    run = name or "the job"
     if output is Output.text:
-        print("\n".join(lines(run_id, folder, outcome.succeeded, outcome.seconds, found)))
+        print("\n".join(lines(run, folder, outcome.succeeded, outcome.seconds, found)))
+        if outcome.succeeded:
+            print("\n".join(["", *next_commands(folder, spec, found)]))
         return
-    data = {"run": run_id, "exit_codes": outcome.exit_codes, "run_folder": folder, **as_data(found)}
+    data = {"run": run, "exit_codes": outcome.exit_codes, "run_folder": folder, **as_data(found)}
     if output is Output.json:
         print(json.dumps(data, indent=2))
     else:
-        import yaml
+        from launcher.cli.show import as_yaml
 
-        print(yaml.safe_dump(data, sort_keys=False), end="")
+        print(as_yaml(data))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def lines(run: str, folder: str | None, succeeded: bool, seconds: float, found: Results | None) -> Iterator[str]:
-    """How it ended, what was learned, where it lies, what to try next."""
+    """How it ended, what was learned, where it lies."""
     yield ""
     yield from labelled("run", f"{run} {'succeeded' if succeeded else 'failed'} in {duration(seconds)}")
     end = found.event("end") if found else None
@@ -24,9 +27,6 @@ def lines(run: str, folder: str | None, succeeded: bool, seconds: float, found: 
         yield from labelled("metrics", last_row(found))
     if folder:
         yield from labelled("folder", relative(folder))
-    if succeeded:
-        yield ""
-        yield from next_commands(folder, end)
 
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -65,18 +65,31 @@ def speed_text(end: Mapping[str, Any]) -> str:
     return ""
 
 
-def next_commands(folder: str | None, end: Mapping[str, Any] | None) -> Iterator[str]:
-    """Three things to try."""
+def next_commands(folder: str | None, spec: Path | None, found: Results | None) -> Iterator[str]:
+    """Three things to try with the job that ended well."""
+    launch, name = program(), f" {shlex.quote(str(spec))}" if spec else ""
     commands = [
-        ("launch vertex --gpus 2 --type h100 --dry-run", "the same job on two H100s, priced"),
-        ("launch init", "a spec of your own, commented"),
+        (
+            f"{launch} vertex{name} --output gs://BUCKET/runs --dry-run",
+            "the same job on Google Cloud, priced",
+        ),
+        (f"{launch} local{name} --nodes 2", "the same job as two machines"),
     ]
-    if folder and end and not folder.startswith("gs://"):
-        commands.insert(0, (f"tensorboard --logdir {relative(folder)}/logs", "its curves"))
+    if found and folder and not folder.startswith("gs://"):
+        commands.insert(0, (f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))
+    if len(commands) < 3 or not spec or spec.parent.name == "job_specs":
+        commands = [*commands[:2], (f"{launch} init", "a spec of your own, commented")]
     yield "next"
     for command, why in commands:
         yield f"  {command}"
         yield f"      {why}"
+
+
+def program(name: str = "launch") -> str:
+    """How to type it: by its name when it is on the path, else where it lies beside this Python."""
+    if shutil.which(name):
+        return name
+    return relative(str(Path(sys.executable).parent / name))
 
 
 def as_data(found: Results | None) -> dict[str, Any]:

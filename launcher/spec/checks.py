@@ -70,9 +70,13 @@ def own_trainer(spec: JobSpec) -> Iterator[Finding]:
         fix = "pass your program's settings with run.args or env"
         yield Finding(("run", "config"), "only the built-in trainer (run.module: train) reads it", fix)
         return
+    from launcher.spec.secretive import secrets_in
     from train.config import problems
 
+    secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
+        if any(touches(path, at) for at in secret):
+            continue  # the trainer's words would show it
         yield Finding(("run", "config", *path), what, fix)
 
 
@@ -171,15 +175,18 @@ def network(spec: JobSpec) -> Iterator[Finding]:
 
 def output(spec: JobSpec) -> Iterator[Finding]:
     """A bucket's folder or a path: nothing else can be written to."""
+    from launcher.spec.secretive import known_secret, masked
+
     where = spec.output
     if where is None:
         return
+    shown = masked(where) if known_secret(where) else repr(clipped(where))
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", where)
     if where.startswith("gs://"):
         if not re.fullmatch(BUCKET, where):
-            yield Finding(("output",), f"{clipped(where)!r} names no bucket", "gs://BUCKET/PATH")
+            yield Finding(("output",), f"{shown} names no bucket", "gs://BUCKET/PATH")
     elif scheme or not where.strip():
-        yield Finding(("output",), f"{clipped(where)!r} can't be written to", "gs://BUCKET/PATH, or a local folder")
+        yield Finding(("output",), f"{shown} can't be written to", "gs://BUCKET/PATH, or a local folder")
 
 
 def mount_points(spec: JobSpec) -> Iterator[Finding]:
@@ -221,6 +228,16 @@ def secrets(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(("env", name), f"{masked(value)} looks like a secret, and env can be read by others", fix)
 
 
+def secrets_of_program(spec: JobSpec) -> Iterator[Finding]:
+    """The same goes for what the program is given: no name tells there, so only well-known kinds are seen."""
+    from launcher.spec.secretive import masked, secrets_in
+
+    for field in ("command", "args", "config"):
+        for at, text in secrets_in(getattr(spec.run, field) or (), ("run", field)):
+            what = f"{masked(text)} has a secret in it, and the request can be read by others"
+            yield Finding(at, what, "store it in Secret Manager, name it under secrets:, and read that variable")
+
+
 CHECKS = (
     Check(one_program, (("run", "module"), ("run", "script"), ("run", "command"))),
     Check(started_once, (("run", "launcher"), ("run", "command"))),
@@ -239,4 +256,5 @@ CHECKS = (
     Check(labels, (("labels",),)),
     Check(environment, (("env",), ("secrets",))),
     Check(secrets, (("env",),)),
+    Check(secrets_of_program, (("run", "command"), ("run", "args"), ("run", "config"))),
 )

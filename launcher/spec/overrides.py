@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,13 +30,21 @@ def parse_set(text: str) -> Override:
     path = path.strip()
     where = f"--set {clipped(path)}"
     if not sign or not all(part.strip() == part != "" for part in path.split(".")):
-        raise SpecError((Problem(f"--set {clipped(text)}", "not a field and a value", "write --set a.b=VALUE"),))
+        raise SpecError((Problem(f"--set {begun(text)}", "not a field and a value", "write --set a.b=VALUE"),))
     if not value.strip():
         raise SpecError((Problem(where, "no value", f"""write --set {clipped(path)}=VALUE; '""' is an empty text"""),))
     loaded = load(value.encode("utf-8", "surrogateescape"), lambda _line: where)
     if loaded.problems:
         raise SpecError(tuple(loaded.problems))
     return Override(path, plain(loaded.root), where, loaded.root)
+
+
+def begun(text: str) -> str:
+    """What of an unreadable --set may be shown: the field, if it is one. The rest may well be a secret."""
+    from launcher.spec.secretive import known_secret, masked
+
+    field = re.match(r"[\w.-]*", text)[0]  # type: ignore[index]  # it matches everything
+    return masked(field) if known_secret(field) else clipped(field) + ("…" if field != text else "")
 
 
 def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem]]:

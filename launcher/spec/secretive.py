@@ -1,39 +1,49 @@
 """Which texts look like a secret. A request is stored and shown by the cloud; what is in it is no longer secret.
 
-The patterns are compiled when they are first needed: most specs need none.
+The patterns are compiled when they are first needed: most specs need none. They are searched for in long texts, so
+none may start in the middle of its own characters: that keeps the time linear.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 SHAPES: Final = (
+    r"(?<![A-Za-z0-9_-])("
     r"hf_[A-Za-z0-9]{16,}"  # Hugging Face
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"  # GitHub
-    r"|sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic
-    r"|(AKIA|ASIA)[A-Z0-9]{12,}"  # AWS
+    r"|sk-([A-Za-z0-9_]+-)*(?=[A-Za-z_]*[0-9])[A-Za-z0-9_]{16,}"  # OpenAI, Anthropic
+    r"|(AKIA|ASIA)[A-Z0-9]{12,}(?![A-Za-z0-9])"  # AWS
     r"|AIza[A-Za-z0-9_-]{16,}|ya29\.[A-Za-z0-9._-]{8,}|GOCSPX-[A-Za-z0-9_-]{16,}"  # Google
     r"|xox[a-z]-[A-Za-z0-9-]{8,}"  # Slack
     r"|glpat-[A-Za-z0-9_-]{16,}"  # GitLab
     r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"  # a signed JSON Web Token
+    r")|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|://[^\s/@:]*:[^\s/@]+@"  # a password in an address
 )
 WANDB: Final = r"[0-9a-f]{40}"
 SURE: Final = (
-    r"(.*_)?(PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|(ACCESS|PRIVATE|SECRET)_KEY|(ACCESS|AUTH|HF|API)_TOKEN)"
+    r".*(PASSWORD|PASSWD|PASSPHRASE)|(.+_)(PWD|PASS)"
+    r"|(.*_)?(SECRET|API_?KEY|(ACCESS|PRIVATE|SECRET)_KEY|(ACCESS|AUTH|HF|API)_TOKEN)"
 )
 LIKELY: Final = r"(.*_)?(TOKEN|KEY|CREDENTIALS?)"
 HARMLESS: Final = (
-    r"(true|false|yes|no|on|off|none|null|auto|[-+.0-9e]+)"  # switches and numbers
+    r"true|false|yes|no|on|off|none|null|auto|bearer|basic"  # switches, and what stands before a reference
     r"|[./~].*|[a-z]+://[^:@/]*(/.*)?|projects/.*"  # paths, addresses without a password, resource names
-    r"|.*\$[({A-Za-z_].*|[<\[].*[>\]]"  # references to other variables; <|endoftext|>, [PAD]
+    r"|[<\[].*[>\]]"  # <|endoftext|>, [PAD]
 )
+REFERENCE: Final = r"\$\(\w+\)|\$\{\w+\}|^\$[A-Z_][A-Z0-9_]*$"
+"""Another variable's value: `$(NAME)`, as Vertex AI expands it, and as shells do."""
 RANDOM: Final = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.]{16,}"
+SHORTEST: Final = 4
+"""Characters of a password; less is a switch or a count."""
 
 
-def known_secret(value: str) -> bool:
-    """The value has the shape of a well-known kind of secret, whatever its name."""
-    return bool(re.fullmatch(SHAPES, value.strip())) or ("-----BEGIN " in value and "PRIVATE KEY" in value)
+def known_secret(text: str) -> bool:
+    """Something in the text has the shape of a well-known kind of secret, whatever its name."""
+    return bool(re.search(SHAPES, re.sub(REFERENCE, "", text)))
 
 
 def looks_secret(name: str, value: str) -> bool:
@@ -41,9 +51,21 @@ def looks_secret(name: str, value: str) -> bool:
     name = name.upper()
     if known_secret(value) or (name == "WANDB_API_KEY" and re.fullmatch(WANDB, value)):
         return True
-    if len(value) < 6 or re.fullmatch(HARMLESS, value, re.IGNORECASE | re.DOTALL):
+    said = re.sub(REFERENCE, "", value).strip()
+    if len(said) < SHORTEST or re.fullmatch(HARMLESS, said, re.IGNORECASE | re.DOTALL):
         return False
-    return bool(re.fullmatch(SURE, name) or (re.fullmatch(LIKELY, name) and re.fullmatch(RANDOM, value)))
+    return bool(re.fullmatch(SURE, name) or (re.fullmatch(LIKELY, name) and re.fullmatch(RANDOM, said)))
+
+
+def secrets_in(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """(place, text) of every text in plain data that holds a known secret."""
+    if isinstance(value, str):
+        if known_secret(value):
+            yield at, value
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from secrets_in(item, (*at, key))
 
 
 def masked(value: str) -> str:

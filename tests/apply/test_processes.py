@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -96,6 +98,75 @@ def test_an_interrupt_stops_everything(tmp_path: Path, monkeypatch: pytest.Monke
         run(replica("a", code), replica("b", code), folder=tmp_path)
     assert all(gone(int(pid)) for pid in pids.read_text().split())
     assert not [thread for thread in threading.enumerate() if "_read" in thread.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+def test_an_orphan_that_holds_the_pipe_open_costs_no_time(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+    )
+    began = time.monotonic()
+    assert run(replica("a", code), folder=tmp_path) == {"a": 0}
+    assert time.monotonic() - began < 4  # a reader is waited for 5 s
+
+
+LAUNCHING = """
+import os, sys
+from pathlib import Path
+from launcher.apply.processes import Stopped, run
+from launcher.apply.replicas import Replica
+
+code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
+work = Replica(name="a", image="", argv=(sys.executable, "-c", code), env={}, gpus=0)
+try:
+    run([work], env={"PATH": os.environ["PATH"]}, folder=Path("."), on_line=lambda _, line: print(line, flush=True))
+except Stopped as stopped:
+    sys.exit(f"stopped by {stopped}")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the leash is Linux's")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_who_stops_launch_stops_its_replicas(tmp_path: Path, signum: signal.Signals) -> None:
+    path = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[2])}
+    command = [sys.executable, "-c", LAUNCHING]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as launching:
+        assert launching.stdout
+        pid = int(launching.stdout.readline())
+        launching.send_signal(signum)
+        _, err = launching.communicate(timeout=20)
+    assert err.strip() == ("" if signum == signal.SIGKILL else f"stopped by {signum.name}")
+    until(lambda: gone(pid) or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+
+
+def test_handlers_are_as_before(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        code = "import os; os.kill(os.getppid(), 1)"
+        assert run(replica("a", code), folder=tmp_path) == {"a": 0}
+        assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, kept)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_program_in_the_folder_and_one_of_the_path(tmp_path: Path) -> None:
+    (tmp_path / "own.sh").write_text("#!/bin/sh\nexit 4\n")
+    (tmp_path / "own.sh").chmod(0o755)
+    own, found = (Replica(name=name, image="", argv=(name,), env={}, gpus=0) for name in ("./own.sh", "true"))
+    assert run(own, found, folder=tmp_path)["./own.sh"] == 4
+
+
+def test_a_thread_that_ends_meanwhile_hides_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("1", None), ("2", "12 34 ")):
+        (tmp_path / name).mkdir()
+        if text:
+            (tmp_path / name / "children").write_text(text)
+    monkeypatch.setattr(processes, "Path", lambda _: tmp_path)
+    assert processes.children() == [12, 34]
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

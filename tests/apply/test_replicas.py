@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.replicas import rebased, replicas, run_folder
-from launcher.errors import UsageError
+from launcher.apply.replicas import replicas
+from launcher.apply.requests import parsed
 from launcher.plan.container import expand
 from tests.plan.planning import request
 from train import contract
@@ -17,7 +17,7 @@ ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003"]
 
 
 def started(body: dict[str, Any]) -> Any:
-    return replicas(body, addresses=ADDRESSES, job_id="7", image_env={"PYTHONPATH": "/site"})
+    return replicas(parsed(body), addresses=ADDRESSES, job_id="7", image_env={"PYTHONPATH": "/site"})
 
 
 def test_each_replica_has_its_place_in_cluster_spec() -> None:
@@ -71,18 +71,3 @@ def test_a_request_without_a_command_gets_the_images_entrypoint() -> None:
     body = {"jobSpec": {"workerPoolSpecs": [{"containerSpec": {"imageUri": "x", "args": ["--module", "m"]}}]}}
     (one,) = started(body)
     assert one.argv == ("python", "-m", "train.node", "--module", "m")
-
-
-def test_moving_the_run_folder() -> None:
-    body = request(output="gs://bucket/runs")
-    run = body["displayName"]
-    moved = rebased(body, "/tmp/here")
-    assert run_folder(moved) == f"/tmp/here/{run}"
-    assert moved["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"] == f"/tmp/here/{run}"
-    assert "gs://bucket" not in json.dumps(moved)
-
-
-@pytest.mark.parametrize("body", [{}, {"jobSpec": {}}, {"jobSpec": {"workerPoolSpecs": [{"pythonPackageSpec": {}}]}}])
-def test_what_is_no_container_job(body: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        started(body)

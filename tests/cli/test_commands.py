@@ -177,6 +177,13 @@ def test_init_writes_a_spec_that_works_and_never_overwrites(tmp_path: Path) -> N
     assert launch("init", "other.yaml", cwd=tmp_path).code == 0
 
 
+def test_a_script_is_no_spec(tmp_path: Path) -> None:
+    (tmp_path / "my_train.py").write_text("import torch\n")
+    ran = launch("local", "my_train.py", cwd=tmp_path)
+    assert ran.code == 2
+    assert "script: my_train.py" in ran.err
+
+
 def test_version_and_help() -> None:
     assert launch("--version").out.strip() == __version__
     shown = launch("--help").out
@@ -201,14 +208,3 @@ def test_local_refuses_secrets() -> None:
     ran = launch("local", "--set", "secrets={A: projects/p/secrets/s/versions/latest}", "--output", "/tmp/none")
     assert ran.code == 2
     assert "secrets" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("text", "words"), [("{", "can't be read as JSON"), ("[]", "isn't a JSON object"), ("{}", "workerPoolSpecs")]
-)
-def test_a_request_that_is_none(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "request.json"
-    path.write_text(text)
-    ran = launch("local", "--request", path)
-    assert ran.code == 2
-    assert words in ran.err

@@ -16,7 +16,6 @@ from tests.googlecloud.custom_jobs import parse_custom_job
 from tests.plan.planning import env_of, planned, request
 from train import contract
 
-
 QUIET: dict[str, Any] = {
     "output": "gs://b-1/o",
     "image": {"uri": "us-docker.pkg.dev/p/r/i@sha256:" + "0" * 64},

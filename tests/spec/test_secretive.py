@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from launcher.spec.secretive import looks_secret
+from launcher.spec.secretive import known_secret, looks_secret
 from tests.spec.helpers import SMALL, lines
 
 
@@ -30,6 +32,18 @@ from tests.spec.helpers import SMALL, lines
         ("api_key", "abcdefgh"),
         ("COMET_TOKEN", "a1b2c3d4e5f6a7b8"),
         ("DEPLOY_KEY", "dGhpcyBpcyBhIGtleQ1=="),
+        ("PGPASSWORD", "hunter2"),
+        ("MYSQL_PWD", "hunter2"),
+        ("DB_PASS", "hunter2"),
+        ("DB_PASSWORD", "48151623"),
+        ("DB_PASSWORD", "1234"),
+        ("DB_PASSWORD", "pa$sword"),
+        ("DB_PASSWORD", "correct$(horse)battery"),
+        ("DATABASE_URL", "postgresql://app:hunter2@10.0.0.1/db"),
+        ("PIP_INDEX_URL", "https://me:hunter2@pypi.example.com/simple"),
+        ("REDIS", "redis://:hunter2@10.0.0.1:6379"),
+        ("PIP_INDEX_URL", "https://ghp_" + "a1" * 18 + "@example.com/simple"),
+        ("ARGUMENTS", "--token=hf_" + "aB3" * 10),
     ],
 )
 def test_a_secret(name: str, value: str) -> None:
@@ -58,6 +72,18 @@ def test_a_secret(name: str, value: str) -> None:
         ("GIT_COMMIT", "0123456789" * 4),
         ("NCCL_DEBUG", "WARN"),
         ("LABEL", "sk-learn"),
+        ("LABEL", "task-scheduler-with-a-long-name-1"),
+        ("LABEL", "sk-learn-model-version-2"),
+        ("PASSWORD_FILE", "/run/x"),
+        ("DB_PASSWORD_FILE", "secrets/db.txt"),
+        ("PGPASSWORD", "$(DB_PASSWORD)"),
+        ("PGPASSWORD", "$DB_PASSWORD"),
+        ("AUTH_TOKEN", "Bearer $(HUB_TOKEN)"),
+        ("DATABASE_URL", "postgresql://app:$(DB_PASSWORD)@10.0.0.1/db"),
+        ("DATABASE_URL", "postgresql://app@10.0.0.1:5432/db"),
+        ("REGISTRY", "http://host:8080/@scope/package"),
+        ("PWD", "somewhere/else"),
+        ("ASK_PASSWORD", "0"),
     ],
 )
 def test_no_secret(name: str, value: str) -> None:
@@ -75,6 +101,13 @@ def test_no_secret(name: str, value: str) -> None:
         "limits: {usd: %s}",
         "vm: {on_stop: %s}",
         "env: {HF_TOKEN: &a %s}",
+        "run: {args: [--token, %s]}",
+        "run: {args: [--token=%s]}",
+        "run: {command: [curl, 'https://%s@example.com']}",
+        "run: {config: {data: %s}}",
+        "run: {config: {steps: %s}}",
+        "run: {config: {optimizer: {betas: [%s]}}}",
+        "output: https://%s@b/x",
     ],
 )
 def test_a_known_secret_is_never_shown(text: str) -> None:
@@ -85,3 +118,25 @@ def test_a_known_secret_is_never_shown(text: str) -> None:
 def test_what_stands_where_secrets_belong_is_never_shown() -> None:
     (line,) = lines(SMALL + "secrets: {DB: correct horse battery}")
     assert line.startswith("s.yaml:3: secrets.DB: 'corr…' can't be taken | a secret in Secret Manager, never its value")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: {args: [--epochs, 3, --token=%s]}", "s.yaml:3: run.args[2]: '--to…' has a secret in it"),
+        ("run: {command: [python, x.py, %s]}", "s.yaml:3: run.command[2]: 'hf_a…' has a secret in it"),
+        ("run: {config: {data: %s}}", "s.yaml:3: run.config.data: 'hf_a…' has a secret in it"),
+        ("run: {args: ['https://me:hunter2@example.com/x']}", "s.yaml:3: run.args[0]: 'http…' has a secret in it"),
+    ],
+)
+def test_what_the_program_is_given_has_no_secret(text: str, message: str) -> None:
+    (line,) = lines(SMALL + text.replace("%s", "hf_abcdefghijklmnopqrst"))
+    assert line.startswith(message)
+    assert "name it under secrets" in line
+
+
+def test_a_long_text_is_searched_in_no_time() -> None:
+    began = time.process_time()
+    for piece in ("a", "sk-", "sk-a", "eyJ", "eyJaaaa.", "://a:", "://:a", "$(a", "ghp_", "a-"):
+        assert not known_secret(piece * (250_000 // len(piece)))
+    assert time.process_time() - began < 5  # any of them alone would take minutes if the time were quadratic

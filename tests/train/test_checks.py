@@ -47,6 +47,9 @@ def test_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     facts = gather({})
     assert (facts.gpus, facts.gpu, facts.driver) == (2, "NVIDIA L4", "550.90.07")
     assert [gather({"CUDA_VISIBLE_DEVICES": text}).gpus for text in ("", "1", "0,1", "0,-1", "-1")] == [0, 1, 2, 1, 0]
+    uuids = "GPU-11aa22bb-1c3d-4e5f-8a9b-1234567890ab,GPU-0-1"
+    listed = [(uuids, 2), (f"{uuids},-1", 2), ("0,,1", 1), (" 1 ,-1,0", 1), ("MIG-1-1,MIG-2,MIG-3", 3)]
+    assert [gather({"CUDA_VISIBLE_DEVICES": text}).gpus for text, _ in listed] == [count for _, count in listed]
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gather({}).gpus == 0
 

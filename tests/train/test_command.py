@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train.cluster import Cluster
-from train.command import TORCHRUN, Task, child_env, command, machine_env, missing, parse_args
+from train.command import TORCHRUN, Task, child_env, command, machine_env, missing, parse_args, rehearsal_env
 from train.control import Order
 
 ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
@@ -67,7 +67,7 @@ def test_without_torchrun() -> None:
 
 def test_the_platforms_own_variables_are_left_alone() -> None:
     environ = {"MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": "/code"}
-    env = child_env(environ, ORDER, 1, Path("/x/exit"))
+    env = child_env(environ, ORDER, 1, gpus=8, code=Path("/workspace"), exit_file=Path("/x/exit"))
     assert {name: env[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")} == {
         name: environ[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")
     }
@@ -76,6 +76,8 @@ def test_the_platforms_own_variables_are_left_alone() -> None:
         "LAUNCH_ATTEMPT": "2",
         "LAUNCH_GENERATION": "4",
         "LAUNCH_NODE": "1",
+        "LAUNCH_VISIBLE_GPUS": "8",
+        "LAUNCH_CODE": "/workspace",
         "LAUNCH_EXIT_FILE": "/x/exit",
     }
 
@@ -102,3 +104,12 @@ def test_libraries_go_in_front() -> None:
     assert machine_env({"LAUNCH_LIBRARY_PATH": "/a:/b", "LD_LIBRARY_PATH": "/c"})[0]["LD_LIBRARY_PATH"] == "/a:/b:/c"
     assert machine_env({"LAUNCH_LIBRARY_PATH": "/a"})[0]["LD_LIBRARY_PATH"] == "/a"
     assert "LD_LIBRARY_PATH" not in machine_env({})[0]
+
+
+def test_a_rehearsal_leaves_the_clouds_network_out() -> None:
+    kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET"}
+    network = {"NCCL_ALGO": "Ring", "LAUNCH_NCCL_SCRIPT": "/x.sh", "LAUNCH_LIBRARY_PATH": "/lib"}
+    env, line = rehearsal_env(kept | network)
+    assert env == kept
+    assert line.endswith("is left out (NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
+    assert rehearsal_env(kept) == (kept, "")

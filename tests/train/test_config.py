@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import PRESETS, Config, Gpt, ResNet, line, parse, problems
+from train.config import PRESETS, Config, Gpt, ResNet, as_data, line, parse, problems
 from train.errors import ConfigError
 
 
@@ -42,6 +43,15 @@ def test_the_sample_of_the_documents_is_the_default_but_for_the_minutes() -> Non
     config = parse(sample)
     assert config.checkpoint.minutes == 10
     assert parse({**sample, "checkpoint": {}}) == Config()
+
+
+def test_the_settings_as_data_are_those_that_were_given() -> None:
+    given = {"model": {"name": "gpt", "n_layer": 2}, "optimizer": {"lr": 0.1}, "eval": {"every": 3}, "steps": 7}
+    data = as_data(parse(given))
+    for key, value in given.items():
+        assert data[key] | value == data[key] if isinstance(value, dict) else data[key] == value
+    assert as_data(parse({"model": "resnet50"}))["model"]["width"] == 64
+    assert json.loads(json.dumps(data))["checkpoint"] == {"minutes": None, "keep_last": 3}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -127,7 +137,7 @@ def test_what_is_allowed_although_it_looks_odd() -> None:
     assert problems({"optimizer": {"lr": 1, "grad_clip": 0}, "eval": {"every": 0}, "compile": True}) == []
 
 
-_NAMES = st.sampled_from([*Config.__dataclass_fields__, "name", "lr", "keep", "n_embd", "every", "minutes", "profile"])
+_NAMES = st.sampled_from([*Config._fields, "name", "lr", "keep", "n_embd", "every", "minutes", "profile"])
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*PRESETS, "auto", "off"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(), inner, max_size=4),

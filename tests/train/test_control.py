@@ -14,6 +14,8 @@ import pytest
 
 from tests.train.nodes import free_port, until
 from train.control import Member, MemoryStore, Order, Pulse, State, Store, StoreLostError, Timing, reserve_port
+from train.loop import SAVE_SECONDS
+from train.metrics import LAST_SECONDS
 from train.outcome import End, Outcome
 from train.record import Record
 from train.referee import Referee
@@ -247,6 +249,12 @@ def test_the_store_of_torch_is_one_too() -> None:
 def test_an_order_survives_the_store() -> None:
     order = Order(3, 2, 12345, ("aa", "bb"))
     assert Order.from_json(json.dumps(asdict(order))) == order
+
+
+def test_graces_nest() -> None:
+    timing = Timing()
+    torchrun, node, container = timing.grace - timing.report, timing.grace, 25.0
+    assert SAVE_SECONDS < LAST_SECONDS + 1 < torchrun <= node - 3 < node <= container - 3
 
 
 def test_a_thousand_nodes_look_less_often() -> None:

@@ -97,6 +97,8 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_names(tmp_path: Path) 
     (folder / "picture.png").write_bytes(b"\x89PNG\0")
     (folder / "latin1").write_bytes(b"\xe9t\xe9")
     (folder / ".hidden").write_bytes(b"hidden")
+    (folder / "b" / ".git").mkdir()
+    (folder / "b" / ".git" / "config").write_bytes(b"hidden too")
     corpus = prepare(str(folder), tmp_path / "cache")
     assert corpus.path.read_bytes() == "först second third".encode()
     assert corpus.files == 3

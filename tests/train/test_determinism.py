@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from train import contract
+from train import checkpoint, contract
+from train.config import parse
+from train.data import open_data
+from train.digest import parameters_sha256
+from train.dist import Ranks
+from train.models import build
 from train.storage import LocalFolder
 
 CONFIG: dict[str, Any] = {
@@ -41,6 +47,17 @@ def start(env: dict[str, str], ranks: int) -> subprocess.CompletedProcess[str]:
     """`torchrun -m train` with so many processes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*torchrun, "-m", "train"], env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def by_hand(env: dict[str, str], *own: dict[str, str]) -> list[subprocess.Popen[str]]:
+    """A rank for each environment of its own, without torchrun, which would end the others with the first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(own))}
+    ranks = [{**env, **mine, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank, mine in enumerate(own)]
+    return [
+        subprocess.Popen([sys.executable, "-m", "train"], env=rank, stderr=subprocess.PIPE, text=True) for rank in ranks
+    ]
 
 
 def losses(folder: Path) -> tuple[list[float], list[float], dict[str, Any]]:
@@ -87,13 +104,7 @@ def test_the_ranks_agree_and_say_so_once(runs: dict[str, Path]) -> None:
 
 def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path) -> None:
     """Started by hand: torchrun would end the second rank before it can say how it ends."""
-    env = environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")})
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "train"]
-    ranks = [env | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    processes = [subprocess.Popen(command, env=rank, stderr=subprocess.PIPE, text=True) for rank in ranks]
+    processes = by_hand(environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")}), {}, {})
     said = [process.communicate(timeout=60)[1] for process in processes]
     assert said == [f"train: data: there is no file or folder {tmp_path / 'nothing'} on this machine\n", ""]
     assert [process.returncode for process in processes] == [2, 2]
@@ -118,3 +129,48 @@ def test_ranks_that_disagree_end_with_their_code(tmp_path: Path) -> None:
     assert "the ranks' parameters differ at the end" in done.stderr
     assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"76"}
     assert LocalFolder(tmp_path / "run").list("checkpoints/") == []
+
+
+def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
+    env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic"})
+    ranks = by_hand(env, {}, {contract.RUN_FOLDER: "s3://bucket"})
+    said = ranks[1].communicate(timeout=60)[1]
+    ranks[0].kill()
+    ranks[0].communicate()
+    assert said == "train: s3://bucket is neither gs://BUCKET/PATH nor a local folder\n"
+    assert ranks[1].returncode == contract.Exit.UNFIT
+
+
+def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Late:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'train.loop':\n"
+        "            import time, datetime, train.dist as dist, train.checkpoint as checkpoint\n"
+        "            dist.TIMEOUT, save = datetime.timedelta(seconds=3), checkpoint.save\n"
+        "            checkpoint.save = lambda *a, **k: (time.sleep(4), save(*a, **k))[1]\n"
+        "sys.meta_path.insert(0, Late())\n"
+    )
+    env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic", "steps": 2}, f"{tmp_path}:{ROOT}")
+    done = start(env, 2)
+    assert done.returncode == 0, done.stderr
+    assert LocalFolder(tmp_path / "run").list("checkpoints/")
+
+
+def test_the_held_out_loss_is_that_of_the_saved_model(tmp_path: Path) -> None:
+    """Each rank's batch norm has seen other images; what is evaluated and saved is one model."""
+    model = {"name": "resnet50", "width": 4, "image_size": 32, "num_classes": 4}
+    config = {**CONFIG, "model": model, "data": "synthetic", "steps": 4, "optimizer": {"lr": 0.1, "warmup_steps": 0}}
+    done = start(environment(tmp_path / "run", config), 2)
+    assert done.returncode == 0, done.stderr
+    _, evals, end = losses(tmp_path / "run")
+    state, _ = checkpoint.load(LocalFolder(tmp_path / "run"), 4)
+    parsed = parse(config)
+    saved = build(parsed.model)
+    saved.load_state_dict(state["model"])
+    assert parameters_sha256(saved) == end["parameters_sha256"]
+    saved.eval()
+    batches = [open_data(parsed, Ranks()).held_out(index, 2, slice(0, 8)) for index in (0, 1)]
+    with torch.no_grad():
+        assert evals[-1] == pytest.approx(sum(saved(x, y).item() for x, y in batches) / 2, rel=1e-4)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from train.dist import Ranks
 from train.errors import OutputError, UsageError
 from train.models import build
 from train.precision import choose
+from train.recorder import Recorder
 from train.setup import micro_batch_size
 from train.storage import LocalFolder
 
@@ -165,6 +170,50 @@ def test_rows_are_complete_after_an_error(tmp_path: Path, text: Path, monkeypatc
     assert events(read(tmp_path / "run"), "end") == []
 
 
+def test_a_device_that_never_answers_does_not_hold_the_error_back(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_ever = threading.Event()
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.2)
+    monkeypatch.setattr(Recorder, "block", lambda self, alone=False: for_ever.wait(30))
+    monkeypatch.setattr(loop, "update", lambda run: 1 / 0)
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run", {"data": str(text)})
+    for_ever.set()
+    assert time.monotonic() - began < 10
+
+
+def test_sigterm_ends_the_run_at_a_step_with_all_rows(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, before = loop.update, signal.getsignal(signal.SIGTERM)
+
+    def told(setup: Any) -> Any:
+        if setup.state["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(setup)
+
+    monkeypatch.setattr(loop, "update", told)
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path / "run", {"data": str(text), "log_every": 100, "eval": {"every": 0}})
+    assert stopped.value.code == 143
+    assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2, 3, 4, 5, 6, 7]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_fails_after_sigterm_is_the_stop(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks were told too: one that has gone already makes this one's collective fail."""
+
+    def breaks(setup: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(loop, "update", breaks)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", {"data": str(text)})
+
+
 def test_a_run_without_a_folder_writes_nothing(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +298,9 @@ def test_the_digest_sees_every_bit_and_every_name() -> None:
     assert digest() == digest()
     zero = digest(value=0.0)
     assert digest() not in {digest(name="b"), digest(value=1.0000001), digest(shape=(2, 2)), zero}
+    norms = [torch.nn.BatchNorm1d(2) for _ in range(2)]
+    norms[1].register_buffer("running_mean", torch.full((2,), 1e-6))
+    assert parameters_sha256(norms[0]) != parameters_sha256(norms[1])
     assert digest(value=0.0, dtype=torch.bfloat16, shape=(8,)) != digest(value=0.0, dtype=torch.float16, shape=(8,))
 
 

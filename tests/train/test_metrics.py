@@ -142,6 +142,33 @@ def test_without_a_folder_a_script_runs_as_if_nothing_was_there(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_script_that_is_told_to_stop_writes_its_rows_first(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from train import metrics\n"
+        "for step in range(1, 4): metrics.log(step, loss=1 / step)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    own = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('my own'))\n"
+    env = {"PATH": "", contract.RUN_FOLDER: str(tmp_path), "PYTHONPATH": str(Path(metrics.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-15, "")
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3]
+    done = subprocess.run([sys.executable, "-c", own + code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "my own\n")
+
+
+@pytest.mark.parametrize("step", [3, np.int64(3), np.float32(3), 3.0, torch.tensor(3)])
+def test_a_step_is_a_whole_number(step: Any) -> None:
+    assert metrics._whole(step) == 3
+    assert type(metrics._whole(step)) is int
+
+
+@pytest.mark.parametrize("step", ["3", 3.5, None, float("nan"), float("inf"), [3], torch.zeros(2), 1j])
+def test_another_step_is_refused_at_once(step: Any) -> None:
+    with pytest.raises(TypeError, match=r"metrics.log: the step must be a whole number, not "):
+        metrics.log(step, loss=1.0)
+
+
 def test_what_a_row_draws() -> None:
     assert scalars({"step": 3, "time": 1.0, "loss": 0.5, "lr": 1, "note": "x"}) == {"train/loss": 0.5, "train/lr": 1.0}
     assert scalars({"event": "eval", "step": 3, "loss": 0.5}) == {"eval/loss": 0.5}
@@ -178,6 +205,28 @@ def test_without_tensorboard_there_is_a_line_and_no_failure(
     out.close()
     assert [row["step"] for row in rows_of(tmp_path)] == [1]
     assert capsys.readouterr().err == "TensorBoard is not installed: no events are written\n"
+
+
+def test_trouble_with_tensorboard_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Trouble:
+        def add(self, rows: object) -> None:
+            raise RuntimeError("no protobuf")
+
+        def close(self) -> None:
+            raise RuntimeError("no close either")
+
+    board: Any = Trouble()
+    out = metrics.Parts(LocalFolder(tmp_path), metrics.part_names({}), board)
+    out.put([{"step": 1}])
+    out.close()
+    assert [row["step"] for row in rows_of(tmp_path)] == [1]
+    assert capsys.readouterr().err == "no more TensorBoard events are written: no protobuf\n"
+
+
+def test_a_board_that_can_not_be_opened_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    assert tensorboard.open_board(LocalFolder(tmp_path)) is None
+    assert capsys.readouterr().err.startswith("no TensorBoard events are written: ")
 
 
 def test_a_bucket_gets_whole_copies_of_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

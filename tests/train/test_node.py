@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.nodes import REPOSITORY, Machines, machines, until
+from tests.train.nodes import REPOSITORY, Machines, cluster_spec, machines, until
 from train.contract import Exit
 
 
@@ -22,7 +22,9 @@ def one(tmp_path: Path) -> Iterator[Machines]:
         yield found
 
 
-FAILS = "import os; print('generation', os.environ['LAUNCH_GENERATION'], flush=True); raise SystemExit(5)"
+FAILS = (
+    "import os; g = os.environ['LAUNCH_GENERATION']; print('generation', g, flush=True); raise SystemExit(5 + int(g))"
+)
 WAITS = "import time; print('waiting', flush=True); time.sleep(100)"
 
 
@@ -53,7 +55,19 @@ def test_a_failing_script_is_started_again_as_often_as_allowed(one: Machines) ->
     node = one.start(*python(one.script(FAILS)), env={"LAUNCH_RESTARTS": "2"})
     assert node.wait() == Exit.FAILED
     assert re.findall(r"^generation (\d)", node.text, re.M) == ["0", "1", "2"]
-    assert "exit code 5; failed 3 times without a new checkpoint" in (one.run_folder / "terminal").read_text()
+    assert "exit code 7; failed 3 times without a new checkpoint" in (one.run_folder / "terminal").read_text()
+
+
+@pytest.mark.parametrize(("log", "generations"), [("", "01"), ("metrics.log(1, loss=2.0); ", "0123")])
+def test_what_fails_twice_before_its_first_step_is_not_started_again(one: Machines, log: str, generations: str) -> None:
+    one.script(
+        f"import os; from train import metrics; print('generation', os.environ['LAUNCH_GENERATION']); {log}1 / 0"
+    )
+    node = one.start("--script", "work.py")
+    assert node.wait() == Exit.FAILED
+    assert re.findall(r"^generation (\d)", node.text, re.M) == list(generations)
+    hopeless = "failed twice before its first step: starting again can't help"
+    assert (hopeless in (one.run_folder / "terminal").read_text()) == (generations == "01")
 
 
 def test_a_new_checkpoint_starts_the_count_again(one: Machines) -> None:
@@ -138,6 +152,7 @@ def test_a_signal_reaches_the_command_and_leaves_nothing(one: Machines, signum: 
 def test_a_signal_ends_torchrun_and_its_workers(one: Machines) -> None:
     node = one.start("--script", one.script(WAITS), env={"LAUNCH_PROCESSES": "2"})
     until(lambda: node.text.count("waiting") == 2, "both workers")
+    assert any("--shutdown-timeout=18 " in line for line in one.left_over())  # less than the node's own 22 s
     node.send(signal.SIGTERM)
     assert node.wait() == 143, node.text
     assert one.left_over() == []
@@ -216,6 +231,43 @@ def test_the_script_of_the_image_sets_nccl_up(one: Machines) -> None:
     )
     assert node.wait() == Exit.OK
     assert "Ring /plugin/lib:/plugin/lib64:/image [two\nlines]\n" in node.text
+
+
+def test_a_rehearsal_has_not_the_clouds_network(one: Machines) -> None:
+    one.script("export NCCL_ALGO=Ring\n", "nccl.sh")
+    node = one.start(
+        *("--command", "--", "sh", "-c", 'echo "[$NCCL_ALGO$NCCL_PROTO$LD_LIBRARY_PATH] $NCCL_DEBUG"'),
+        env={
+            "NCCL_PROTO": "Simple",
+            "NCCL_DEBUG": "WARN",
+            "LAUNCH_LIBRARY_PATH": "/plugin",
+            "LAUNCH_NCCL_SCRIPT": str(one.folder / "nccl.sh"),
+            "CLUSTER_SPEC": cluster_spec(1, 0, one.port),
+        },
+    )
+    assert node.wait() == Exit.OK
+    assert "[] WARN\n" in node.text
+    assert node.text.count("a rehearsal: ") == 1
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+def test_the_users_code_is_found_and_hides_nothing_of_pythons(one: Machines, launcher: str) -> None:
+    for name in ("queue.py", "random.py", "tempfile.py"):
+        one.script("raise RuntimeError('hidden')", name)
+    one.script("MINE = 'found'", "helper.py")
+    one.script("import queue, random, torch, helper, sys; print('helper', helper.MINE, queue.Queue)")
+    node = one.start("--launcher", launcher, "--script", "work.py", env={"PYTHONSAFEPATH": "1"})
+    assert node.wait() == Exit.OK, node.text
+    assert "helper found <class 'queue.Queue'>" in node.text
+
+
+def test_what_nobody_foresaw_is_one_line_too(one: Machines) -> None:
+    one.run_folder.mkdir()
+    (one.run_folder / "terminal").write_bytes(b"\xff")
+    node = one.start(*python(one.script("")))
+    assert node.wait() == Exit.FAILED
+    assert node.text.startswith("train.node: node 0: UnicodeDecodeError: ")
+    assert node.text.count("\n") == 1
 
 
 @pytest.mark.parametrize(

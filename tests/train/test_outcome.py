@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from train.contract import Exit
-from train.outcome import End, Outcome, verdict
+from train.outcome import End, Outcome, own_failure, verdict
 
 
 def judged(*outcomes: Outcome, failures: int = 1, restarts: int = 3) -> End | None:
@@ -52,6 +52,15 @@ def test_after_a_signal_success_needs_the_processes_word() -> None:
     assert not Outcome(0, 0, (), signum=15).ok
     assert not Outcome(0, 0, (0, 75), signum=15).ok
     assert Outcome(0, 1, (0,), note="stopped with the others").ok
+
+
+def test_what_fails_twice_before_its_first_step_is_not_tried_again() -> None:
+    failed = Outcome(1, 5)
+    assert own_failure([Outcome(0, 1, note="was replaced"), failed, Outcome(2, 6)]) == 5
+    assert own_failure([Outcome(0, 0), Outcome(1, 1, note="stopped with the others")]) is None
+    words = "node 1: exit code 5; failed twice before its first step: starting again can't help"
+    assert verdict([failed], failures=2, restarts=3, hopeless=True) == End(1, words, terminal=True)
+    assert verdict([failed], failures=2, restarts=3, hopeless=False) is None
 
 
 def test_an_unknown_signal_has_a_number() -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -13,15 +14,22 @@ from train.storage import LocalFolder, Storage, open_storage
 
 if TYPE_CHECKING:
     from tests.googlecloud import GoogleCloud
+    from tests.googlecloud.wire import Request, Response
 
 
-@pytest.fixture(params=["local", "bucket"])
+OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
+
+
+@pytest.fixture(params=["local", "emulator", "override"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """The same tests for both kinds; the bucket is on loopback, behind Google's own client."""
+    """The same tests for both kinds; the bucket is on loopback, behind Google's own client, named in both ways."""
     if request.param == "local":
         return open_storage(str(tmp_path / "runs" / "r-1"))
     cloud: GoogleCloud = request.getfixturevalue("cloud")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    if request.param == "emulator":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    else:
+        monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
     return open_storage("gs://my-bucket/runs/r-1")
 
 
@@ -138,3 +146,72 @@ def test_a_bucket_that_is_not_there_is_named(cloud: GoogleCloud, monkeypatch: py
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     with pytest.raises((OutputError, FileNotFoundError), match="gs://no-such-bucket/x"):
         open_storage("gs://no-such-bucket/x").write("a", b"")
+
+
+class Asked(NamedTuple):
+    """As whom a request was sent: its Authorization header, if it had one."""
+
+    authorization: str | None
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, cloud: GoogleCloud) -> Iterator[list[Asked]]:
+    """What each request to the cloud showed of who asks; Cloud Storage is named by gcloud's variable."""
+    seen: list[Asked] = []
+    serve = cloud._serve
+
+    def watched(request: Request) -> Response:
+        seen.append(Asked(request.headers.get("authorization")))
+        return serve(request)
+
+    monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
+    from tests.googlecloud.server import _handler
+
+    monkeypatch.setattr(cloud._server, "RequestHandlerClass", _handler(watched))
+    yield seen
+    assert seen, "nothing was asked"
+
+
+def test_a_test_server_is_asked_by_nobody(asked: list[Asked]) -> None:
+    open_storage("gs://my-bucket/x").write("a", b"")
+    assert {one.authorization for one in asked} == {None}
+
+
+def test_gclouds_token_is_shown(asked: list[Asked], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "token-1")
+    open_storage("gs://my-bucket/x").write("a", b"")
+    monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN")
+    (tmp_path / "token").write_text("token-2\n")
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", str(tmp_path / "token"))
+    open_storage("gs://my-bucket/x").write("b", b"")
+    assert {one.authorization for one in asked} == {"Bearer token-1", "Bearer token-2"}
+
+
+def test_disabled_credentials_beat_a_token(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "token-1")
+    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "True")
+    open_storage("gs://my-bucket/x").write("a", b"")
+    assert {one.authorization for one in asked} == {None}
+
+
+def test_a_token_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(OutputError, match=r"the access token can't be read from .*none"):
+        open_storage("gs://my-bucket/x")
+
+
+@pytest.mark.parametrize("endpoint", [{}, {OVERRIDE: "https://storage.example.com/storage/v1/"}])
+def test_no_credentials(endpoint: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "CLOUDSDK_AUTH_ACCESS_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    world = {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path), "NO_GCE_CHECK": "true", **endpoint}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OutputError, match="gs:// needs credentials"):
+        open_storage("gs://my-bucket/x")
+
+
+def test_what_can_not_be_read_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match="can't be read: Is a directory"):
+        LocalFolder(tmp_path).read("folder")

@@ -95,7 +95,9 @@ def _source(data: str) -> tuple[Path, list[Path]]:
         return root, []
     if not root.is_dir():
         raise UsageError(f"data: there is no file or folder {data} on this machine")
-    files = sorted((path for path in root.rglob("*") if _is_text(path)), key=lambda path: path.relative_to(root).parts)
+    parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
+    visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
+    files = [path for path in visible if _is_text(path)]
     if not files:
         raise UsageError(f"data: the folder {data} holds no text files")
     return root, files
@@ -127,8 +129,8 @@ def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
 
 
 def _is_text(path: Path) -> bool:
-    """A visible file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character."""
-    if path.name.startswith(".") or not path.is_file():
+    """A file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character."""
+    if not path.is_file():
         return False
     with path.open("rb") as file:
         start = file.read(8192)

@@ -1,0 +1,166 @@
+"""A CustomJob's JSON read into what a rehearsal needs of it: checked once, here, and trusted from then on.
+
+A request may be written by hand, so every value that a process gets is looked at. Field names are those of
+google.cloud.aiplatform_v1.CustomJob; numbers may be text, as proto3 JSON writes 64-bit ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from launcher.errors import UsageError
+from launcher.plan.container import escaped, expand
+from train import contract
+
+NODE_POOLS = 2
+"""Pools 0 and 1 are nodes; 2 are reduction servers and 3 evaluators, whose images are not ours to rehearse."""
+MOST = 1000
+"""Replicas of a pool, GPUs of a replica: more is a slip of the hand."""
+
+HINT = "It must be a CustomJob: {displayName, jobSpec: {workerPoolSpecs: …}}; in a plan that is attempts[0].request."
+
+Text = Annotated[str, Meta(pattern=r"^[^\0\ud800-\udfff]*$")]
+"""What a process can be given: no argument or variable holds a NUL or half a character."""
+
+
+class Read(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The base of what is read: unknown fields are Vertex AI's business and passed over."""
+
+
+class Variable(Read, frozen=True, kw_only=True, rename="camel"):
+    """One entry of `env`."""
+
+    name: Annotated[str, Meta(pattern=r"^[^=\0\ud800-\udfff]+$")]
+    value: Text = ""
+
+
+class Container(Read, frozen=True, kw_only=True, rename="camel"):
+    """A containerSpec."""
+
+    image_uri: str = ""
+    command: tuple[Text, ...] = ()
+    args: tuple[Text, ...] = ()
+    env: tuple[Variable, ...] = ()
+
+
+class MachineSpec(Read, frozen=True, kw_only=True, rename="camel"):
+    """How many GPUs a replica has."""
+
+    accelerator_count: Annotated[int, Meta(ge=0, le=MOST)] = 0
+
+
+class Pool(Read, frozen=True, kw_only=True, rename="camel"):
+    """A worker pool of nodes."""
+
+    container_spec: Container
+    machine_spec: MachineSpec = MachineSpec()
+    replica_count: Annotated[int, Meta(ge=1, le=MOST)] = 1
+
+
+class Output(Read, frozen=True, kw_only=True, rename="camel"):
+    """baseOutputDirectory."""
+
+    output_uri_prefix: Text = ""
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A CustomJob as a rehearsal sees it. `raw` is its jobSpec as it stands, which CLUSTER_SPEC carries."""
+
+    name: str
+    pools: tuple[Pool, ...]
+    base: str
+    """baseOutputDirectory without a trailing slash; empty when the request has none."""
+    raw: Mapping[str, Any]
+
+    @property
+    def run_folder(self) -> str | None:
+        """Where the job writes, without a trailing slash; None when the request doesn't say."""
+        env: dict[str, str] = {}
+        for entry in self.pools[0].container_spec.env:
+            env[entry.name] = expand(entry.value, env)
+        return (env.get(contract.RUN_FOLDER) or self.base).rstrip("/") or None
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names in all containers' environments."""
+        return frozenset(entry.name for pool in self.pools for entry in pool.container_spec.env)
+
+
+def parsed(request: Mapping[str, Any]) -> Job:
+    """The request, read.
+
+    Raises:
+        UsageError: it isn't a CustomJob with containers, or a value in it can't be taken; the field is named.
+    """
+    job = section(request, "jobSpec", dict, "jobSpec")
+    pools = section(job, "workerPoolSpecs", list, "jobSpec.workerPoolSpecs")
+    for number, pool in enumerate(pools[:NODE_POOLS]):
+        if not isinstance(pool, dict) or "containerSpec" not in pool:
+            raise UsageError(f"worker pool {number} has no containerSpec", "launch rehearses containers only.")
+    output = read(job.get("baseOutputDirectory", {}), Output, "jobSpec.baseOutputDirectory")
+    return Job(
+        name=read(request.get("displayName", ""), str, "displayName"),
+        pools=read(pools[:NODE_POOLS], tuple[Pool, ...], "jobSpec.workerPoolSpecs"),
+        base=output.output_uri_prefix.rstrip("/"),
+        raw=job,
+    )
+
+
+def rebased(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """The same request (one that `parsed` has taken), writing below `folder` instead of where it says.
+
+    Nothing else changes: an argument that holds the old place is the program's own business. A request that says no
+    place gets one, below which Vertex AI's AIP_* folders lie.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", parsed(request).name).strip(".-") or "run"
+
+    def moved(place: str) -> str:
+        return f"{folder}/{place.rstrip('/').rpartition('/')[2] or name}"
+
+    job = request["jobSpec"]
+    base = job.get("baseOutputDirectory", {})
+    pools = [with_folder(pool, moved) for pool in job["workerPoolSpecs"]]
+    output = {**base, "outputUriPrefix": moved(base.get("outputUriPrefix", ""))}
+    return {**request, "jobSpec": {**job, "workerPoolSpecs": pools, "baseOutputDirectory": output}}
+
+
+def with_folder(pool: dict[str, Any], moved: Callable[[str], str]) -> dict[str, Any]:
+    """The pool with its run folder (the one variable that names it) moved."""
+    container = pool.get("containerSpec", {})
+    env = [
+        {**entry, "value": escaped(moved(entry.get("value", "")))} if entry["name"] == contract.RUN_FOLDER else entry
+        for entry in container.get("env", ())
+    ]
+    return {**pool, "containerSpec": {**container, "env": env}} if env else pool
+
+
+def section(of: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """A part that must be there and not be empty. Raises UsageError."""
+    found = of.get(key)
+    if not isinstance(found, kind) or not found:
+        raise UsageError(f"the request has no {where}", HINT)
+    return found
+
+
+def read(value: Any, kind: Any, where: str) -> Any:
+    """The value as `kind`. Raises UsageError, which names the field."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at `$")
+        raise UsageError(f"the request's {where}{at.rstrip('`')}: {in_words(what)}", HINT) from None
+
+
+def in_words(what: str) -> str:
+    """msgspec's complaint without its names of types: `Expected `int`, got `str`` -> `expected a whole number, …`."""
+    if " matching regex " in what:
+        return "not something that a process can be given (NUL, half a character, or a name with = in it)"
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    words |= {"array": "a list", "object": "an object", "null": "null"}
+    named = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), what)
+    return named.replace("Expected ", "expected ").replace("Object missing required field", "misses")

@@ -1,0 +1,66 @@
+"""What a rehearsal takes from this machine: its GPUs, its path and its endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.apply.local import image_env, outside, visible_gpus, with_gpus
+from launcher.apply.replicas import Replica
+
+
+def replica(gpus: int) -> Replica:
+    return Replica(name="r", image="", argv=("true",), env={}, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "shares"),
+    [
+        ((2, 2), ("0", "1", "2", "3"), ["0,1", "2,3"]),
+        ((2, 2), ("0", "1", "2"), ["", ""]),  # not enough for all: CPUs for all
+        ((1, 1), ("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"]),
+        ((1,), ("0", "1"), ["0"]),
+        ((0,), ("0",), [""]),
+    ],
+)
+def test_each_replica_has_gpus_of_its_own(gpus: tuple[int, ...], visible: tuple[str, ...], shares: list[str]) -> None:
+    found = with_gpus([replica(count) for count in gpus], visible)
+    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in found] == shares
+
+
+def test_the_users_own_choice_of_gpus_holds() -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}) == ("3", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_nvidia_smi_tells_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({}) == ("0", "1")
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert visible_gpus({}) == ()
+
+
+def test_path_home_and_endpoints_are_all_that_comes_along() -> None:
+    world = {
+        "PATH": "/bin",
+        "HOME": "/home/me",
+        "USER": "me",
+        "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
+        "CANARY": "1",
+    }
+    found = outside(world)
+    assert found["PATH"].endswith(":/bin")
+    assert found["HOME"] == "/home/me"
+    assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:1"
+    assert not {"USER", "CANARY"} & found.keys()
+
+
+def test_the_image_has_our_package_alone_on_its_path(tmp_path: Path) -> None:
+    env = image_env(tmp_path)
+    assert env["PYTHONPATH"] == str(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["train"]
+    assert (tmp_path / "train" / "node.py").is_file()

@@ -1,0 +1,137 @@
+"""`launch local` with a request: what goes with it, what is shown, and what it can't be run with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.command import SPECS, launch
+from tests.plan.planning import request
+
+SAY = "import os; print('ran', os.environ.get('A'))"
+
+
+def by_hand(folder: Path, code: str = SAY, **env: str) -> Path:
+    """A request that runs a line of Python."""
+    container = {"command": ["python", "-c", code], "env": [{"name": name, "value": env[name]} for name in env]}
+    body = {"displayName": "by-hand", "jobSpec": {"workerPoolSpecs": [{"containerSpec": container}]}}
+    return saved(folder, body)
+
+
+def saved(folder: Path, body: Any) -> Path:
+    path = folder / "request.json"
+    path.write_text(json.dumps(body) if not isinstance(body, str) else body)
+    return path
+
+
+def refused(*argv: str | Path) -> str:
+    ran = launch("local", *argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Traceback" not in ran.err
+    return ran.err
+
+
+@pytest.mark.parametrize("output", ["text", "json", "yaml"])
+def test_a_dry_run_of_a_request_starts_nothing(tmp_path: Path, output: str) -> None:
+    path = by_hand(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    ran = launch("local", "--request", path, "--output", tmp_path / "out", "--dry-run", "-o", output)
+    assert (ran.code, ran.err) == (0, "")
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out").exists()
+    moved = str(tmp_path / "out" / "by-hand")
+    if output == "text":
+        assert "by-hand  on this machine" in ran.out
+        assert "Nothing was started" in ran.out
+        assert max(map(len, ran.out.splitlines())) <= 80 or len(str(tmp_path)) > 60
+    else:
+        shown = json.loads(ran.out)["request"] if output == "json" else yaml.safe_load(ran.out)
+        assert shown["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"] == moved
+        assert shown["jobSpec"]["workerPoolSpecs"] == json.loads(path.read_text())["jobSpec"]["workerPoolSpecs"]
+
+
+def test_the_page_of_a_planned_request(tmp_path: Path) -> None:
+    body = request(output="gs://bucket/runs", machine={"type": "h100", "gpus": 8, "nodes": 3})
+    ran = launch("local", "--request", saved(tmp_path, body), "--dry-run")
+    assert "pool 0    1 replica, 8 GPUs: python -m train.node --module" in ran.out
+    assert "pool 1    2 replicas, 8 GPUs each: python -m train.node --module" in ran.out
+    assert f"output    gs://bucket/runs/{body['displayName']}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ((str(SPECS / "quickstart.yaml"),), "the spec"),
+        (("--gpus", "2"), "--gpus"),
+        (("--nodes", "2"), "--nodes"),
+        (("--spot",), "--spot"),
+        (("--flex-start",), "--flex-start"),
+        (("--region", "us-central1"), "--region"),
+        (("--run-id", "a"), "--run-id"),
+        (("--hours", "0"), "--hours"),
+        (("--set", "name=a"), "--set"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_spec_or_its_flags_beside_a_request(
+    tmp_path: Path, more: tuple[str, ...], named: str, dry_run: tuple[str, ...]
+) -> None:
+    assert named in refused("--request", by_hand(tmp_path), *more, *dry_run)
+
+
+def test_code_goes_with_a_request_and_is_a_folder(tmp_path: Path) -> None:
+    assert "--code goes with --request" in refused("--code", tmp_path, "--dry-run")
+    path = by_hand(tmp_path, "print('ran', open('helper.txt').read())")
+    assert "isn't a folder" in refused("--request", path, "--code", path)
+    assert "isn't a folder" in refused("--request", path, "--code", tmp_path / "none", "--dry-run")
+    (tmp_path / "helper.txt").write_text("the helper")
+    ran = launch("local", "--request", path, "--code", tmp_path)
+    assert (ran.code, "ran the helper" in ran.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "can't be read as JSON"),
+        ("[" * 100_000, "can't be read as JSON"),
+        ("\ufeff{}", "no jobSpec"),
+        ("[]", "isn't a JSON object"),
+        ("{}", "workerPoolSpecs"),
+        ('{"jobSpec": null}', "no jobSpec"),
+        ('{"jobSpec": {"workerPoolSpecs": [null]}}', "no containerSpec"),
+        ('{"jobSpec": {"workerPoolSpecs": [{"containerSpec": {}, "replicaCount": "0"}]}}', "replicaCount"),
+        ('{"attempts": []}', "attempts[0].request"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_request_that_is_none(tmp_path: Path, text: str, words: str, dry_run: tuple[str, ...]) -> None:
+    assert words in refused("--request", saved(tmp_path, text), *dry_run)
+
+
+def test_a_request_that_is_not_there(tmp_path: Path) -> None:
+    assert "can't be read" in refused("--request", tmp_path / "none.json")
+    assert "can't be read" in refused("--request", tmp_path)
+
+
+def test_a_request_runs_and_its_output_is_moved(tmp_path: Path) -> None:
+    ran = launch("local", "--request", by_hand(tmp_path, A="1"), "--output", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    assert "[workerpool0-0] ran 1" in ran.err
+    assert "by-hand succeeded" in ran.out
+    assert (tmp_path / "out" / "by-hand" / "attempts" / "0001.json").exists()
+
+
+def test_an_output_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = by_hand(tmp_path)
+    for output in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
+        for what in (("--request", path), (SPECS / "quickstart.yaml",)):
+            err = refused(*what, "--output", output)
+            assert "the run folder can't be used" in err
+            assert "--output DIR" in err
+            assert "ran" not in err.split()
+    (tmp_path / "odd" / "by-hand" / "terminal").mkdir(parents=True)
+    assert "can't be read: Is a directory" in refused("--request", path, "--output", tmp_path / "odd")

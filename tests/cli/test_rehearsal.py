@@ -1,0 +1,61 @@
+"""What a rehearsal keeps beside its plan, and what it says when it is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.apply import local
+from launcher.cli.options import Output
+from launcher.cli.rehearsal import Outcome, Rehearsal, prepare, run
+from launcher.spec.models import JobSpec
+from launcher.spec.reader import read
+from tests.plan.planning import planned
+from train import contract
+from train.storage import open_storage
+
+NASTY = (
+    *("1e-4", "1e5", "no", "y", "n", "on", "null", "~", "0o17", "017", "0x1f", "1_000", "1:30", "2026-01-01", ".inf"),
+    *("", " ", " a ", "a: b", "a #b", "#a", "- a", "[a", "{a", "*a", "&a", "!a", "|", ">", "%a", "@a", "`a", "'", '"'),
+    *("\\", "\\n", "a\nb", "a\n\nb\n", "\n", "\ta", "a\r\nb", "#!/bin/sh\nset -e \n\n", "#!é\n", "é", "日本語"),
+    *("\U0001f600", "\x07", "\x85", "\u2028", "\ufeffa", "=", "<<", "---", "...", "?", "a" * 300, "$(A)", "$$"),
+)
+
+
+def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
+    config = {"data": "1e-4", "optimizer": {"lr": 1e-5, "min_lr": 1e-300, "betas": [0.9, 1e-7]}, "steps": 10}
+    plan = planned(
+        "local",
+        env={f"V{number}": text for number, text in enumerate(NASTY)},
+        run={"args": list(NASTY), "config": config},
+        limits={"hours": 0.5},
+        output="/runs",
+        provisioning=["spot"],
+        labels={"no": "1e5"},
+    )
+    prepare(open_storage(str(tmp_path)), Rehearsal(request=plan.attempts[0].request, code=None, plan=plan))
+    again = read(tmp_path / contract.SPEC)
+    assert again == msgspec.convert(plan.spec, JobSpec)
+
+
+def test_nothing_that_ran_is_no_success() -> None:
+    assert not Outcome(exit_codes={}, seconds=0.0).succeeded
+    assert Outcome(exit_codes={"a": 0}, seconds=0.0).succeeded
+    assert not Outcome(exit_codes={"a": 0, "b": -9}, seconds=0.0).succeeded
+
+
+def test_an_interrupt_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "rehearse", interrupted)
+    request = planned("local", output=str(tmp_path)).attempts[0].request
+    with pytest.raises(KeyboardInterrupt):
+        run(Rehearsal(request=request, code=None), Output.text)
+    shown = capsys.readouterr()
+    assert f"everything was stopped. The run folder is {tmp_path}/{request['displayName']}." in shown.err
+    assert not shown.out

@@ -1,0 +1,54 @@
+"""stdout as a process of its own sees it: the same bytes under any locale, and no traceback where it can't be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT, WORLD
+
+PLAN = "vertex --gpus 2 --type h100 --dry-run"
+
+
+def shell(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """`launch LINE` in a shell, where it may redirect."""
+    command = f"{sys.executable} -m launcher {line}"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env={**WORLD, **env}, capture_output=True, check=False, timeout=60
+    )
+
+
+def test_the_same_bytes_under_any_locale() -> None:
+    worlds = (
+        {"LC_ALL": "C.UTF-8"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+    )
+    seen = [shell(PLAN, **world) for world in worlds]
+    assert [(one.returncode, one.stderr) for one in seen] == [(0, b"")] * 4
+    assert len({one.stdout for one in seen}) == 1
+    assert "≈" in seen[0].stdout.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("line", [PLAN, f"{PLAN} -o json", "schema", "--help", "--version"])
+def test_a_disk_that_is_full(line: str) -> None:
+    ran = shell(f"{line} >/dev/full")
+    assert (ran.returncode, ran.stderr) == (1, b"error: stdout can't be written: No space left on device\n")
+
+
+def test_a_stdout_that_is_closed() -> None:
+    ran = shell(f"{PLAN} >&-")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(b"error: stdout is closed\n")
+    assert b"Traceback" not in ran.stderr
+
+
+def test_a_stderr_that_is_closed() -> None:
+    ran = shell("vertex missing.yaml --dry-run 2>&-")
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert shell(f"{PLAN} 2>&-").stdout == shell(PLAN).stdout

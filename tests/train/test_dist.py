@@ -1,0 +1,103 @@
+"""What ranks do together, over a store in memory; the collectives run in test_determinism.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from train import contract, dist
+from train.dist import Ranks, meet, once_per_node, speaks
+from train.errors import TrainError, UnfitError
+
+
+def pair() -> tuple[Ranks, Ranks]:
+    store = HashStore()
+    return Ranks(0, 2, 0, store=store), Ranks(1, 2, 1, store=store)
+
+
+def run_all(*works: Callable[[], object]) -> None:
+    threads = [Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_gpus_that_torch_can_not_use_are_never_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnfitError, match=r"this node has 2 GPUs \(nvidia-smi\), but torch .* can't use them"):
+        dist.join({contract.VISIBLE_GPUS: "2"})
+    for seen in ("0", ""):
+        assert dist.join({contract.VISIBLE_GPUS: seen}).device == torch.device("cpu")
+
+
+def test_a_process_without_a_gpu_of_its_own_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UnfitError, match="process 1 of this node has no GPU: there are 1"):
+        dist.join({"LOCAL_RANK": "1", contract.VISIBLE_GPUS: "1"})
+
+
+def test_ranks_wait_for_each_other_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "POLL_SECONDS", 0.01)
+    first, second = pair()
+    said: list[str] = []
+
+    def late() -> None:
+        for number in (1, 2):
+            time.sleep(0.1)
+            said.append(f"late {number}")
+            meet(second)
+
+    def early() -> None:
+        for number in (1, 2):
+            meet(first)
+            said.append(f"met {number}")
+
+    run_all(late, early)
+    assert said == ["late 1", "met 1", "late 2", "met 2"]
+    meet(Ranks())  # alone: nobody to wait for
+
+
+def test_who_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "PATIENCE", 0.05)
+    monkeypatch.setattr(dist, "POLL_SECONDS", 0.01)
+    with pytest.raises(TrainError, match="not all ranks came"):
+        meet(pair()[0])
+
+
+def test_rank_0_speaks_and_else_the_first_that_has_something_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "MOMENT", 0.2)
+    spoke: dict[str, bool] = {}
+    first, second = pair()
+    run_all(lambda: spoke.update(zero=speaks(first)), lambda: spoke.update(one=speaks(second)))
+    assert spoke == {"zero": True, "one": False}
+    first, second = pair()
+    assert [speaks(second), speaks(second), speaks(first)] == [True, False, True]
+    assert speaks(None)
+
+
+def test_an_error_of_the_files_is_passed_on_too() -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "/cache")
+
+    with pytest.raises(TrainError, match="No space left on device: '/cache'"):
+        once_per_node(Ranks(), full)
+
+
+def test_nothing_keeps_a_process_that_leaves(tmp_path: Path) -> None:
+    code = "import sys; from train.ending import leave; sys.stdout.close(); leave(2)"
+    env = {"PYTHONPATH": str(Path(contract.__file__).parents[1]), contract.EXIT_FILE: str(tmp_path / "no" / "exit")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("train: [Errno 2] No such file")
+    assert "Traceback" not in done.stderr

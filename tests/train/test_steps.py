@@ -1,0 +1,177 @@
+"""The parts of a step that only a GPU has, on fakes and by hand: times, rates, MFU, gradient scaling, compilation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from train import loop, recorder, setup
+from train.config import parse
+from train.dist import Ranks
+from train.precision import KINDS
+from train.recorder import Recorder
+from train.timing import CudaStopwatch, Times
+
+GPU = torch.device("cuda", 0)
+
+
+class Watch:
+    """Every step takes `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.count = seconds, 0
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        self.count += 1
+
+    def read(self) -> Times:
+        count, self.count = self.count, 0
+        return [(self.seconds, 1e9)] * count
+
+
+def recorded(record: Recorder, *steps: int) -> list[dict[str, Any]]:
+    for step in steps:
+        record.watch.stop()
+        record.add(step, 0.1, torch.tensor(2.0 * step), torch.tensor(3.0))
+    return record.block()
+
+
+def test_mfu_and_rates_by_hand() -> None:
+    """4 GPUs of 1 PFLOP/s each could do 2e15 FLOP in half a millisecond: 0.5 s of it are a thousandth."""
+    record = Recorder(Ranks(), Watch(0.5), "tokens", units=1000, flops=2e12, peak=4e15)
+    (row,) = recorded(record, 1)
+    assert (row["loss"], row["grad_norm"], row["step_s"]) == (2.0, 3.0, 0.5)
+    assert (row["mfu"], row["tokens_per_s"]) == (pytest.approx(0.001), 2000.0)
+    assert record.totals()["mfu"] == pytest.approx(0.001)
+    assert "mfu" not in recorded(Recorder(Ranks(), Watch(0.5), "tokens", units=1, flops=2e12), 1)[0]
+
+
+def test_a_block_is_closed_before_its_rows_are_old() -> None:
+    record = Recorder(Ranks(), Watch(2.0), "tokens", units=1)
+    assert record.due(1, 100)  # how long a step takes is not known before the first
+    recorded(record, 1)
+    assert [step for step in range(2, 8) if record.due(step, 100)] == [3, 4, 5, 6, 7]
+    assert record.due(2, 2)
+    quick = Recorder(Ranks(), Watch(0.001), "tokens", units=1)
+    recorded(quick, 1)
+    assert not quick.due(99, 100)
+
+
+def test_the_median_stays_cheap() -> None:
+    record = Recorder(Ranks(), Watch(1.0), "tokens", units=1)
+    recorded(record, *range(1, 2 * recorder.TIMED))
+    assert len(record._seconds) == recorder.TIMED
+    record.watch = Watch(5.0)
+    recorded(record, *range(recorder.TIMED + 1))
+    assert record.step_seconds() == 5.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "same"),
+    [
+        ("NVIDIA H100 80GB", "NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA H100 80GB Mega", "NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA A100 40GB", "NVIDIA A100-SXM4-40GB", True),
+        ("NVIDIA T4", "Tesla T4", True),
+        ("NVIDIA V100", "Tesla V100-SXM2-16GB", True),
+        ("NVIDIA RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
+        ("NVIDIA H100 80GB", "NVIDIA L4", False),
+        ("NVIDIA L4", "NVIDIA L40S", False),
+        ("NVIDIA B200", "NVIDIA GB200", False),
+        ("", "NVIDIA L4", False),
+    ],
+)
+def test_the_peak_is_that_of_the_gpu_that_is_there(asked: str, device: str, same: bool) -> None:
+    env = {"LAUNCH_GPU": json.dumps({"name": asked, "peak_tflops": {"bf16": 989}})}
+    assert setup._peak(env, KINDS["bf16"], device) == (989e12 if same else None)
+    assert setup._peak(env, KINDS["fp32"], device) is None
+
+
+class Event:
+    """A CUDA event of a device that works through its queue at once."""
+
+    now = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        assert self.at is not None
+
+    def elapsed_time(self, end: Event) -> float:
+        if self.at is None or end.at is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end.at - self.at)
+
+
+def test_a_step_that_broke_off_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    watch = CudaStopwatch()
+    for began, ended in ((0.0, 2.0), (3.0, 3.5)):
+        Event.now = began
+        watch.start()
+        Event.now = ended
+        watch.stop()
+    Event.now = 4.0
+    watch.start()
+    assert watch.read() == [(2.0, 1e9 - 1.5), (0.5, 1e9)]
+    assert watch.read() == []
+
+
+def test_a_step_whose_gradients_overflow_is_skipped() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    run: Any = SimpleNamespace(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        scaler=torch.amp.GradScaler("cpu", init_scale=8.0, enabled=True),
+        config=parse({"optimizer": {"grad_clip": 0}}),
+    )
+
+    def step(*values: float) -> float:
+        run.scaler.scale(model(torch.tensor([values])).sum()).backward()
+        return loop.update(run).item()
+
+    assert step(float("inf"), 1.0) == float("inf")
+    assert model.weight.tolist() == [[1.0, 1.0]]
+    assert run.scaler.get_scale() == 4.0
+    assert step(3.0, 4.0) == 5.0  # the norm is that of the true gradients, not of the scaled ones
+    assert model.weight.tolist() == [[-0.5, -1.0]]
+    assert run.scaler.get_scale() == 4.0
+    assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "compilers", "compiles"),
+    [((9, 0), {"cc"}, True), ((8, 0), {"gcc"}, True), ((8, 9), set(), False), ((7, 5), {"gcc"}, False)],
+)
+def test_auto_compiles_where_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    capability: tuple[int, int],
+    compilers: set[str],
+    compiles: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.delenv("CC", raising=False)
+    assert setup._compiles(parse({}), Ranks(device=GPU)) is compiles
+    assert capsys.readouterr().out.count("there is no C compiler") == (not compilers)
+    assert setup._compiles(parse({"compile": True}), Ranks(device=GPU))
+    assert not setup._compiles(parse({}), Ranks())
+    setup._compiles(parse({}), Ranks(rank=1, device=GPU))
+    assert capsys.readouterr().out == ""
