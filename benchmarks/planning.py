@@ -43,7 +43,7 @@ def texts() -> Iterator[bytes]:
             "machine": {"type": gpu, "gpus": gpus, "nodes": nodes},
             "provisioning": ["flex-start", "spot"],
             "regions": regions,
-            "run": {"config": {"steps": 100 + n, "seed": n, "optimizer": {"lr": 1e-3 / (n + 1)}}},
+            "run": {"config": {"steps": 100 + n, "batch_size": 64, "seed": n, "optimizer": {"lr": 1e-3 / (n + 1)}}},
             "env": {"NCCL_DEBUG": "WARN"},
             "output": "gs://my-bucket/runs",
             "limits": {"hours": 12, "wait": "6h"},

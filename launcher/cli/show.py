@@ -147,8 +147,8 @@ def machine_text(plan: Plan) -> str:
     """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`, and how many GPUs several machines have."""
     machine = plan.machine
     if plan.target == "local":
-        nodes = "1 node" if machine.nodes == 1 else f"{machine.nodes} nodes"
-        here = f"here {nodes} with {machine.gpus} {'process' if machine.gpus == 1 else 'processes'} each"
+        nodes = "one node" if machine.nodes == 1 else f"{machine.nodes} nodes, each"
+        here = f"here {nodes} with {machine.gpus} {'process' if machine.gpus == 1 else 'processes'}"
         return f"{here}, in place of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
     parts = [f"{machine.gpus} × {machine.gpu}"]
     if machine.vcpus:
