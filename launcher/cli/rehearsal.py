@@ -117,7 +117,7 @@ def prepare(storage: Storage, job: Rehearsal) -> None:
         reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
         print(f"launch: the attempt before ended for good: {reason}", file=sys.stderr)
         storage.delete(contract.TERMINAL)
-    attempt = lock(storage, {"region": "local", "request": job.request.get("displayName", "")})
+    attempt = lock(storage, attempt_facts(job))
     if attempt > 1:
         print(f"launch: attempt {attempt} of this run; it begins at step 1, in the same folder", file=sys.stderr)
     if job.plan:
@@ -125,6 +125,18 @@ def prepare(storage: Storage, job: Rehearsal) -> None:
 
         storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(job.plan), indent=2))
         storage.write(contract.SPEC, f"{as_yaml(job.plan.spec)}\n".encode())
+
+
+def attempt_facts(job: Rehearsal) -> dict[str, Any]:
+    """What the lock says about the attempt."""
+    planned = job.plan.attempts[0] if job.plan else None
+    return {
+        "spec": job.request.get("labels", {}).get("launch-spec"),
+        "region": "local",
+        "zone": None,
+        "machine": planned.machine_type if planned else None,
+        "provisioning": planned.provisioning if planned else None,
+    }
 
 
 def say_what_is_left_out(job: Rehearsal) -> None:

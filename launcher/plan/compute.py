@@ -56,7 +56,7 @@ def instance(
 
 
 def guest_accelerators(machine: MachineType, gpu: Gpu, zone: str) -> list[dict[str, Any]]:
-    """N1 only: A and G machines bring their GPUs (facts 3)."""
+    """N1 only: A and G machines bring their GPUs (Compute Engine, GPU machine types)."""
     if not machine.guest_accelerator:
         return []
     kind = f"zones/{zone}/acceleratorTypes/{gpu.accelerator}"
@@ -85,7 +85,7 @@ def boot_disk(
 
 
 def local_ssds(spec: JobSpec, machine: MachineType, zone: str) -> list[dict[str, Any]]:
-    """Scratch disks where they must be listed; A3, A4 and A2 Ultra attach theirs by themselves (facts 3)."""
+    """Scratch disks where they must be listed; A3, A4 and A2 Ultra attach theirs by themselves."""
     if machine.local_ssd_auto:
         return []
     disk = {
@@ -162,7 +162,7 @@ def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | No
 
 
 def params(kind: str, wait_seconds: int | None) -> dict[str, Any] | None:
-    """How long a flex-start request stays in the queue. The field is in InstanceParams (facts 3)."""
+    """How long a flex-start request stays in the queue. The field is in compute_v1.InstanceParams."""
     if kind != "flex-start":
         return None
     return {"requestValidForDuration": {"seconds": str(flex_wait(wait_seconds))}}

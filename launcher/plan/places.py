@@ -38,7 +38,7 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
         )
     if spec.provisioning:
         return spec.provisioning
-    # Flex-start wants all worker pools alike, which reduction servers are not (facts 2).
+    # Flex-start wants all worker pools alike, which reduction servers are not (Vertex AI, flex-start VMs).
     return tuple(model for model in default if model != "flex-start" or not spec.vertex.reduction_server)
 
 

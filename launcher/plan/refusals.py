@@ -14,7 +14,7 @@ from launcher.spec.models import JobSpec
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
 MAX_ENV = 100
-"""Environment variables of one container on Vertex AI (facts 1.3)."""
+"""Environment variables of one container on Vertex AI (ContainerSpec.env, aiplatform_v1)."""
 LOCAL_SSD_GIB = 375
 
 

@@ -118,7 +118,7 @@ def container_spec(shared: Shared) -> dict[str, Any]:
 
 
 def worker_pools(spec: JobSpec, pool: dict[str, Any], region: str) -> list[dict[str, Any]]:
-    """Pool 0 is the primary node, pool 1 the others, pool 2 the reduction servers (facts 1.4)."""
+    """Pool 0 is the primary node, pool 1 the others, pool 2 the reduction servers (Vertex AI, distributed training)."""
     pools = [{**pool, "replicaCount": "1"}]
     if spec.machine.nodes > 1:
         pools.append({**pool, "replicaCount": str(spec.machine.nodes - 1)})
@@ -135,7 +135,7 @@ def worker_pools(spec: JobSpec, pool: dict[str, Any], region: str) -> list[dict[
 
 
 def reduction_image(region: str) -> str:
-    """Google's own image, from the continent of the job (facts 1.4)."""
+    """Google's own image, from the continent of the job (Vertex AI, Reduction Server)."""
     continent = {"europe": "europe", "asia": "asia"}.get(region.partition("-")[0], "us")
     return f"{continent}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
