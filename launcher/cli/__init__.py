@@ -37,6 +37,8 @@ def printed() -> int:
         if not code:  # else it has failed, and has said so
             show_error(error)
         return code or error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return code
 
 
@@ -51,8 +53,8 @@ def run() -> int:
     except LaunchError as error:
         show_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:  # or a signal that stops in the same way, which says its number
+        return 128 + getattr(stop, "signum", INTERRUPTED - 128)
     except BrokenPipeError:
         return 0
     return 0

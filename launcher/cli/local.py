@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, SpecFile, with_flags
+from launcher.cli.options import Flags, Output, SpecFile, with_flags, words
 from launcher.errors import UsageError
 
 
@@ -63,6 +63,6 @@ def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Outpu
     if dry_run:
         show(made, output_format)
     else:
-        rehearsal.run(
-            rehearsal.Rehearsal(request=made.attempts[0].request, code=inputs.code, plan=made, spec=spec), output_format
-        )
+        typed = (*([str(spec)] if spec else []), *words(flags))
+        job = rehearsal.Rehearsal(request=made.attempts[0].request, code=inputs.code, plan=made, typed=typed)
+        rehearsal.run(job, output_format)

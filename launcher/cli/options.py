@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -94,6 +94,17 @@ def overrides(flags: Flags) -> list[Override]:
     if models:
         changes.append(Override("provisioning", models, provisioning_flag(flags)))
     return [*changes, *places(flags)]
+
+
+def words(flags: Flags) -> list[str]:
+    """The flags as they are typed, less `--output`."""
+    typed: list[str] = []
+    for one in fields(flags):
+        value, flag = getattr(flags, one.name), f"--{one.name.replace('_', '-')}"
+        if one.name != "output" and value not in (None, False):
+            values = value if isinstance(value, list) else [value]
+            typed += [flag] if value is True else [word for each in values for word in (flag, str(each))]
+    return typed
 
 
 def ruled_out(flags: Flags) -> list[Override]:

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run: a request, the folder with the user's code, and the plan and spec it came from, if it did."""
+    """What is run: a request, the folder with the user's code, and the plan it came from, if it did."""
 
     request: dict[str, Any]
     code: Path | None
     plan: Plan | None = None
-    spec: Path | None = None
+    typed: tuple[str, ...] = ()
+    """The spec and the flags of the command line, to type them again; a request from a file has none."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ def run(job: Rehearsal, output: Output) -> None:
     outcome = rehearse(request, job.code, printer)
     with told():
         found = read_results(storage)
-    show(request.name, job.spec, folder, outcome, found, output)
+    show(request.name, job, folder, outcome, found, output)
     if not outcome.succeeded:
         raise failure(outcome, folder, printer.error)
 
@@ -165,6 +166,10 @@ def rehearse(request: Job, code: Path | None, on_line: LinePrinter) -> Outcome:
     return Outcome(exit_codes=codes, seconds=time.monotonic() - begun)
 
 
+ERROR = re.compile(r"(\[rank\d+\]: )?(?P<error>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
+"""The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
+
+
 class LinePrinter:
     """Prints whole lines of all replicas on stderr, each with its replica's name in front.
 
@@ -179,10 +184,10 @@ class LinePrinter:
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
-            if "starting again" in line:
+            if line.startswith("train.node: ") and "; starting again (" in line:
                 self.error = ""
-            elif not self.error and re.match(r"[A-Za-z_][\w.]*(Error|Exception)(:|$)", line):
-                self.error = f"[{replica}] {line}"
+            elif not self.error and (found := ERROR.match(line)):
+                self.error = f"[{replica}] {found['error']}"
 
 
 def read_results(storage: Storage | None) -> Results | None:
@@ -216,7 +221,7 @@ def meaning(code: int) -> str:
 
 
 def show(
-    name: str, spec: Path | None, folder: str | None, outcome: Outcome, found: Results | None, output: Output
+    name: str, job: Rehearsal, folder: str | None, outcome: Outcome, found: Results | None, output: Output
 ) -> None:
     """The result on stdout."""
     from launcher.cli.summary import as_data, lines, next_commands
@@ -225,7 +230,8 @@ def show(
     if output is Output.text:
         print("\n".join(lines(run, folder, outcome.succeeded, outcome.seconds, found)))
         if outcome.succeeded:
-            print("\n".join(["", *next_commands(folder, spec, found)]))
+            nodes = job.plan.machine.nodes if job.plan else None
+            print("\n".join(["", *next_commands(folder, job.typed, nodes, found)]))
         return
     data = {"run": run, "exit_codes": outcome.exit_codes, "run_folder": folder, **as_data(found)}
     if output is Output.json:

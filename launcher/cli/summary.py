@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +65,20 @@ def speed_text(end: Mapping[str, Any]) -> str:
     return ""
 
 
-def next_commands(folder: str | None, spec: Path | None, found: Results | None) -> Iterator[str]:
-    """Three things to try with the job that ended well."""
-    launch, name = program(), f" {shlex.quote(str(spec))}" if spec else ""
-    commands = [
-        (
-            f"{launch} vertex{name} --output gs://BUCKET/runs --dry-run",
-            "the same job on Google Cloud, priced",
-        ),
-        (f"{launch} local{name} --nodes 2", "the same job as two machines"),
-    ]
+def next_commands(folder: str | None, typed: Sequence[str], nodes: int | None, found: Results | None) -> Iterator[str]:
+    """Up to three things to try with the job that ended well. `nodes` is None for a request from a file."""
+    launch, job = program(), "".join(f" {shlex.quote(word)}" for word in typed)
+    commands = []
     if found and folder and not folder.startswith("gs://"):
-        commands.insert(0, (f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))
-    if len(commands) < 3 or not spec or spec.parent.name == "job_specs":
-        commands = [*commands[:2], (f"{launch} init", "a spec of your own, commented")]
+        commands.append((f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))
+    if nodes is not None:
+        commands.append(
+            (f"{launch} vertex{job} --output gs://BUCKET/runs --dry-run", "this job on Google Cloud, priced")
+        )
+    if nodes == 1:
+        commands.append((f"{launch} local{job} --nodes 2", "this job as two machines"))
+    if len(commands) < 3:
+        commands.append((f"{launch} init", "a spec of your own, commented"))
     yield "next"
     for command, why in commands:
         yield f"  {command}"

@@ -60,7 +60,7 @@ def labels(spec: JobSpec, context: Context, run: str) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """`text` as Google takes it in a label value: a-z, 0-9, `_` and `-`, at most 63. gcloud refuses dots and capitals."""
+    """`text` as a label's value: a-z, 0-9, `_` and `-`, at most 63. gcloud refuses dots and capitals."""
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 

@@ -123,17 +123,32 @@ def of_places(spec: JobSpec, context: Context, places: tuple[Place, ...]) -> Non
     """Resources that must lie in the region of the job."""
     if context.target == "local":
         return
-    regional = {"identity.kms_key": spec.identity.kms_key}
-    if context.target == "vertex":
-        regional["vertex.tensorboard"] = spec.vertex.tensorboard
-    for field, name in regional.items():
-        location = name.split("/")[3] if name else None
+    if context.target == "vertex" and spec.vertex.persistent_resource and len({place.region for place in places}) > 1:
+        raise PlanRefused(
+            "vertex.persistent_resource lies in one region, and the job may be tried in several",
+            "Name the region where it lies: --region REGION",
+        )
+    for field, name in regional(spec, context):
+        parts = (name or "").split("/")
+        location = parts[3] if len(parts) > 4 else None
         for place in places:
             if location not in (None, "global", place.region):
                 raise PlanRefused(
                     f"{field} is in {location}, and the job may be tried in {place.region}",
                     f"Name {location} alone: --region {location}",
                 )
+
+
+def regional(spec: JobSpec, context: Context) -> tuple[tuple[str, str | None], ...]:
+    """Fields that may name a resource of one region, as projects/P/locations|regions/REGION/…"""
+    identity = spec.identity
+    if context.target == "vm":
+        return (("identity.kms_key", identity.kms_key), ("identity.subnetwork", identity.subnetwork))
+    return (
+        ("identity.kms_key", identity.kms_key),
+        ("identity.psc.network_attachment", identity.psc.network_attachment if identity.psc else None),
+        ("vertex.tensorboard", spec.vertex.tensorboard),
+    )
 
 
 def of_environment(spec: JobSpec, context: Context, container: Container) -> None:

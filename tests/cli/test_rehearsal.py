@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from launcher.apply import local
-from launcher.cli.options import Output
-from launcher.cli.rehearsal import Outcome, Rehearsal, prepare, run
+from launcher.cli.options import Flags, Output, words
+from launcher.cli.rehearsal import LinePrinter, Outcome, Rehearsal, prepare, run
+from launcher.cli.summary import next_commands
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned
@@ -59,3 +60,29 @@ def test_an_interrupt_says_what_is_left(
     shown = capsys.readouterr()
     assert f"everything was stopped. The run folder is {tmp_path}/{request['displayName']}." in shown.err
     assert not shown.out
+
+
+def test_the_cause_is_the_first_error_of_the_last_start(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = LinePrinter()
+    lines = [
+        "[rank0]: OldError: of the first start",
+        "train.node: node 0: exit code 1; starting again (1 of 3 since the last checkpoint)",
+        "  raise ValueError: in the middle of a line",
+        "[rank1]: ValueError: bad sample 17",
+        "RuntimeError: Connection closed by peer",
+        "train.node: failed twice before its first step: starting again can't help (exit code 1)",
+    ]
+    for line in lines:
+        printer("workerpool0-0", line)
+    assert printer.error == "[workerpool0-0] ValueError: bad sample 17"
+    assert capsys.readouterr().err.count("[workerpool0-0] ") == len(lines)
+
+
+def test_the_next_commands_are_about_the_job_that_ran() -> None:
+    typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
+    assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
+    shown = "\n".join(next_commands("/runs/a", ["my job.yaml", *typed], 1, None))
+    assert "vertex 'my job.yaml' --gpus 2 --spot --set 'env.A=x y' --output gs://BUCKET/runs --dry-run" in shown
+    assert "--nodes 2" in shown
+    assert "--nodes 2" not in "\n".join(next_commands("/runs/a", typed, 2, None))
+    assert "vertex" not in "\n".join(next_commands("/runs/a", [], None, None))

@@ -110,9 +110,10 @@ def test_the_request_of_a_dry_run_runs_as_it_is(tmp_path: Path) -> None:
 
 def test_a_failing_script_ends_with_3_and_says_which_and_why(tmp_path: Path) -> None:
     write(tmp_path, bad__py="raise ValueError('bad sample 17')\n")
-    write(tmp_path, job__yaml="name: bad\nmachine: {type: l4}\nrun: {script: bad.py}\nlimits: {restarts: 0}\n")
+    write(tmp_path, job__yaml="name: bad\nmachine: {type: l4}\nrun: {script: bad.py}\n")
     ran = run("local", "job.yaml", "--output", "out", cwd=tmp_path)
     assert ran.returncode == 3
+    assert ran.stderr.count("ValueError: bad sample 17\n[") == 2  # the same twice before a first step: no third start
     assert "workerpool0-0 exited with 1" in ran.stderr
     assert "The first error: [workerpool0-0] ValueError: bad sample 17" in ran.stderr
 

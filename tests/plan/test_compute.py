@@ -149,6 +149,7 @@ def test_a_training_vm_runs_its_container_and_goes() -> None:
         ({"machine": {"type": "l4", "gpus": 2, "nodes": 2}}, "one VM"),
         ({"identity": {"service_account": "1-compute@developer.gserviceaccount.com"}}, "default compute"),
         ({"name": "dev-"}, "ends with -"),
+        ({"identity": {"subnetwork": "projects/p/regions/europe-west4/subnetworks/s"}}, "is in europe-west4"),
         ({"machine": {"type": "l4", "gpus": 2, "boot_disk_type": "pd-standard"}}, "can't boot from pd-standard"),
         ({"machine": {"type": "l4", "gpus": 1, "local_ssds": 4}}, "at most 1"),
         ({"machine": {"type": "a4x-highgpu-4g"}, "provisioning": ["spot"]}, "can't be had as spot"),

@@ -248,6 +248,11 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
             {"identity": {"kms_key": "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k"}},
             "identity.kms_key is in europe-west4",
         ),
+        (
+            {"identity": {"psc": {"network_attachment": "projects/p/regions/europe-west4/networkAttachments/n"}}},
+            "network_attachment is in europe-west4",
+        ),
+        ({"vertex": {"persistent_resource": "pr"}, "regions": ["us-central1", "us-east5"]}, "lies in one region"),
         ({"machine": {"type": "t4", "gpus": 1}, "regions": ["us-west8"]}, "doesn't train in us-west8"),
         (
             {
