@@ -20,49 +20,60 @@ LOCAL_SSD_GIB = 375
 
 def of_spec(spec: JobSpec, context: Context) -> None:
     """What can't work on this target, whatever the machine."""
-    vm, output = context.target == "vm", spec.output or "gs://"
-    if vm and spec.machine.nodes > 1:
-        raise PlanRefused(
-            f"launch vm makes one VM; the spec asks for {spec.machine.nodes} nodes",
-            "Several nodes run on Vertex AI: launch vertex.",
-        )
-    if context.target != "local" and context.training and not output.startswith("gs://"):
-        raise PlanRefused(
-            f"output is a local folder ({output}), which a machine in the cloud can't write to",
-            "Set output (or --output) to gs://BUCKET/PATH.",
-        )
     if context.run_id and not re.fullmatch(RUN_ID, context.run_id):
         raise PlanRefused(
             f"--run-id {context.run_id!r} can't be taken",
             "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
         )
-    reserved = [model for model in spec.provisioning or () if model.startswith("reservation:")]
-    if spec.vertex.persistent_resource and reserved and context.target == "vertex":
+    output = spec.output or "gs://"
+    if context.target != "local" and context.training and not output.startswith("gs://"):
         raise PlanRefused(
-            "vertex.persistent_resource has its machines already; a reservation can't be used beside it",
-            "Leave one of them out.",
+            f"output is a local folder ({output}), which a machine in the cloud can't write to",
+            "Set output (or --output) to gs://BUCKET/PATH.",
         )
-    if vm and spec.name.endswith("-"):
+    if context.target == "vm":
+        of_vm(spec, context)
+    elif context.target == "vertex":
+        of_vertex(spec)
+
+
+def of_vm(spec: JobSpec, context: Context) -> None:
+    """What Compute Engine refuses, or what nobody should do there."""
+    if spec.machine.nodes > 1:
+        raise PlanRefused(
+            f"launch vm makes one VM; the spec asks for {spec.machine.nodes} nodes",
+            "Several nodes run on Vertex AI: launch vertex.",
+        )
+    if spec.name.endswith("-"):
         raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
-    network = spec.identity.network
-    if network and context.target == "vertex" and not re.fullmatch(PEERED_NETWORK, network):
-        raise PlanRefused(
-            f"identity.network: {network!r} isn't a network in the form that Vertex AI takes",
-            "It must be projects/PROJECT_NUMBER/global/networks/NAME, and peered with Vertex AI.",
-        )
-    empty = sorted(name for name, value in spec.env.items() if not value)
-    if empty and context.target == "vertex":
-        raise PlanRefused(
-            f"env: {', '.join(empty)} is empty, and Vertex AI refuses an empty environment variable",
-            "Leave it out, or give it a value.",
-        )
-    if vm and (spec.identity.service_account or "").endswith("-compute@developer.gserviceaccount.com"):
+    if (spec.identity.service_account or "").endswith("-compute@developer.gserviceaccount.com"):
         raise PlanRefused(
             "the VM would run as the default compute service account, which can change the whole project",
             f"Use an account of its own, such as {names.default_service_account(context.project)}:\n"
             f"  gcloud iam service-accounts create launch --project={context.project}",
         )
-    if spec.vertex.tensorboard and not spec.identity.service_account and context.target == "vertex":
+
+
+def of_vertex(spec: JobSpec) -> None:
+    """What Vertex AI refuses."""
+    if spec.vertex.persistent_resource and any(model.startswith("reservation:") for model in spec.provisioning or ()):
+        raise PlanRefused(
+            "vertex.persistent_resource has its machines already; a reservation can't be used beside it",
+            "Leave one of them out.",
+        )
+    network = spec.identity.network
+    if network and not re.fullmatch(PEERED_NETWORK, network):
+        raise PlanRefused(
+            f"identity.network: {network!r} isn't a network in the form that Vertex AI takes",
+            "It must be projects/PROJECT_NUMBER/global/networks/NAME, and peered with Vertex AI.",
+        )
+    empty = sorted(name for name, value in spec.env.items() if not value)
+    if empty:
+        raise PlanRefused(
+            f"env: {', '.join(empty)} is empty, and Vertex AI refuses an empty environment variable",
+            "Leave it out, or give it a value.",
+        )
+    if spec.vertex.tensorboard and not spec.identity.service_account:
         raise PlanRefused(
             "vertex.tensorboard needs identity.service_account (Vertex AI refuses the job without one)",
             "Name an account that may write to the TensorBoard and to the output's bucket.",
