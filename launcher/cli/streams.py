@@ -44,7 +44,7 @@ def prepare() -> None:
         LaunchError: stdout is closed, so that the result would be lost.
     """
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- open as long as we run
     elif isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8")
     if sys.stdout is None:

@@ -2,7 +2,7 @@
 
 Types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
 (`launch schema`) and of the fields' meaning. Left out is `None` where the default depends on the target, the project
-or the machine: the plan decides it there.
+or the machine: the plan decides it there. All in one file, long as it is, because it is read as the list of fields.
 """
 
 # No `from __future__ import annotations`: here they are values that the reader looks at when launch starts, and as
