@@ -6,6 +6,7 @@ the launcher imports it to plan (nothing heavy may load) and the node imports it
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -33,6 +34,10 @@ HOURS: Final = "LAUNCH_HOURS"
 GPU: Final = "LAUNCH_GPU"
 """JSON about the GPU that was asked for: {"name", "memory_gb", "min_driver", "peak_tflops": {"bf16": …, …}}.
 Facts that the trainer needs travel in the request, so that train needs no catalog. A null means unknown."""
+
+MTBF: Final = "LAUNCH_MTBF_HOURS"
+"""Hours between two interruptions of the whole run (preemptions, broken machines) that launch expects of its machines.
+The trainer's checkpoint interval comes from it."""
 
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, read on the node; never a value."""
@@ -75,6 +80,14 @@ EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """A file to which a process that ends deliberately appends its exit code (`Exit`) as a line: torchrun exits 1 whatever
 its workers say. A 0 means that the work was done."""
 
+NOTICE: Final = "LAUNCH_NOTICE"
+"""A file that is there once this machine was told to stop; it holds the Unix time of that. With it SIGTERM means
+"save and leave"; without it a peer has failed and the others are ended: nothing can be agreed any more."""
+
+SPOOL: Final = "LAUNCH_SPOOL"
+"""A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
+there."""
+
 # --- The run folder -------------------------------------------------------------------------------------------------
 
 PLAN: Final = "plan.json"
@@ -89,6 +102,8 @@ LOGS: Final = "logs"
 TEXT: Final = "text"
 ATTEMPTS: Final = "attempts"
 NODES: Final = "nodes"
+LATEST: Final = "checkpoints/LATEST"
+"""The newest checkpoint, and the only start of the run that may write checkpoints (JSON; changed by compare-and-swap)."""
 
 
 def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
@@ -99,9 +114,38 @@ def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
     return f"{METRICS}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
 
 
+def text_part(attempt: int, node: int, part: int) -> str:
+    """Name of one create-only part of what a node and its processes printed."""
+    return f"{TEXT}/{attempt:04d}-{node:04d}-{part:06d}.log"
+
+
+def start_name(attempt: int, generation: int) -> str:
+    """One start of the processes: the sub-folder of a step in which it writes its checkpoint."""
+    return f"{attempt:04d}-{generation:04d}"
+
+
+def checkpoint_folder(step: int, start: str) -> str:
+    """Where one start of the run keeps the checkpoint of a step (from 1)."""
+    return f"{CHECKPOINTS}/step-{step:08d}/{start}"
+
+
+def manifest(step: int, start: str) -> str:
+    """Name of the file whose being there makes a checkpoint one: it is written last."""
+    return f"{checkpoint_folder(step, start)}/manifest.json"
+
+
+MANIFEST: Final = re.compile(rf"^{CHECKPOINTS}/step-(?P<step>\d{{8,}})/(?P<start>\d{{4,}}-\d{{4,}})/manifest\.json$")
+"""What the manifests among the names of a run folder look like."""
+
+
 def attempt_lock(attempt: int) -> str:
     """Name of the lock of one attempt (numbers start at 1)."""
     return f"{ATTEMPTS}/{attempt:04d}.json"
+
+
+def claim(attempt: int) -> str:
+    """Name of the job id (JSON: job) that has taken an attempt: another job with the same attempt is a duplicate."""
+    return f"{ATTEMPTS}/{attempt:04d}.claim"
 
 
 def generation_record(attempt: int) -> str:
@@ -131,5 +175,7 @@ class Exit(IntEnum):
     """Stopped from outside after saving; another start goes on from there."""
     DISAGREED = 76
     """The ranks' parameters differ at the end: the result must not be trusted."""
+    SUPERSEDED = 77
+    """Another start of the same run has taken over; this one left the run folder to it."""
     TERMINAL = 78
     """The run folder says that this run must not be started again."""
