@@ -103,7 +103,7 @@ TEXT: Final = "text"
 ATTEMPTS: Final = "attempts"
 NODES: Final = "nodes"
 LATEST: Final = "checkpoints/LATEST"
-"""The newest checkpoint, and the only start of the run that may write checkpoints (JSON; changed by compare-and-swap)."""
+"""The newest checkpoint, and the one start of the run that may write more (JSON; changed by compare-and-swap)."""
 
 
 def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
