@@ -10,7 +10,27 @@ from tests.googlecloud.clock import FakeClock
 from tests.googlecloud.compute import parse_instance
 from tests.googlecloud.custom_jobs import Stage, parse_custom_job
 from tests.googlecloud.errors import ApiError
+from tests.googlecloud.faults import Fault, KeepPart, LoseSession, Reset, Slow, Stalled, Status, Torn, Truncated
+from tests.googlecloud.objects import Bucket
 from tests.googlecloud.server import GoogleCloud
 from tests.googlecloud.wire import Recorded
 
-__all__ = ["ApiError", "FakeClock", "GoogleCloud", "Recorded", "Stage", "parse_custom_job", "parse_instance"]
+__all__ = [
+    "ApiError",
+    "Bucket",
+    "FakeClock",
+    "Fault",
+    "GoogleCloud",
+    "KeepPart",
+    "LoseSession",
+    "Recorded",
+    "Reset",
+    "Slow",
+    "Stage",
+    "Stalled",
+    "Status",
+    "Torn",
+    "Truncated",
+    "parse_custom_job",
+    "parse_instance",
+]

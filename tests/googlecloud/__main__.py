@@ -1,4 +1,4 @@
-"""`python -m tests.googlecloud --port 0 [--record FILE]`: the loopback cloud by itself, until Ctrl-C.
+"""The loopback cloud by itself, until Ctrl-C: `python -m tests.googlecloud --port 0 [--record FILE] [--latency 0.1]`.
 
 It prints the environment that brings gcloud and Google's clients to it, ready for a shell's `eval`.
 """
@@ -18,11 +18,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.googlecloud", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--record", type=Path, help="append each request to this file, a line of JSON each")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="wait before each answer")
     parser.add_argument("--project", default="my-project")
-    parser.add_argument("--bucket", action="append", default=[], help="a bucket that exists (repeatable)")
+    parser.add_argument(
+        "--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists (repeatable)"
+    )
     options = parser.parse_args()
     buckets = tuple(options.bucket) or ("my-bucket",)
-    with GoogleCloud(port=options.port, project=options.project, buckets=buckets, record=options.record) as cloud:
+    with GoogleCloud(
+        port=options.port, project=options.project, buckets=buckets, record=options.record, latency=options.latency
+    ) as cloud:
         for name, value in cloud.environ().items():
             print(f"export {name}={shlex.quote(value)}")
         print(f"# listening on {cloud.url}", flush=True)

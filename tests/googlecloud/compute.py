@@ -61,12 +61,12 @@ class Compute:
         self.operations: dict[tuple[str, str], dict[str, Any]] = {}
         self._ids = count(5_000_000_000_000_000_001)
         self.routes: list[Route] = [
-            route("GET", ZONE, self.zone),
-            route("POST", ZONE + "/instances", self.insert),
-            route("GET", ZONE + "/instances", self.list),
-            route("GET", INSTANCE, self.get),
-            route("GET", OPERATION, self.operation),
-            route("POST", OPERATION + "/wait", self.operation),
+            route("GET", ZONE, self.zone, "compute.zones.get"),
+            route("POST", ZONE + "/instances", self.insert, "compute.instances.insert"),
+            route("GET", ZONE + "/instances", self.list, "compute.instances.list"),
+            route("GET", INSTANCE, self.get, "compute.instances.get"),
+            route("GET", OPERATION, self.operation, "compute.zoneOperations.get"),
+            route("POST", OPERATION + "/wait", self.operation, "compute.zoneOperations.wait"),
         ]
 
     def zone(self, request: Request, project: str, zone: str) -> Response:

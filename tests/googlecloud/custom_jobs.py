@@ -24,6 +24,7 @@ from tests.googlecloud.wire import Request, Response, Route, json_response, page
 
 PARENT = "/v1/projects/{project}/locations/{region}"
 JOB = PARENT + "/customJobs/{job}"
+NAMED = "aiplatform.projects.locations.customJobs."
 State = aiplatform_v1.JobState
 ENDED = frozenset(
     State["JOB_STATE_" + name] for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
@@ -105,11 +106,11 @@ class CustomJobs:
         self.jobs: dict[tuple[str, str], Job] = {}
         self._ids = count(1_000_000_000_000_000_001)
         self.routes: list[Route] = [
-            route("POST", PARENT + "/customJobs", self.create),
-            route("GET", PARENT + "/customJobs", self.list),
-            route("GET", JOB, self.get),
-            route("DELETE", JOB, self.delete),
-            route("POST", JOB + ":cancel", self.cancel),
+            route("POST", PARENT + "/customJobs", self.create, NAMED + "create"),
+            route("GET", PARENT + "/customJobs", self.list, NAMED + "list"),
+            route("GET", JOB, self.get, NAMED + "get"),
+            route("DELETE", JOB, self.delete, NAMED + "delete"),
+            route("POST", JOB + ":cancel", self.cancel, NAMED + "cancel"),
         ]
 
     def create(self, request: Request, project: str, region: str) -> Response:

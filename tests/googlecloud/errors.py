@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-STATUS = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS"}
+STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""google.rpc.Code by HTTP status (google/rpc/code.proto)."""
 
 
 class Violation(NamedTuple):
@@ -32,7 +43,8 @@ class ApiError(Exception):
         return {"error": self._with_reason() if self.reason else self._rpc_status()}
 
     def _with_reason(self) -> dict[str, Any]:
-        entry = {"message": self.message, "domain": "global", "reason": self.reason}
+        domain = "usageLimits" if self.reason == "rateLimitExceeded" else "global"
+        entry = {"message": self.message, "domain": domain, "reason": self.reason}
         return {"code": self.code, "message": self.message, "errors": [entry]}
 
     def _rpc_status(self) -> dict[str, Any]:

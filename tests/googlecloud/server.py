@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -17,16 +20,20 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.googlecloud.compute import Compute
 from tests.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.storage import Objects, Storage
+from tests.googlecloud.faults import Faults
+from tests.googlecloud.objects import Bucket, Objects
+from tests.googlecloud.pieces import cut, size
+from tests.googlecloud.storage import Storage
 from tests.googlecloud.uploads import Uploads
-from tests.googlecloud.wire import Recorded, Request, Response, dispatch, json_response
+from tests.googlecloud.wire import Call, Recorded, Request, Response, Route, Target, find_route, json_response
 
 
 class GoogleCloud:
     """A Google Cloud with one project, from `with` to its end. All requests are kept in `requests`, in their order.
 
     `clock` answers Unix seconds. `script` is the life of each job that is created. `record` is a file to which each
-    request is appended as a line of JSON.
+    request is appended as a line of JSON. Each answer waits for `latency` seconds of real time. What is planned in
+    `faults` goes wrong.
     """
 
     def __init__(
@@ -35,21 +42,25 @@ class GoogleCloud:
         port: int = 0,
         project: str = "my-project",
         number: str = "123456789012",
-        buckets: tuple[str, ...] = ("my-bucket",),
+        buckets: tuple[str | Bucket, ...] = ("my-bucket",),
         clock: Callable[[], float] = time.time,
         script: tuple[Stage, ...] = LIFE,
         record: Path | None = None,
+        latency: float = 0.0,
     ) -> None:
         self.project = project
         self.record = record
+        self.latency = latency
+        self.faults = Faults(clock)
         self.requests: list[Recorded] = []
         self.jobs = CustomJobs(project, number, clock, script)
         self.compute = Compute(project, number, clock, lambda: self.url)
         self.objects = Objects(buckets, clock)
         self.storage = Storage(self.objects, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
-        self._routes = [*self.jobs.routes, *self.compute.routes, *self.storage.routes, *self.uploads.routes]
         self._lock = threading.Lock()
+        serial = [self._one_at_a_time(route) for route in (*self.jobs.routes, *self.compute.routes)]
+        self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
         self._server = _Server(("127.0.0.1", port), _handler(self._serve))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
@@ -84,33 +95,61 @@ class GoogleCloud:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._server.shutdown()
+        self._server.stopping.set()
         self._server.hang_up()
         self._server.server_close()
         self._thread.join()
         self._config.cleanup()
 
     def _serve(self, request: Request) -> Response:
-        with self._lock:
-            self._keep(request)
-            try:
-                response = dispatch(self._routes, request)
-            except ApiError as error:
-                return json_response(error.body(), error.code)
-        if response is None:
+        self._keep(request)
+        try:
+            response = self._with_faults(request) if self.faults.planned else self._answer(request)
+        except ApiError as error:
+            response = json_response(error.body(), error.code)
+        return replace(response, wait=response.wait + self.latency)
+
+    def _with_faults(self, request: Request) -> Response:
+        call = Call(request, "", Target(""))
+        if found := find_route(self._routes, request):
+            route, names = found
+            call = Call(request, route.operation, route.target(request, **names))
+        effect = self.faults.meet(call)
+        return effect(call, self._answer) if effect else self._answer(request)
+
+    def _answer(self, request: Request) -> Response:
+        found = find_route(self._routes, request)
+        if found is None:
             message = f"The loopback cloud has no {request.method} {request.path}."
             return json_response(ApiError(404, message, reason="notFound").body(), 404)
-        return response
+        route, names = found
+        try:
+            return route.answer(request, **names)
+        except ApiError as error:
+            return json_response(error.body(), error.code)
+
+    def _one_at_a_time(self, route: Route) -> Route:
+        def locked(request: Request, **names: str) -> Response:
+            with self._lock:
+                return route.answer(request, **names)
+
+        return route._replace(answer=locked)
 
     def _keep(self, request: Request) -> None:
-        try:
-            body: Any = json.loads(request.body)
-        except ValueError:
-            body = None
-        kept = Recorded(request.method, request.path, body, request.query)
-        self.requests.append(kept)
-        if self.record:
-            with self.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(kept._asdict()) + "\n")
+        kept = Recorded(request.method, request.path, _json_body(request.body), request.query)
+        with self._lock:
+            self.requests.append(kept)
+            if self.record:
+                with self.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(kept._asdict()) + "\n")
+
+
+def _json_body(body: bytes) -> Any:
+    """What JSON says; None for anything else. Megabytes are an object's bytes: no request is as long."""
+    try:
+        return json.loads(body) if len(body) < 1 << 20 else None
+    except ValueError:
+        return None
 
 
 class _Server(ThreadingHTTPServer):
@@ -118,20 +157,38 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = False
     block_on_close = True
+    request_queue_size = 128  # of connections that wait to be accepted: clients come with 16 at once
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
         self.connections: set[socket.socket] = set()
+        self.to_reset: set[socket.socket] = set()
+        self.stopping = threading.Event()
 
     def hang_up(self) -> None:
         for connection in list(self.connections):
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the client was quicker
-                continue
+            _shut(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; one that is to be reset is closed with unsent bytes thrown away, and an RST for a FIN."""
+        if request not in self.to_reset:
+            super().shutdown_request(request)
+            return
+        self.to_reset.discard(request)
+        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away is no news; anything else is a mistake in here."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the client was quicker
+        return
 
 
 def _handler(serve: Callable[[Request], Response]) -> type[BaseHTTPRequestHandler]:
@@ -143,6 +200,8 @@ def _handler(serve: Callable[[Request], Response]) -> type[BaseHTTPRequestHandle
         def setup(self) -> None:
             super().setup()
             self.server.connections.add(self.connection)
+            if self.server.stopping.is_set():  # accepted too late for hang_up to see it
+                _shut(self.connection)
 
         def finish(self) -> None:
             self.server.connections.discard(self.connection)
@@ -152,25 +211,37 @@ def _handler(serve: Callable[[Request], Response]) -> type[BaseHTTPRequestHandle
             url = urlsplit(self.path)
             headers = {name.lower(): value for name, value in self.headers.items()}
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            request = Request(self.command, url.path, query, headers, self.read_body(headers))
-            response = serve(request)
-            self.send_response(response.status)
-            for name, value in response.headers.items():
-                self.send_header(name, value)
-            if response.status != 204:
-                self.send_header("Content-Length", str(len(response.body)))
-            self.end_headers()
-            self.wfile.write(response.body)
+            response = serve(Request(self.command, url.path, query, headers, self.read_body(headers)))
+            stopped = bool(response.wait) and self.server.stopping.wait(response.wait)
+            if not stopped:
+                self.send(response)
+            self.close_connection = self.close_connection or stopped or response.then != "next"
+            if response.then == "reset":
+                self.server.to_reset.add(self.connection)
+            while response.then == "hold" and self.connection.recv(1 << 16):
+                continue  # until the client or the server hangs up
+
+        def send(self, response: Response) -> None:
+            if response.head:
+                self.send_response(response.status)
+                for name, value in response.headers.items():
+                    self.send_header(name, value)
+                if response.status != 204:
+                    self.send_header("Content-Length", str(size(response.pieces)))
+                self.end_headers()
+            for piece in response.pieces if response.shown is None else cut(response.pieces, 0, response.shown):
+                self.wfile.write(piece)
+            self.wfile.flush()
 
         def read_body(self, headers: dict[str, str]) -> bytes:
             if headers.get("transfer-encoding", "").lower() != "chunked":
                 return self.rfile.read(int(headers.get("content-length", 0)))
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
+            chunks = []
+            while length := int(self.rfile.readline(), 16):
+                chunks.append(self.rfile.read(length))
                 self.rfile.readline()
             self.rfile.readline()
-            return body
+            return b"".join(chunks)
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the names that the base class looks for
 

@@ -1,122 +1,45 @@
-"""Cloud Storage's JSON API: objects with generations and preconditions, listing by prefix, downloads, buckets."""
+"""Cloud Storage's JSON API: listing by prefix, downloads, composing, deletions, buckets; uploads are in `uploads`."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 from urllib.parse import quote
 
-import google_crc32c
-
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.wire import Request, Response, Route, json_response, page, route
+from tests.googlecloud.objects import PRECONDITIONS, Blob, Bucket, Objects
+from tests.googlecloud.pieces import Pieces, cut, size
+from tests.googlecloud.wire import Request, Response, Route, Target, json_response, route
 
 BUCKET = "/storage/v1/b/{bucket}"
 OBJECT = BUCKET + "/o/{name}"
-PRECONDITIONS = ("ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch")
-
-
-@dataclass(frozen=True)
-class Blob:
-    """One generation of an object. `updated` is in Unix seconds."""
-
-    name: str
-    data: bytes
-    generation: int
-    updated: float
-    content_type: str = "application/octet-stream"
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def crc32c(self) -> str:
-        """Base64 of the big-endian CRC32C, as Google writes it."""
-        return base64.b64encode(google_crc32c.value(self.data).to_bytes(4)).decode()
-
-    @property
-    def md5(self) -> str:
-        """Base64 of the MD5 digest."""
-        return base64.b64encode(hashlib.md5(self.data, usedforsecurity=False).digest()).decode()
-
-
-class Objects:
-    """What is stored, in the buckets that exist. Each write is a new generation; the old one is gone."""
-
-    def __init__(self, buckets: tuple[str, ...], clock: Callable[[], float]) -> None:
-        self.buckets: dict[str, dict[str, Blob]] = {name: {} for name in buckets}
-        self.clock = clock
-        self._generations = count(1_700_000_000_000_001)
-
-    def bucket(self, name: str) -> dict[str, Blob]:
-        """A bucket's objects by name. Raises ApiError 404."""
-        if name not in self.buckets:
-            raise ApiError(404, "The specified bucket does not exist.", reason="notFound")
-        return self.buckets[name]
-
-    def find(self, bucket: str, name: str, query: Mapping[str, str]) -> Blob:
-        """The object, if the request's preconditions hold. Raises ApiError 404 or 412."""
-        blob = self.bucket(bucket).get(name)
-        wanted = query.get("generation")
-        if blob is None or (wanted and int(wanted) != blob.generation):
-            raise ApiError(404, f"No such object: {bucket}/{name}", reason="notFound")
-        check_preconditions(blob, query)
-        return blob
-
-    def write(self, bucket: str, name: str, data: bytes, given: Mapping[str, Any], query: Mapping[str, str]) -> Blob:
-        """Store a new generation. `given` is the object's resource as the client sent it.
-
-        Raises ApiError 400 (checksums), 404 (bucket) or 412 (preconditions): then nothing has changed.
-        """
-        objects = self.bucket(bucket)
-        check_preconditions(objects.get(name), query)
-        content_type = given.get("contentType") or "application/octet-stream"
-        blob = Blob(name, data, next(self._generations), self.clock(), content_type, dict(given.get("metadata") or {}))
-        _check_sums(blob, given)
-        objects[name] = blob
-        return blob
-
-
-def check_preconditions(blob: Blob | None, query: Mapping[str, str]) -> None:
-    """Raise ApiError 412 unless all of the request's ifGeneration… hold. An absent object has generation 0."""
-    generation = blob.generation if blob else 0
-    metageneration = 1 if blob else 0
-    for name in PRECONDITIONS:
-        if name in query:
-            current = metageneration if "Meta" in name else generation
-            if (int(query[name]) == current) == ("Not" in name):
-                message = "At least one of the pre-conditions you specified did not hold."
-                raise ApiError(412, message, reason="conditionNotMet")
-
-
-def _check_sums(blob: Blob, given: Mapping[str, Any]) -> None:
-    for name, key, actual in (("CRC32C", "crc32c", blob.crc32c), ("MD5", "md5Hash", blob.md5)):
-        if key in given and given[key] != actual:
-            message = f'Provided {name} "{given[key]}" doesn\'t match calculated {name} "{actual}".'
-            raise ApiError(400, message, reason="invalid")
+PAGE = 1000
+"""Objects on a page, at most and if not asked otherwise."""
 
 
 class Storage:
-    """The service's reads and deletions; uploads are in `uploads`."""
+    """The service's reads, compositions and deletions."""
 
     def __init__(self, objects: Objects, url: Callable[[], str]) -> None:
         self.objects = objects
         self.url = url
+        self._created = objects.clock()
         self.routes: list[Route] = [
-            route("GET", BUCKET, self.bucket),
-            route("GET", BUCKET + "/o", self.list),
-            route("GET", OBJECT, self.get),
-            route("GET", "/download" + OBJECT, self.download),
-            route("DELETE", OBJECT, self.delete),
+            route("GET", BUCKET, self.bucket, "storage.buckets.get"),
+            route("GET", BUCKET + "/o", self.list, "storage.objects.list", _prefix),
+            route("GET", OBJECT, self.get, "storage.objects.get", _shown),
+            route("GET", "/download" + OBJECT, self.download, "storage.objects.get", _bytes),
+            route("DELETE", OBJECT, self.delete, "storage.objects.delete"),
+            route("POST", OBJECT + "/compose", self.compose, "storage.objects.compose"),
         ]
 
     def resource(self, bucket: str, blob: Blob) -> dict[str, Any]:
         """The object as the API shows it; int64 values are text there."""
-        at = datetime.fromtimestamp(blob.updated, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = _timestamp(blob.updated)
         place = f"b/{bucket}/o/{quote(blob.name, safe='')}"
         return {
             "kind": "storage#object",
@@ -129,31 +52,33 @@ class Storage:
             "metageneration": "1",
             "contentType": blob.content_type,
             "storageClass": "STANDARD",
-            "size": str(len(blob.data)),
-            "md5Hash": blob.md5,
+            "size": str(blob.size),
             "crc32c": blob.crc32c,
             "etag": f"etag-{blob.generation}",
             "timeCreated": at,
             "updated": at,
+            **({"md5Hash": blob.md5} if blob.md5 else {}),
+            **({"componentCount": blob.components} if blob.components else {}),
             **({"metadata": dict(blob.metadata)} if blob.metadata else {}),
         }
 
     def bucket(self, request: Request, bucket: str) -> Response:
         """One bucket."""
         request.only_query()
-        self.objects.bucket(bucket)
-        known = {"kind": "storage#bucket", "id": bucket, "name": bucket, "location": "US-CENTRAL1"}
-        return json_response({**known, "storageClass": "STANDARD", "locationType": "region"})
+        settings = self.objects.allow(bucket, "storage.buckets.get")
+        known = {"kind": "storage#bucket", "id": bucket, "name": bucket, "storageClass": "STANDARD"}
+        place = {"location": settings.location.upper(), "locationType": _location_type(settings.location)}
+        return json_response({**known, **place, "softDeletePolicy": self._soft_delete(settings)})
 
     def list(self, request: Request, bucket: str) -> Response:
         """A page of names and, with a delimiter, of the folders below the prefix, in the order of their bytes."""
         query = request.query
-        request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", "versions", *LISTING)
+        request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING)
+        _only_live(query)
         prefix, start = query.get("prefix", ""), query.get("startOffset", "")
-        blobs = sorted(self.objects.bucket(bucket).values(), key=lambda blob: blob.name.encode())
-        found = [blob for blob in blobs if blob.name.startswith(prefix) and blob.name >= start]
+        found = [b for b in self.objects.listed(bucket) if b.name.startswith(prefix) and b.name >= start]
         entries = _folded(found, prefix, query.get("delimiter", ""))
-        items, following = page(entries, int(query.get("maxResults", 1000)), query.get("pageToken", ""))
+        items, following = _page(entries, min(int(query.get("maxResults", PAGE)), PAGE), query.get("pageToken", ""))
         answer: dict[str, Any] = {"kind": "storage#objects", "prefixes": [e for e in items if isinstance(e, str)]}
         answer["items"] = [self.resource(bucket, e) for e in items if isinstance(e, Blob)]
         return json_response({**answer, **({"nextPageToken": following} if following else {})})
@@ -174,19 +99,48 @@ class Storage:
             "ETag": f"etag-{blob.generation}",
             "X-Goog-Generation": str(blob.generation),
             "X-Goog-Metageneration": "1",
-            "X-Goog-Hash": f"crc32c={blob.crc32c},md5={blob.md5}",
+            "X-Goog-Hash": f"crc32c={blob.crc32c}" + (f",md5={blob.md5}" if blob.md5 else ""),
         }
-        return _ranged(blob.data, request.headers.get("range", ""), headers)
+        return _ranged(blob.pieces, request.headers.get("range", ""), headers)
 
     def delete(self, request: Request, bucket: str, name: str) -> Response:
         """Remove an object."""
         request.only_query("generation", *PRECONDITIONS)
-        self.objects.find(bucket, name, request.query)
-        del self.objects.bucket(bucket)[name]
+        self.objects.delete(bucket, name, request.query)
         return Response(status=204)
 
+    def compose(self, request: Request, bucket: str, name: str) -> Response:
+        """Join up to 32 objects of the bucket into one."""
+        request.only_query("ifGenerationMatch", "ifMetagenerationMatch")
+        asked = request.json()
+        if unknown := {*asked} - {"kind", "destination", "sourceObjects"}:
+            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a composeRequest.")
+        return json_response(self.resource(bucket, self.objects.compose(bucket, name, asked, request.query)))
 
-LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted")
+    def _soft_delete(self, settings: Bucket) -> dict[str, str]:
+        policy = {"retentionDurationSeconds": str(settings.soft_delete_seconds)}
+        return {**policy, "effectiveTime": _timestamp(self._created)} if settings.soft_delete_seconds else policy
+
+
+LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted", "versions")
+
+
+def _prefix(request: Request, bucket: str) -> Target:
+    return Target(request.query.get("prefix", ""))
+
+
+def _shown(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media" if request.query.get("alt") == "media" else "metadata")
+
+
+def _bytes(request: Request, bucket: str, name: str) -> Target:
+    return Target(name, "media")
+
+
+def _only_live(query: Mapping[str, str]) -> None:
+    """Refuse a list of what was deleted; no bucket here has versions."""
+    if query.get("softDeleted", "false").lower() != "false":
+        raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
 
 
 def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
@@ -202,12 +156,45 @@ def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
     return entries
 
 
-def _ranged(data: bytes, wanted: str, headers: dict[str, str]) -> Response:
-    match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted)
-    if not match:
+def _page(entries: list[Blob | str], most: int, token: str) -> tuple[list[Blob | str], str]:
+    """One page and the token of the next: the last name seen, so that what is deleted meanwhile hides nothing.
+
+    Raises ApiError 400 for a token not from here.
+    """
+    try:
+        seen = base64.urlsafe_b64decode(token).decode()
+    except ValueError as error:
+        raise ApiError(400, "Invalid page token.", reason="invalid") from error
+    start = bisect_right(entries, seen, key=_entry_name) if token else 0
+    items = entries[start : start + most]
+    more = start + most < len(entries)
+    return items, base64.urlsafe_b64encode(_entry_name(items[-1]).encode()).decode() if more else ""
+
+
+def _entry_name(entry: Blob | str) -> str:
+    return entry if isinstance(entry, str) else entry.name
+
+
+def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
+    """All of `data`, or the range first-last, first- or -count that a Range header asks for."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
+    if not match or not any(match.groups()):
         return Response(data, headers=headers)
-    first, last = int(match[1]), min(int(match[2] or len(data) - 1), len(data) - 1)
-    if first >= len(data):
+    whole = size(data)
+    first = int(match[1]) if match[1] else max(whole - int(match[2]), 0)
+    last = min(int(match[2]), whole - 1) if match[1] and match[2] else whole - 1
+    if first > last:
         raise ApiError(416, "The requested range cannot be satisfied.", reason="requestedRangeNotSatisfiable")
-    span = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
-    return Response(data[first : last + 1], 206, {**headers, **span})
+    span = {"Content-Range": f"bytes {first}-{last}/{whole}"}
+    return Response(cut(data, first, last + 1), 206, {**headers, **span})
+
+
+def _location_type(location: str) -> str:
+    """How Google calls a place: US and EU span regions, NAM4 is a pair, US-CENTRAL1 is one."""
+    if location.upper() in ("US", "EU", "ASIA"):
+        return "multi-region"
+    return "region" if "-" in location else "dual-region"
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

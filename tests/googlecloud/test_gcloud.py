@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
@@ -61,9 +62,26 @@ def test_gcloud_copies_to_and_from_a_bucket(gcloud: str, cloud: GoogleCloud, tmp
     assert (tmp_path / "back").read_bytes() == data
 
 
+def test_gcloud_composes(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
+    """What it copies in one resumable upload and joins to another object comes back whole, checked by its crc32c."""
+    data = os.urandom(9 << 20)
+    (tmp_path / "there").write_bytes(data)
+    commands = [
+        ["storage", "cp", str(tmp_path / "there"), "gs://my-bucket/a"],
+        ["storage", "objects", "compose", "gs://my-bucket/a", "gs://my-bucket/a", "gs://my-bucket/b"],
+        ["storage", "cp", "gs://my-bucket/b", str(tmp_path / "back")],
+    ]
+    for command in commands:
+        done = run(cloud, gcloud, *command)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "back").read_bytes() == data * 2
+    assert cloud.objects.buckets["my-bucket"]["b"].components == 2
+
+
 def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
     record = tmp_path / "requests.jsonl"
     command = [sys.executable, "-m", "tests.googlecloud", "--port", "0", "--record", str(record)]
+    command += ["--bucket", "first", "--bucket", "second", "--latency", "0.3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         exports = dict(line.removeprefix("export ").strip().split("=", 1) for line in _until_listening(server.stdout))
@@ -71,9 +89,15 @@ def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
         url = f"{endpoint}v1/projects/my-project/locations/us-central1/customJobs"
         with urllib.request.urlopen(url, timeout=5) as answer:
             assert json.load(answer) == {"customJobs": []}
+        began = time.monotonic()
+        with urllib.request.urlopen(f"{exports['STORAGE_EMULATOR_HOST']}/storage/v1/b/second", timeout=5) as answer:
+            assert json.load(answer)["name"] == "second"
+        assert time.monotonic() - began >= 0.3
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=10) == 0
-    assert json.loads(record.read_text())["path"] == "/v1/projects/my-project/locations/us-central1/customJobs"
+    first, second = map(json.loads, record.read_text().splitlines())
+    assert second["path"] == "/storage/v1/b/second"
+    assert first["path"] == "/v1/projects/my-project/locations/us-central1/customJobs"
 
 
 def _until_listening(lines: Iterable[str]) -> Iterator[str]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from google.api_core.exceptions import BadRequest, NotFound, PreconditionFailed
+from google.api_core.exceptions import BadRequest, Forbidden, NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from tests.googlecloud import GoogleCloud
+from tests.googlecloud import Bucket, GoogleCloud
 
 
 @pytest.fixture
 def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+    client._bucket_metadata_cache = None  # else it reads the bucket in a thread of its own, at any time
     return client.bucket("my-bucket")
 
 
@@ -68,22 +72,6 @@ def test_compare_and_swap(bucket: storage.Bucket) -> None:
     assert not blob.exists()
 
 
-def test_a_large_file_is_uploaded_in_chunks(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    data = os.urandom(3 * 256 * 1024 + 17)
-    blob = bucket.blob("checkpoint", chunk_size=256 * 1024)
-    blob.upload_from_file(io.BytesIO(data))  # of unknown size: the client's resumable upload
-    assert blob.download_as_bytes() == data
-    assert [request.method for request in cloud.requests].count("PUT") == 4
-
-
-def test_a_resumable_upload_keeps_its_preconditions(bucket: storage.Bucket) -> None:
-    bucket.blob("part").upload_from_string(b"there")
-    blob = bucket.blob("part", chunk_size=256 * 1024)
-    with pytest.raises(PreconditionFailed):
-        blob.upload_from_file(io.BytesIO(b"x" * 300_000), if_generation_match=0)
-    assert bucket.blob("part").download_as_bytes() == b"there"
-
-
 def test_lists_have_prefixes_and_pages(bucket: storage.Bucket) -> None:
     for name in ("b", "a/2", "a/1", "a/c/3", "ab"):
         bucket.blob(name).upload_from_string(b"")
@@ -103,14 +91,167 @@ def test_what_is_not_there(bucket: storage.Bucket) -> None:
         bucket.client.bucket("other").blob("a").upload_from_string(b"")
 
 
-def test_media_upload(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=a%2Fb"
-    answer = requests.post(url, data=b"raw", headers={"Content-Type": "text/plain"}, timeout=5)
-    assert answer.json()["size"] == "3"
-    assert bucket.blob("a/b").download_as_bytes() == b"raw"
-
-
 def test_an_unknown_parameter_is_refused(cloud: GoogleCloud) -> None:
     answer = requests.get(f"{cloud.url}/storage/v1/b/my-bucket/o?matchGlob=**", timeout=5)
     assert answer.status_code == 400
     assert "matchGlob" in answer.json()["error"]["message"]
+
+
+def test_a_composed_object_is_its_sources_in_order(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    parts = [os.urandom(1000 + n) for n in range(32)]
+    blobs = [bucket.blob(f"parts/{n}") for n in range(32)]
+    for blob, part in zip(blobs, parts, strict=True):
+        blob.upload_from_string(part)
+    whole = bucket.blob("dir/whole")
+    whole.metadata = {"attempt": "1"}
+    whole.content_type = "application/x-test"
+    whole.compose(blobs, if_generation_match=0)
+    there = bucket.get_blob("dir/whole")
+    assert there.download_as_bytes(checksum="crc32c") == b"".join(parts)
+    assert there.download_as_bytes(start=999, end=1001) == b"".join(parts)[999:1002]
+    assert (there.md5_hash, there.component_count) == (None, 32)
+    assert (there.metadata, there.content_type) == ({"attempt": "1"}, "application/x-test")
+    bucket.blob("twice").compose([there, blobs[0]])
+    assert bucket.get_blob("twice").component_count == 33
+    assert len(cloud.objects.buckets["my-bucket"]) == 34
+
+
+def test_compose_refuses(bucket: storage.Bucket) -> None:
+    a, target = bucket.blob("a"), bucket.blob("b")
+    a.upload_from_string(b"1")
+    first = a.generation
+    a.upload_from_string(b"2")
+    with pytest.raises(BadRequest, match=r"source components provided \(33\) exceeds the maximum \(32\)"):
+        target.compose([a] * 33)
+    with pytest.raises(BadRequest, match="at least one source"):
+        target.compose([])
+    with pytest.raises(NotFound):
+        target.compose([a, bucket.blob("none")])
+    with pytest.raises(NotFound):
+        target.compose([bucket.blob("a", generation=first)])
+    with pytest.raises(PreconditionFailed):
+        target.compose([bucket.blob("a")], if_source_generation_match=[first])
+    assert not target.exists()
+    target.compose([bucket.blob("a")], if_source_generation_match=[a.generation], if_generation_match=0)
+    with pytest.raises(PreconditionFailed):
+        target.compose([a], if_generation_match=0)
+    assert target.download_as_bytes() == b"2"
+
+
+def test_a_list_of_more_than_a_page(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    for n in range(2345):
+        url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=n/{n:04}"
+        assert bucket.client._http.post(url, data=b"").ok
+    assert [blob.name for blob in bucket.list_blobs(prefix="n/")] == [f"n/{n:04}" for n in range(2345)]
+    lists = [request for request in cloud.requests if request.path.endswith("/o") and request.method == "GET"]
+    assert len(lists) == 3
+    assert len(list(bucket.list_blobs(prefix="n/1", page_size=300, max_results=700))) == 700
+
+
+def test_a_list_loses_nothing_to_deletions_between_its_pages(bucket: storage.Bucket) -> None:
+    for name in "abcdef":
+        bucket.blob(name).upload_from_string(b"")
+    seen = []
+    for blob in bucket.list_blobs(page_size=2):
+        seen.append(blob.name)
+        blob.delete()
+    assert seen == [*"abcdef"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "got", "span"),
+    [
+        ("bytes=2-4", b"234", "bytes 2-4/10"),
+        ("bytes=7-", b"789", "bytes 7-9/10"),
+        ("bytes=-3", b"789", "bytes 7-9/10"),
+        ("bytes=-30", b"0123456789", "bytes 0-9/10"),
+        ("bytes=8-100", b"89", "bytes 8-9/10"),
+    ],
+)
+def test_ranges(cloud: GoogleCloud, bucket: storage.Bucket, asked: str, got: bytes, span: str) -> None:
+    for name, size in (("x", 4), ("y", 6)):
+        bucket.blob(name).upload_from_string(b"0123456789"[:size] if name == "x" else b"0123456789"[4:])
+    bucket.blob("a").compose([bucket.blob("x"), bucket.blob("y")])
+    url = f"{cloud.url}/storage/v1/b/my-bucket/o/a?alt=media"
+    answer = requests.get(url, headers={"Range": asked}, timeout=5)
+    assert (answer.status_code, answer.content, answer.headers["Content-Range"]) == (206, got, span)
+    assert requests.get(url, headers={"Range": "bytes=10-"}, timeout=5).status_code == 416
+
+
+def test_a_bucket_tells_its_place_and_how_long_deleted_objects_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = Bucket("off", location="us", soft_delete_seconds=0)
+    with GoogleCloud(buckets=("plain", off)) as cloud:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+        client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+        plain, without = client.get_bucket("plain"), client.get_bucket("off")
+    assert plain.soft_delete_policy.retention_duration_seconds == 604_800
+    assert plain.soft_delete_policy.effective_time is not None
+    assert (plain.location, plain.location_type) == ("US-CENTRAL1", "region")
+    assert without.soft_delete_policy.retention_duration_seconds == 0
+    assert (without.location, without.location_type) == ("US", "multi-region")
+
+
+def test_what_is_not_permitted(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    bucket.blob("a").upload_from_string(b"1")
+    denied: dict[str, Callable[[], object]] = {
+        "storage.objects.create": lambda: bucket.blob("b").upload_from_string(b"2"),
+        "storage.objects.get": lambda: bucket.blob("a").download_as_bytes(),
+        "storage.objects.list": lambda: list(bucket.list_blobs()),
+        "storage.objects.delete": lambda: bucket.blob("a").delete(),
+        "storage.buckets.get": bucket.reload,
+    }
+    for permission, attempt in denied.items():
+        cloud.objects.deny("my-bucket", permission)
+        with pytest.raises(Forbidden, match=rf"does not have {permission} access .* \'{permission}\' denied") as error:
+            attempt()
+        assert error.value.response.json()["error"]["errors"][0]["reason"] == "forbidden"
+    cloud.objects.deny("my-bucket", "storage.objects.delete")
+    bucket.blob("new").upload_from_string(b"")
+    with pytest.raises(Forbidden, match=r"storage\.objects\.delete"):
+        bucket.blob("a").upload_from_string(b"overwriting needs the permission to delete")
+    cloud.objects.deny("my-bucket")
+    assert bucket.blob("a").download_as_bytes() == b"1"
+
+
+def test_a_bucket_without_permissions_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Bucket("closed", denied=frozenset({"storage.objects.create"}))
+    with GoogleCloud(buckets=(closed,)) as cloud:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+        client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+        blob = client.bucket("closed").blob("a", chunk_size=256 * 1024)
+        with pytest.raises(Forbidden, match=r"storage\.objects\.create"):
+            blob.upload_from_string(b"")
+        with pytest.raises(Forbidden, match=r"storage\.objects\.create"):
+            blob.upload_from_file(io.BytesIO(b""))
+
+
+def test_sixteen_at_once(cloud: GoogleCloud) -> None:
+    """Each write is a generation of its own, and creating happens once for each name."""
+    url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&ifGenerationMatch=0&name="
+
+    def create(n: int) -> int:
+        return requests.post(f"{url}{n % 20}", data=os.urandom(100_000), timeout=20).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        statuses = [*pool.map(create, range(80))]
+    assert (statuses.count(200), statuses.count(412)) == (20, 60)
+    generations = {blob.generation for blob in cloud.objects.buckets["my-bucket"].values()}
+    assert len(generations) == 20
+
+
+def test_only_one_of_many_creates_wins() -> None:
+    """The clock is read between the check of the preconditions and the change: slow, it leaves room for another."""
+
+    def clock() -> float:
+        time.sleep(0.02)
+        return 1.7e9
+
+    with GoogleCloud(clock=clock) as cloud, ThreadPoolExecutor(8) as pool:
+        url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&ifGenerationMatch=0&name=a"
+        statuses = [*pool.map(lambda n: requests.post(url, data=b"%d" % n, timeout=20).status_code, range(8))]
+    assert sorted(statuses) == [200, *[412] * 7]
+
+
+def test_deleted_objects_are_not_listed(cloud: GoogleCloud) -> None:
+    answer = requests.get(f"{cloud.url}/storage/v1/b/my-bucket/o?softDeleted=true", timeout=5)
+    assert (answer.status_code, "soft-deleted" in answer.text) == (400, True)

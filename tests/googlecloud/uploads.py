@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.storage import PRECONDITIONS, Objects, Storage
-from tests.googlecloud.wire import Request, Response, Route, json_response, route
+from tests.googlecloud.objects import PRECONDITIONS, Blob, Objects, draft
+from tests.googlecloud.pieces import Pieces, cut, size
+from tests.googlecloud.storage import Storage
+from tests.googlecloud.wire import Request, Response, Route, Target, json_response, route
 
 UPLOAD = "/upload/storage/v1/b/{bucket}/o"
+GCLOUDS_UPLOAD = "/resumable" + UPLOAD
+"""Where gcloud begins a resumable upload. It compares the MD5 of what is stored, so that what comes here has one."""
+INSERT = "storage.objects.insert"
 
 
 @dataclass
 class Session:
-    """A resumable upload that has begun."""
+    """A resumable upload that has begun. `stored` is the answer to its last chunk."""
 
     bucket: str
     name: str
     given: Mapping[str, Any]
     query: Mapping[str, str]
-    data: bytearray = field(default_factory=bytearray)
+    with_md5: bool
+    data: Pieces = ()
+    stored: Response | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Uploads:
@@ -36,7 +45,12 @@ class Uploads:
         self.url = url
         self.sessions: dict[str, Session] = {}
         self._ids = count(1)
-        self.routes: list[Route] = [route("POST", UPLOAD, self.upload), route("PUT", UPLOAD, self.resume)]
+        self.routes: list[Route] = [
+            route("POST", UPLOAD, self.upload, INSERT, _begun),
+            route("POST", GCLOUDS_UPLOAD, self.upload, INSERT, _begun),
+            route("PUT", UPLOAD, self.resume, INSERT, self._resumed),
+            route("DELETE", UPLOAD, self.cancel, INSERT, self._resumed),
+        ]
 
     def upload(self, request: Request, bucket: str) -> Response:
         """Begin, and for all but a resumable upload also end, an upload."""
@@ -50,39 +64,73 @@ class Uploads:
             given, data = {"contentType": request.headers.get("content-type")}, request.body
         else:
             raise ApiError(400, f"Invalid upload type: {kind}", reason="invalid")
-        return self._store(bucket, _name(request, given), data, given, request.query)
+        self.objects.allow(bucket, "storage.objects.create")
+        return self._store(bucket, draft(_name(request, given), (data,), given), request.query)
 
     def resume(self, request: Request, bucket: str) -> Response:
         """One chunk of a resumable upload, or (with no bytes) the question how far it got."""
-        session = self.sessions.get(request.query.get("upload_id", ""))
-        if session is None or session.bucket != bucket:
-            raise ApiError(404, "No such upload.", reason="notFound")
-        first, total = _content_range(request)
-        if first is not None:
-            if first > len(session.data):
-                raise ApiError(503, "The chunk does not follow the bytes received so far.", reason="backendError")
-            session.data[first:] = request.body
-        if total is None or len(session.data) < total:
-            received = {"Range": f"bytes=0-{len(session.data) - 1}"} if session.data else {}
-            return Response(status=308, headers=received)
-        response = self._store(bucket, session.name, bytes(session.data), session.given, session.query)
+        session = self._session(request, bucket)
+        with session.lock:
+            if session.stored is None:
+                session.stored = self._receive(session, request)
+            return session.stored or _incomplete(session.data)
+
+    def cancel(self, request: Request, bucket: str) -> Response:
+        """The client gives a resumable upload up (499, as Google answers)."""
+        self._session(request, bucket)
         del self.sessions[request.query["upload_id"]]
-        return response
+        return Response(status=499)
 
     def _begin(self, request: Request, bucket: str) -> Response:
-        self.objects.bucket(bucket)
+        self.objects.allow(bucket, "storage.objects.create")
         given = request.json() if request.body else {}
         given.setdefault("contentType", request.headers.get("x-upload-content-type"))
         upload_id = f"upload-{next(self._ids)}"
-        self.sessions[upload_id] = Session(bucket, _name(request, given), given, dict(request.query))
+        self.sessions[upload_id] = Session(
+            bucket, _name(request, given), given, dict(request.query), request.path.startswith("/resumable/")
+        )
         place = f"{self.url()}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload_id}"
         return Response(headers={"Location": place, "X-GUploader-UploadID": upload_id})
 
-    def _store(
-        self, bucket: str, name: str, data: bytes, given: Mapping[str, Any], query: Mapping[str, str]
-    ) -> Response:
-        blob = self.objects.write(bucket, name, data, given, query)
-        return json_response(self.storage.resource(bucket, blob))
+    def _session(self, request: Request, bucket: str) -> Session:
+        session = self.sessions.get(request.query.get("upload_id", ""))
+        if session is None or session.bucket != bucket:
+            raise ApiError(404, "No such upload.", reason="notFound")
+        return session
+
+    def _receive(self, session: Session, request: Request) -> Response | None:
+        """Take a chunk in; the answer, if it was the last one."""
+        first, total = _content_range(request)
+        there = size(session.data)
+        if first is not None:
+            if first > there:
+                raise ApiError(503, "The chunk does not follow the bytes received so far.", reason="backendError")
+            before = session.data if first == there else cut(session.data, 0, first)
+            session.data = (*before, request.body)
+        if total is None or size(session.data) < total:
+            return None
+        data = tuple(bytes(piece) for piece in session.data)
+        given = {**session.given, **_hashes(request)}
+        blob = draft(session.name, data, given, with_md5=session.with_md5)
+        response = self._store(session.bucket, blob, session.query)
+        session.data = ()  # the object has them now
+        return response
+
+    def _store(self, bucket: str, blob: Blob, query: Mapping[str, str]) -> Response:
+        return json_response(self.storage.resource(bucket, self.objects.write(bucket, blob, query)))
+
+    def _resumed(self, request: Request, bucket: str) -> Target:
+        session = self.sessions.get(request.query.get("upload_id", ""))
+        put = "status" if _content_range(request)[0] is None else "chunk"
+        return Target(session.name if session else "", "cancel" if request.method == "DELETE" else put)
+
+
+def _begun(request: Request, bucket: str) -> Target:
+    kind = request.query.get("uploadType")
+    given = _multipart(request)[0] if kind == "multipart" else {}
+    if kind == "resumable":
+        given = request.json() if request.body else {}
+    return Target(_name(request, given), "begin" if kind == "resumable" else "whole")
 
 
 def _name(request: Request, given: Mapping[str, Any]) -> str:
@@ -90,6 +138,11 @@ def _name(request: Request, given: Mapping[str, Any]) -> str:
     if not name:
         raise ApiError(400, "Required parameter: name", reason="required")
     return str(name)
+
+
+def _incomplete(data: Pieces) -> Response:
+    received = {"Range": f"bytes=0-{size(data) - 1}"} if size(data) else {}
+    return Response(status=308, headers=received)
 
 
 def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:
@@ -119,5 +172,12 @@ def _content_range(request: Request) -> tuple[int | None, int | None]:
     text = request.headers.get("content-range", "")
     match = re.fullmatch(r"bytes (?:\*|(\d+)-\d+)/(?:\*|(\d+))", text)
     if not match:
-        return 0, len(request.body)
+        return 0, int(request.headers.get("content-length", len(request.body)))
     return (int(match[1]) if match[1] else None), (int(match[2]) if match[2] else None)
+
+
+def _hashes(request: Request) -> dict[str, str]:
+    """What the last chunk's X-Goog-Hash says of the whole object, under the names that a resource has."""
+    keys = {"crc32c": "crc32c", "md5": "md5Hash"}
+    pairs = (pair.strip().partition("=") for pair in request.headers.get("x-goog-hash", "").split(","))
+    return {keys[kind]: value for kind, _, value in pairs if kind in keys}

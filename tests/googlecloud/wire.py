@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from tests.googlecloud.errors import ApiError
+from tests.googlecloud.pieces import Pieces
 
 
 class Recorded(NamedTuple):
@@ -51,11 +52,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer."""
+    """An answer, and how much of it is sent before what becomes of the connection."""
 
-    body: bytes = b""
+    body: bytes | Pieces = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    wait: float = 0.0
+    """Seconds before anything is sent."""
+    head: bool = True
+    """Whether status and headers are sent."""
+    shown: int | None = None
+    """How many bytes of the body are sent; None: all. Content-Length tells of the whole in any case."""
+    then: Literal["next", "close", "reset", "hold"] = "next"
+    """The connection afterwards: takes the next request, is closed, is reset, or stays open and silent."""
+
+    @property
+    def pieces(self) -> Pieces:
+        """The body, in the buffers that hold it."""
+        return self.body if isinstance(self.body, tuple) else (self.body,)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -64,25 +78,53 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(json.dumps(value).encode(), status, {**content, **(headers or {})})
 
 
+class Target(NamedTuple):
+    """What a request is about: a resource's name (a list's: the prefix) and which step of the operation this is."""
+
+    name: str
+    step: str | None = None
+
+
 class Route(NamedTuple):
-    """A method, the whole path as a pattern with named groups, and who answers: called with the groups, unquoted."""
+    """A method, the whole path as a pattern with named groups, and who answers: called with the groups, unquoted.
+
+    `operation` is Google's name for it (storage.objects.get). `target` is called as `answer` is.
+    """
 
     method: str
     pattern: re.Pattern[str]
     answer: Callable[..., Response]
+    operation: str
+    target: Callable[..., Target]
 
 
-def route(method: str, path: str, answer: Callable[..., Response]) -> Route:
+@dataclass(frozen=True)
+class Call:
+    """A request in Google's words; `operation` is empty for one that nobody here answers."""
+
+    request: Request
+    operation: str
+    target: Target
+
+
+def route(
+    method: str, path: str, answer: Callable[..., Response], operation: str, target: Callable[..., Target] | None = None
+) -> Route:
     """`path` with {names} for its variable parts; a part ends at a slash or a colon."""
-    return Route(method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/:]+)", path)), answer)
+    pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/:]+)", path))
+    return Route(method, pattern, answer, operation, target or _last_name)
 
 
-def dispatch(routes: list[Route], request: Request) -> Response | None:
-    """The answer of the first route that fits, or None."""
-    for method, pattern, answer in routes:
-        match = pattern.fullmatch(request.path)
-        if match and method == request.method:
-            return answer(request, **{name: unquote(part) for name, part in match.groupdict().items()})
+def _last_name(request: Request, **names: str) -> Target:
+    return Target(next(reversed(names.values()), ""))
+
+
+def find_route(routes: list[Route], request: Request) -> tuple[Route, dict[str, str]] | None:
+    """The first route that fits, and the variable parts of its path; or None."""
+    for found in routes:
+        match = found.pattern.fullmatch(request.path) if found.method == request.method else None
+        if match:
+            return found, {name: unquote(part) for name, part in match.groupdict().items()}
     return None
 
 

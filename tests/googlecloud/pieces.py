@@ -1,0 +1,87 @@
+"""Bytes in several buffers, so that gigabytes are stored, composed and sent without a copy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from itertools import accumulate
+
+import google_crc32c
+
+Pieces = tuple[bytes | memoryview, ...]
+"""One text of bytes, in the order of its buffers."""
+
+
+def size(pieces: Pieces) -> int:
+    """Bytes in all."""
+    return sum(len(piece) for piece in pieces)
+
+
+def cut(pieces: Pieces, first: int, end: int) -> Pieces:
+    """The bytes from `first` up to `end` (not included), as views."""
+    return tuple(
+        memoryview(piece)[max(first - start, 0) : end - start]
+        for start, piece in _placed(pieces)
+        if start < end and first < start + len(piece)
+    )
+
+
+def flip(pieces: Pieces, at: int) -> Pieces:
+    """The same with the lowest bit of byte `at` flipped."""
+    wrong = bytes([bytes(join(cut(pieces, at, at + 1)))[0] ^ 1])
+    return (*cut(pieces, 0, at), wrong, *cut(pieces, at + 1, size(pieces)))
+
+
+def join(pieces: Pieces) -> bytes:
+    """All of it in one buffer."""
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+
+
+def crc32c(pieces: Pieces) -> int:
+    """The CRC-32C of all of it."""
+    value = 0
+    for piece in pieces:
+        value = google_crc32c.extend(value, bytes(piece))  # of bytes, bytes() is the same object: no copy
+    return value
+
+
+def crc32c_of_both(first: int, second: int, length: int) -> int:
+    """The CRC-32C of two texts in a row from that of each, and the `length` of the second in bytes.
+
+    The first is multiplied by x to the power of 8 * length, modulo the polynomial: no byte is read again
+    (zlib's crc32_combine, with CRC-32C's polynomial).
+    """
+    shift, power = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is that of x^0
+    while length:
+        shift = _times(shift, power) if length & 1 else shift
+        power = _times(power, power)
+        length >>= 1
+    return _times(shift, first) ^ second
+
+
+def as_base64(crc: int) -> str:
+    """A CRC-32C as Google writes it: big-endian, in base64."""
+    return base64.b64encode(crc.to_bytes(4)).decode()
+
+
+def md5(pieces: Pieces) -> str:
+    """Base64 of the MD5 digest."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return base64.b64encode(digest.digest()).decode()
+
+
+def _times(a: int, b: int) -> int:
+    """The product of two polynomials modulo CRC-32C's, all with the highest bit for x^0."""
+    product = 0
+    for bit in range(31, -1, -1):
+        product ^= b if a >> bit & 1 else 0
+        b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
+    return product
+
+
+def _placed(pieces: Pieces) -> Iterator[tuple[int, bytes | memoryview]]:
+    """Each piece, after the number of bytes before it."""
+    return zip(accumulate((len(piece) for piece in pieces), initial=0), pieces, strict=False)

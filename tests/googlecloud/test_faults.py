@@ -1,0 +1,272 @@
+"""The fault plan: raw connections for what is sent, Google's own client for what it makes of it."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import google_crc32c
+import pytest
+import requests
+from google.api_core.exceptions import PreconditionFailed, ServiceUnavailable, TooManyRequests
+from google.api_core.retry import Retry
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from tests.googlecloud import (
+    FakeClock,
+    Fault,
+    GoogleCloud,
+    Reset,
+    Stalled,
+    Status,
+    Torn,
+    Truncated,
+)
+
+INSERT, GET, LIST = "storage.objects.insert", "storage.objects.get", "storage.objects.list"
+QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01).with_timeout(5)
+CHUNK = 256 * 1024
+BROKEN = (ConnectionError, http.client.HTTPException)
+
+
+@pytest.fixture
+def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+    client._bucket_metadata_cache = None  # else it reads the bucket in a thread of its own, and meets planned faults
+    return client.bucket("my-bucket")
+
+
+@pytest.fixture
+def raw(cloud: GoogleCloud) -> Iterator[http.client.HTTPConnection]:
+    address = urlsplit(cloud.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5)
+    yield connection
+    connection.close()
+
+
+def write(raw: http.client.HTTPConnection, name: str, data: bytes = b"0123456789") -> int:
+    """Create an object in one request; the status."""
+    where = f"/upload/storage/v1/b/my-bucket/o?uploadType=media&ifGenerationMatch=0&name={name}"
+    raw.request("POST", where, body=data)
+    answer = raw.getresponse()
+    answer.read()
+    return answer.status
+
+
+def read(raw: http.client.HTTPConnection, name: str) -> http.client.HTTPResponse:
+    """The beginning of an answer with an object's bytes."""
+    raw.request("GET", f"/storage/v1/b/my-bucket/o/{name}?alt=media")
+    return raw.getresponse()
+
+
+def names(cloud: GoogleCloud) -> list[str]:
+    return sorted(cloud.objects.buckets["my-bucket"])
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (401, "authError"),
+        (403, "forbidden"),
+        (408, "uploadBrokenConnection"),
+        (429, "rateLimitExceeded"),
+        (500, "internalError"),
+        (503, "backendError"),
+    ],
+)
+def test_a_status_has_googles_reason_and_no_effect(cloud: GoogleCloud, code: int, reason: str) -> None:
+    fault = cloud.faults.add(Fault(INSERT, Status(code, retry_after=7)))
+    url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=a"
+    answer = requests.post(url, data=b"1", timeout=5)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (code, "7")
+    assert answer.json()["error"]["errors"][0]["reason"] == reason
+    assert names(cloud) == []
+    assert requests.post(url, data=b"1", timeout=5).ok
+    assert (cloud.faults.used[fault], names(cloud)) == (1, ["a"])
+
+
+@pytest.mark.parametrize("code", [502, 504])
+def test_a_proxys_status_is_not_json(cloud: GoogleCloud, code: int) -> None:
+    cloud.faults.add(Fault(LIST, Status(code)))
+    answer = requests.get(f"{cloud.url}/storage/v1/b/my-bucket/o", timeout=5)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (code, "text/html; charset=UTF-8")
+
+
+def test_a_fault_starts_after_and_ends(cloud: GoogleCloud, raw: http.client.HTTPConnection) -> None:
+    fault = cloud.faults.add(Fault(INSERT, Status(503), name="^m/", after=1, times=2))
+    assert [write(raw, name) for name in ("m/0", "c/1", "m/1", "m/2", "m/3")] == [200, 200, 503, 503, 200]
+    assert cloud.faults.used[fault] == 2
+
+
+def test_faults_take_turns_in_their_order(cloud: GoogleCloud, raw: http.client.HTTPConnection) -> None:
+    first = cloud.faults.add(Fault(INSERT, Status(503)))
+    cloud.faults.add(Fault("storage.objects.delete", Status(500), times=None))
+    second = cloud.faults.add(Fault("storage.*", Status(429), times=None))
+    assert [write(raw, f"a{n}") for n in range(4)] == [503, 429, 429, 429]
+    assert (cloud.faults.used[first], cloud.faults.used[second]) == (1, 3)
+    cloud.faults.clear()
+    assert write(raw, "a") == 200
+    assert cloud.faults.used[second] == 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "ask"),
+    [
+        ("storage.buckets.get", lambda bucket: bucket.reload(retry=None)),
+        (LIST, lambda bucket: list(bucket.list_blobs(prefix="my-", retry=None))),
+        (GET, lambda bucket: bucket.blob("my-a").reload(retry=None)),
+        (GET, lambda bucket: bucket.blob("my-a").download_as_bytes(retry=None)),
+        (INSERT, lambda bucket: bucket.blob("my-a").upload_from_string(b"1", retry=None)),
+        (INSERT, lambda bucket: bucket.blob("my-a", chunk_size=CHUNK).upload_from_file(io.BytesIO(b"1"), retry=None)),
+        ("storage.objects.delete", lambda bucket: bucket.blob("my-a").delete(retry=None)),
+        ("storage.objects.compose", lambda bucket: bucket.blob("my-a").compose([bucket.blob("b")], retry=None)),
+    ],
+)
+def test_operations_have_googles_names(
+    cloud: GoogleCloud, bucket: storage.Bucket, operation: str, ask: Callable[[storage.Bucket], Any]
+) -> None:
+    bucket.blob("my-a").upload_from_string(b"1")
+    bucket.blob("b").upload_from_string(b"1")
+    cloud.faults.add(Fault(operation, Status(400), name="^other"))
+    fault = cloud.faults.add(Fault(operation, Status(503), name="^my-"))
+    with pytest.raises(ServiceUnavailable):
+        ask(bucket)
+    assert cloud.faults.used == {fault: 1}
+
+
+@pytest.mark.parametrize("prefix", ["/v1/projects/my-project/locations/us-central1/customJobs", "/nowhere"])
+def test_other_services_have_faults_too(cloud: GoogleCloud, prefix: str) -> None:
+    cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.*", Status(429)))
+    cloud.faults.add(Fault("", Status(503)))
+    answer = requests.get(f"{cloud.url}{prefix}", timeout=5)
+    assert answer.status_code == (503 if prefix == "/nowhere" else 429)
+    assert answer.json()["error"].get("status") == (None if prefix == "/nowhere" else "RESOURCE_EXHAUSTED")
+
+
+@pytest.mark.parametrize(("when", "there"), [("before", []), ("after", ["a"])])
+def test_a_reset_connection(cloud: GoogleCloud, raw: http.client.HTTPConnection, when: Any, there: list[str]) -> None:
+    cloud.faults.add(Fault(INSERT, Reset(when)))
+    with pytest.raises(ConnectionResetError):
+        write(raw, "a")
+    assert names(cloud) == there
+    raw.close()
+    assert write(raw, "a") == (412 if there else 200)
+
+
+def test_a_lost_answer_makes_the_client_meet_its_own_write(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    cloud.faults.add(Fault(INSERT, Reset("after"), step="whole"))
+    with pytest.raises(PreconditionFailed):
+        bucket.blob("a").upload_from_string(b"mine", if_generation_match=0, retry=QUICK)
+    assert cloud.objects.buckets["my-bucket"]["a"].data == b"mine"
+
+
+def test_a_burst_of_refusals_is_survived_by_the_client(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    busy = cloud.faults.add(Fault("storage.*", Status(429), times=3))
+    down = cloud.faults.add(Fault("storage.*", Status(503), times=3))
+    bucket.blob("a").upload_from_string(b"1", retry=QUICK)
+    assert bucket.blob("a").download_as_bytes(retry=QUICK) == b"1"
+    assert (cloud.faults.used[busy], cloud.faults.used[down]) == (3, 3)
+    cloud.faults.add(Fault("storage.*", Status(429)))
+    with pytest.raises(TooManyRequests):
+        bucket.blob("a").reload(retry=None)
+
+
+@pytest.mark.parametrize("effect", [None, Status(503)])
+def test_down_until(
+    cloud: GoogleCloud, clock: FakeClock, raw: http.client.HTTPConnection, effect: Status | None
+) -> None:
+    outage = cloud.faults.down(clock() + 180, effect)
+    for _ in range(3):
+        if effect:
+            assert write(raw, "a") == 503
+        else:
+            with pytest.raises(ConnectionResetError):
+                write(raw, "a")
+            raw.close()
+        clock.advance(59)
+    assert (names(cloud), cloud.faults.used[outage]) == ([], 3)
+    clock.advance(3)
+    assert write(raw, "a") == 200
+
+
+@pytest.mark.parametrize("sent", ["nothing", "head", "half"])
+def test_a_stalled_answer_ends_with_the_clients_patience(
+    cloud: GoogleCloud, raw: http.client.HTTPConnection, sent: Any
+) -> None:
+    assert write(raw, "a") == 200
+    cloud.faults.add(Fault(GET, Stalled(sent)))
+    raw.sock.settimeout(0.2)
+    if sent == "nothing":
+        with pytest.raises(TimeoutError):
+            read(raw, "a")
+    else:
+        answer = read(raw, "a")
+        assert answer.headers["Content-Length"] == "10"
+        assert answer.read(5) == b"01234" if sent == "half" else True
+        with pytest.raises(TimeoutError):
+            answer.read()
+    raw.close()
+    assert read(raw, "a").read() == b"0123456789"
+
+
+def test_a_stalled_write_is_done(cloud: GoogleCloud, raw: http.client.HTTPConnection) -> None:
+    raw.timeout = 0.2
+    cloud.faults.add(Fault(INSERT, Stalled()))
+    with pytest.raises(TimeoutError):
+        write(raw, "a")
+    assert names(cloud) == ["a"]
+
+
+@pytest.mark.parametrize(("keep", "got"), [(None, b"01234"), (0, b""), (9, b"012345678")])
+def test_a_truncated_answer(cloud: GoogleCloud, raw: http.client.HTTPConnection, keep: int | None, got: bytes) -> None:
+    assert write(raw, "a") == 200
+    cloud.faults.add(Fault(GET, Truncated(keep)))
+    answer = read(raw, "a")
+    assert answer.headers["Content-Length"] == "10"
+    with pytest.raises(http.client.IncompleteRead) as error:
+        answer.read()
+    assert error.value.partial == got
+
+
+def test_a_torn_read_has_the_right_length_and_headers(cloud: GoogleCloud, raw: http.client.HTTPConnection) -> None:
+    assert write(raw, "a") == 200
+    for at, wrong in ((None, b"0123446789"), (0, b"1123456789"), (9, b"0123456788")):
+        cloud.faults.add(Fault(GET, Torn(at), step="media"))
+        answer = read(raw, "a")
+        right = base64.b64encode(google_crc32c.value(b"0123456789").to_bytes(4)).decode()
+        assert answer.read() == wrong
+        assert answer.headers["X-Goog-Hash"].startswith(f"crc32c={right}")
+    assert cloud.objects.buckets["my-bucket"]["a"].data == b"0123456789"
+    cloud.faults.add(Fault(GET, Torn(10)))
+    assert read(raw, "a").status == 400
+
+
+def test_the_client_sees_a_torn_read(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    data = os.urandom(100_000)
+    bucket.blob("a").upload_from_string(data)
+    fault = cloud.faults.add(Fault(GET, Torn(), step="media"))
+    blob = bucket.get_blob("a")
+    with pytest.raises(DataCorruption):
+        blob.download_as_bytes()
+    assert cloud.faults.used[fault] == 1
+    assert blob.download_as_bytes() == data
+
+
+def test_a_reset_is_a_reset(cloud: GoogleCloud) -> None:
+    """Not an orderly end: the peer's next read fails (RST), as when a machine is gone."""
+    address = urlsplit(cloud.url)
+    cloud.faults.add(Fault(LIST, Reset()))
+    with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+        client.sendall(b"GET /storage/v1/b/my-bucket/o HTTP/1.1\r\nHost: x\r\n\r\n")
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)

@@ -1,0 +1,138 @@
+"""Uploads in one request and in many, whole and interrupted, through Google's own client and by hand."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import pytest
+import requests
+from google.api_core.exceptions import PreconditionFailed
+from google.api_core.retry import Retry
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from tests.googlecloud import Fault, GoogleCloud, KeepPart, LoseSession, Reset, Status
+
+INSERT = "storage.objects.insert"
+QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01).with_timeout(5)
+CHUNK = 256 * 1024
+
+
+@pytest.fixture
+def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+    client._bucket_metadata_cache = None  # else it reads the bucket in a thread of its own, and meets planned faults
+    return client.bucket("my-bucket")
+
+
+def test_a_large_file_is_uploaded_in_chunks(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    data = os.urandom(3 * 256 * 1024 + 17)
+    blob = bucket.blob("checkpoint", chunk_size=256 * 1024)
+    blob.upload_from_file(io.BytesIO(data))  # of unknown size: the client's resumable upload
+    assert blob.download_as_bytes() == data
+    assert [request.method for request in cloud.requests].count("PUT") == 4
+
+
+def test_a_resumable_upload_keeps_its_preconditions(bucket: storage.Bucket) -> None:
+    bucket.blob("part").upload_from_string(b"there")
+    blob = bucket.blob("part", chunk_size=256 * 1024)
+    with pytest.raises(PreconditionFailed):
+        blob.upload_from_file(io.BytesIO(b"x" * 300_000), if_generation_match=0)
+    assert bucket.blob("part").download_as_bytes() == b"there"
+
+
+def test_media_upload(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&name=a%2Fb"
+    answer = requests.post(url, data=b"raw", headers={"Content-Type": "text/plain"}, timeout=5)
+    assert answer.json()["size"] == "3"
+    assert bucket.blob("a/b").download_as_bytes() == b"raw"
+
+
+def test_a_wrong_checksum_of_a_resumable_upload_is_refused(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    begun = requests.post(
+        f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a", json={}, timeout=5
+    )
+    place = begun.headers["Location"]
+    wrong = {"Content-Range": "bytes 0-3/4", "X-Goog-Hash": "crc32c=AAAAAA=="}
+    answer = requests.put(place, data=b"data", headers=wrong, timeout=5)
+    assert (answer.status_code, "doesn't match calculated CRC32C" in answer.text) == (400, True)
+    assert not cloud.objects.buckets["my-bucket"]
+
+
+@pytest.mark.parametrize("checksum", ["crc32c", "md5"])
+def test_the_client_checks_a_resumable_upload(bucket: storage.Bucket, checksum: str) -> None:
+    data = os.urandom(2_000_000)
+    blob = bucket.blob("a", chunk_size=1 << 20)
+    blob.upload_from_file(io.BytesIO(data), checksum=checksum)
+    assert blob.download_as_bytes(checksum=checksum) == data
+
+
+def test_a_resumable_upload_tells_how_far_it_got(cloud: GoogleCloud) -> None:
+    begin = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a"
+    place = requests.post(begin, json={}, timeout=5).headers["Location"]
+
+    def put(data: bytes, span: str) -> requests.Response:
+        return requests.put(place, data=data, headers={"Content-Range": f"bytes {span}"}, timeout=5)
+
+    assert "Range" not in put(b"", "*/10").headers
+    assert put(b"01234567", "0-7/10").headers["Range"] == "bytes=0-7"
+    assert put(b"45", "4-5/10").headers["Range"] == "bytes=0-5"  # sent again from an earlier byte on
+    assert put(b"6789", "6-9/10").json()["size"] == "10"
+    assert put(b"", "*/10").json()["size"] == "10"  # done: the answer to the last chunk again
+    assert cloud.objects.buckets["my-bucket"]["a"].data == b"0123456789"
+
+
+def test_a_cancelled_upload_is_gone(cloud: GoogleCloud) -> None:
+    begin = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a"
+    place = requests.post(begin, json={}, timeout=5).headers["Location"]
+    assert requests.delete(place, timeout=5).status_code == 499
+    assert requests.put(place, data=b"1", timeout=5).status_code == 404
+
+
+def test_a_lost_answer_to_the_last_chunk_is_given_again(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    fault = cloud.faults.add(Fault(INSERT, Reset("after"), step="chunk", after=1))
+    blob = bucket.blob("a", chunk_size=CHUNK)
+    blob.upload_from_file(io.BytesIO(bytes(CHUNK + 1)), if_generation_match=0, retry=QUICK)
+    assert (blob.size, cloud.faults.used[fault]) == (CHUNK + 1, 1)
+    assert cloud.objects.buckets["my-bucket"]["a"].generation == blob.generation
+
+
+def test_a_step_of_a_resumable_upload(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
+    begin = cloud.faults.add(Fault(INSERT, Status(503), step="begin"))
+    chunk = cloud.faults.add(Fault(INSERT, Status(503), name="^a$", step="chunk", after=2))
+    whole = cloud.faults.add(Fault(INSERT, Status(503), step="whole"))
+    data = os.urandom(3 * CHUNK)
+    bucket.blob("a", chunk_size=CHUNK).upload_from_file(io.BytesIO(data), retry=QUICK)
+    assert cloud.faults.used == {begin: 1, chunk: 1}
+    assert cloud.objects.buckets["my-bucket"]["a"].data == data
+    bucket.blob("b").upload_from_string(b"", retry=QUICK)
+    assert cloud.faults.used[whole] == 1
+
+
+def test_only_a_part_of_a_chunk_arrives(cloud: GoogleCloud) -> None:
+    asked = cloud.faults.add(Fault(INSERT, Status(503), step="status"))
+    fault = cloud.faults.add(Fault(INSERT, KeepPart(4)))
+    begin = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a"
+    place = requests.post(begin, json={}, timeout=5).headers["Location"]
+    answer = requests.put(place, data=b"0123456789", headers={"Content-Range": "bytes 0-9/10"}, timeout=5)
+    assert (answer.status_code, answer.headers["Range"]) == (308, "bytes=0-3")
+    assert cloud.faults.used[asked] == 0
+    assert requests.put(place, headers={"Content-Range": "bytes */10"}, timeout=5).status_code == 503
+    answer = requests.put(place, data=b"456789", headers={"Content-Range": "bytes 4-9/10"}, timeout=5)
+    assert (answer.json()["size"], cloud.faults.used[fault]) == ("10", 1)
+    assert cloud.objects.buckets["my-bucket"]["a"].data == b"0123456789"
+
+
+@pytest.mark.parametrize("code", [404, 410])
+def test_a_lost_session(cloud: GoogleCloud, code: Any) -> None:
+    fault = cloud.faults.add(Fault(INSERT, LoseSession(code), after=1))
+    begin = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=resumable&name=a"
+    place = requests.post(begin, json={}, timeout=5).headers["Location"]
+    spans = [(b"01234", "bytes 0-4/10"), (b"56789", "bytes 5-9/10"), (b"", "bytes */10")]
+    answers = [requests.put(place, data=data, headers={"Content-Range": span}, timeout=5) for data, span in spans]
+    assert [answer.status_code for answer in answers] == [308, code, 404]
+    assert (cloud.objects.buckets["my-bucket"], cloud.faults.used[fault]) == ({}, 1)
