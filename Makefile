@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml
 
 demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --dry-run
-	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2
+	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
 test: $(INSTALLED) ## The tests
 	$(BIN)/pytest -q

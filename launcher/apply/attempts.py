@@ -1,14 +1,47 @@
-"""The lock of an attempt: one create-only object in the run folder."""
+"""The attempts of a run, in its folder: the lock of each (one create-only object), and how it ended."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+from launcher.errors import UsageError
 from train import contract
-from train.storage import Storage
+from train.storage import OutputError, Storage, open_storage
+
+
+class End(Struct, frozen=True, kw_only=True):
+    """How an attempt ended: an exit code for each replica, after how many seconds, and when (Unix time)."""
+
+    exit_codes: dict[str, int]
+    seconds: float
+    time: float
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there was a replica, and every one exited 0."""
+        return bool(self.exit_codes) and not any(self.exit_codes.values())
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A run folder that can't be used, as launch's own error."""
+    try:
+        yield
+    except OutputError as error:
+        raise UsageError(f"the run folder can't be used: {error}", "Write somewhere else: --output DIR") from error
+
+
+def open_folder(folder: str) -> Storage:
+    """The run folder. Raises UsageError: a bucket, and neither an endpoint nor credentials."""
+    with told():
+        return open_storage(folder)
 
 
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
@@ -32,3 +65,31 @@ def newest(storage: Storage) -> int:
     names = storage.list(f"{contract.ATTEMPTS}/")
     numbers = [int(stem) for name in names if (stem := name.rpartition("/")[2].removesuffix(".json")).isdigit()]
     return max(numbers, default=0)
+
+
+def facts_of(storage: Storage, attempt: int) -> Mapping[str, Any]:
+    """What the lock of an attempt says; empty when it can't be understood."""
+    try:
+        found = json.loads(storage.read(contract.attempt_lock(attempt)))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_end(storage: Storage, attempt: int, end: End) -> None:
+    """Note how an attempt ended."""
+    storage.write(contract.attempt_end(attempt), msgspec.json.encode(end))
+
+
+def read_end(storage: Storage, attempt: int) -> End | None:
+    """How an attempt ended; None while it runs, or when nobody was there to note it."""
+    try:
+        return msgspec.json.decode(storage.read(contract.attempt_end(attempt)), type=End)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def newest_checkpoint(storage: Storage) -> int | None:
+    """The newest step that has a complete checkpoint, or None."""
+    names = storage.list(f"{contract.CHECKPOINTS}/")
+    return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=None)

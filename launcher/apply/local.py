@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from launcher.apply.processes import OnLine, run
+from launcher.apply.processes import REAL, Clock, Ended, OnLine, Preemption, run
 from launcher.apply.replicas import Replica, replicas, sum_gpus
 from launcher.apply.requests import Job
 from launcher.errors import LaunchError
@@ -41,8 +41,10 @@ def rehearse(
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
-) -> dict[str, int]:
-    """Run the job's replicas here and return each one's exit code.
+    preemption: Preemption | None = None,
+    clock: Clock = REAL,
+) -> Ended:
+    """Start the job's replicas here once, on ports of their own, and say how they ended.
 
     `code` plays the image's folder of user code (an empty one when None). `environ` is this process's environment, of
     which PATH, HOME and the endpoints are passed on.
@@ -55,7 +57,14 @@ def rehearse(
         scratch = Path(name)
         folder = code or made(scratch / "code")
         started = replicas(job, addresses=addresses, job_id=job_id, image_env=image_env(made(scratch / "site")))
-        return run(with_gpus(started, visible_gpus(environ)), env=outside(environ), folder=folder, on_line=on_line)
+        return run(
+            with_gpus(started, visible_gpus(environ)),
+            env=outside(environ),
+            folder=folder,
+            on_line=on_line,
+            preemption=preemption,
+            clock=clock,
+        )
 
 
 def image_env(site: Path) -> dict[str, str]:

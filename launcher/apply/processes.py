@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -15,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
+from launcher.apply.orphans import no_process_left
 from launcher.apply.replicas import Replica
 from launcher.errors import LaunchError
 from train import contract
@@ -26,7 +26,6 @@ GRACE_SECONDS = 30.0
 PEERS_SECONDS = 20.0
 """What the other replicas get to notice by themselves that one has failed."""
 POLL_SECONDS = 0.1
-PR_SET_CHILD_SUBREAPER = 36
 LEASH: Final = str(Path(contract.__file__).with_name("leash.py"))
 """Ends what it starts with this process, kill -9 included: see there."""
 
@@ -56,14 +55,50 @@ class Started:
             for line in stream or ():
                 on_line(self.replica.name, line.decode(errors="replace").rstrip("\r\n"))
 
-    def send(self, number: int) -> None:
-        """Signal the whole process group; a group that is gone is fine."""
+    def kill(self) -> None:
+        """End the whole process group; one that is gone is fine."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
-def run(replicas: Sequence[Replica], *, env: Mapping[str, str], folder: Path, on_line: OnLine) -> dict[str, int]:
-    """Run all replicas to their end and return each one's exit code (negative: the signal that ended it).
+class Clock(NamedTuple):
+    """The time that replicas are waited for."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+REAL: Final = Clock()
+
+
+class Preemption(NamedTuple):
+    """The platform takes the machines away: `after` seconds from the replicas' start. `begins` is called then."""
+
+    after: float
+    begins: Callable[[], None]
+
+
+class Ended(NamedTuple):
+    """How the replicas ended: an exit code each (negative: the signal that ended it).
+
+    `preempted` is how many seconds a preemption took until all were gone; None: there was none.
+    """
+
+    codes: dict[str, int]
+    preempted: float | None = None
+
+
+def run(
+    replicas: Sequence[Replica],
+    *,
+    env: Mapping[str, str],
+    folder: Path,
+    on_line: OnLine,
+    preemption: Preemption | None = None,
+    clock: Clock = REAL,
+) -> Ended:
+    """Run all replicas to their end, or to their preemption.
 
     `env` comes below each replica's own environment. When one fails, the others get `PEERS_SECONDS` to notice and
     are then stopped. On KeyboardInterrupt all are stopped before it goes on.
@@ -73,18 +108,20 @@ def run(replicas: Sequence[Replica], *, env: Mapping[str, str], folder: Path, on
         Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
     """
     started: list[Started] = []
+    seconds = None
     try:
         with signals_stop(), no_process_left():
             try:
                 for replica in replicas:
                     started.append(start(replica, env, folder, on_line))
-                wait(started)
+                if wait(started, clock, preemption.after if preemption else float("inf")) and preemption:
+                    seconds = preempt(started, clock, preemption)
             finally:
-                stop(started)
+                stop(started, clock)
     finally:
         for one in started:  # what a group's last process wrote is still in the pipe; no orphan holds it open now
             one.reader.join(timeout=5)
-    return {one.replica.name: one.process.returncode for one in started}
+    return Ended({one.replica.name: one.process.returncode for one in started}, seconds)
 
 
 @contextmanager
@@ -148,66 +185,49 @@ def program(name: str, env: Mapping[str, str], folder: Path) -> str:
     return found
 
 
-def wait(started: Sequence[Started]) -> None:
-    """Until all have ended, or until one has failed and the others have had time to notice."""
-    failed_at: float | None = None
-    while any(one.process.poll() is None for one in started):
-        if failed_at is None and any(one.process.returncode for one in started):
-            failed_at = time.monotonic()
-        if failed_at is not None and time.monotonic() - failed_at > PEERS_SECONDS:
-            return
-        time.sleep(POLL_SECONDS)
+def wait(started: Sequence[Started], clock: Clock, seconds: float) -> bool:
+    """Until all have ended, or until one has failed and the others have had time to notice.
 
-
-def stop(started: Sequence[Started]) -> None:
-    """SIGTERM, up to `GRACE_SECONDS`, SIGKILL. A second Ctrl-C goes straight to SIGKILL."""
-    alive = [one for one in started if one.process.poll() is None]
-    for one in alive:
-        one.send(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        deadline = time.monotonic() + GRACE_SECONDS
-        for one in alive:
-            one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    for one in started:
-        one.send(signal.SIGKILL)
-        one.process.wait()
-
-
-@contextmanager
-def no_process_left() -> Iterator[None]:
-    """Everything that was started inside is gone at the end, also what a killed replica left behind.
-
-    On Linux orphans are handed to this process (PR_SET_CHILD_SUBREAPER), which can then find and kill them.
+    Whether `seconds` were over before any of that.
     """
-    before = set(children())
-    set_subreaper(1)
-    try:
-        yield
-    finally:
-        while orphans := [pid for pid in children() if pid not in before]:
-            for pid in orphans:
-                kill_and_reap(pid)
-        set_subreaper(0)
+    begun, failed_at = clock.now(), float("inf")
+    while any(one.process.poll() is None for one in started):
+        now = clock.now()
+        if any(one.process.returncode for one in started):
+            failed_at = min(failed_at, now)
+        elif now - begun >= seconds:
+            return True
+        if now - failed_at > PEERS_SECONDS:
+            return False
+        clock.sleep(POLL_SECONDS)
+    return False
 
 
-def set_subreaper(value: int) -> None:
-    """Linux only; elsewhere the process groups must do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, value, 0, 0, 0)
+def preempt(started: Sequence[Started], clock: Clock, preemption: Preemption) -> float:
+    """SIGTERM, 30 seconds, SIGKILL; how long it took until all were gone. Ctrl-C ends it early, and goes on."""
+    preemption.begins()
+    begun = clock.now()
+    ask(started, clock)
+    for one in started:
+        one.kill()
+    return clock.now() - begun
 
 
-def children() -> list[int]:
-    """Process ids of this process's children; empty where /proc doesn't tell."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # a thread that ended meanwhile has no children any more
-                found += map(int, (task / "children").read_text().split())
-    return found
+def stop(started: Sequence[Started], clock: Clock) -> None:
+    """SIGTERM, up to `GRACE_SECONDS`, SIGKILL. A second Ctrl-C goes straight to SIGKILL."""
+    with suppress(KeyboardInterrupt):
+        ask(started, clock)
+    for one in started:
+        one.kill()
 
 
-def kill_and_reap(pid: int) -> None:
-    """End one child for good."""
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def ask(started: Sequence[Started], clock: Clock) -> None:
+    """SIGTERM to those that still run, and up to `GRACE_SECONDS` for them to end.
+
+    To the first process of each alone, as a platform signals a container's PID 1: handing it on is that one's work.
+    """
+    for one in started:
+        one.process.send_signal(signal.SIGTERM)
+    deadline = clock.now() + GRACE_SECONDS
+    while any(one.process.poll() is None for one in started) and clock.now() < deadline:
+        clock.sleep(POLL_SECONDS)

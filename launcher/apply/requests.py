@@ -6,8 +6,11 @@ google.cloud.aiplatform_v1.CustomJob; numbers may be text, as proto3 JSON writes
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +26,14 @@ MOST = 1000
 """Replicas of a pool, GPUs of a replica: more is a slip of the hand."""
 
 HINT = "It must be a CustomJob: {displayName, jobSpec: {workerPoolSpecs: …}}; in a plan that is attempts[0].request."
+
+LIMITS_AND_PLACES = frozenset(
+    {
+        *(contract.RUN_FOLDER, contract.HOURS, contract.RESTARTS, contract.MTBF),
+        *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH),
+    }
+)
+"""Variables that change nothing of what is computed."""
 
 Text = Annotated[str, Meta(pattern=r"^[^\0\ud800-\udfff]*$")]
 """What a process can be given: no argument or variable holds a NUL or half a character."""
@@ -86,9 +97,33 @@ class Job(Struct, frozen=True, kw_only=True):
         return (env.get(contract.RUN_FOLDER) or self.base).rstrip("/") or None
 
     @property
+    def is_builtin(self) -> bool:
+        """Whether our own trainer runs, of which we know that it goes on from its checkpoints."""
+        container = self.pools[0].container_spec
+        words = (*container.command, *container.args)
+        return ("--module", "train") in pairwise(words)
+
+    @property
     def variables(self) -> frozenset[str]:
         """The names in all containers' environments."""
         return frozenset(entry.name for pool in self.pools for entry in pool.container_spec.env)
+
+
+def fingerprint(job: Job, code: str) -> str:
+    """Sixteen hex digits of what the job computes: commands, environment, replicas, and the digest of the user's code.
+
+    As with a run's id, where it runs and its limits stay out.
+    """
+    pools = [
+        [
+            pool.replica_count,
+            pool.container_spec.command,
+            pool.container_spec.args,
+            [(entry.name, entry.value) for entry in pool.container_spec.env if entry.name not in LIMITS_AND_PLACES],
+        ]
+        for pool in job.pools
+    ]
+    return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]
 
 
 def parsed(request: Mapping[str, Any]) -> Job:

@@ -15,6 +15,7 @@ from launcher.catalog.model import (
     CatalogError,
     Gpu,
     ImageFamily,
+    Interruptions,
     MachineType,
     Nccl,
     Price,
@@ -30,6 +31,7 @@ __all__ = [
     "CatalogError",
     "Gpu",
     "ImageFamily",
+    "Interruptions",
     "MachineType",
     "Nccl",
     "Price",
@@ -68,6 +70,10 @@ class Catalog:
     def rates(self) -> Mapping[str, Rate]:
         """local-ssd (USD a GiB and hour), vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour) …"""
         return tables.rates()
+
+    def interruptions(self, provisioning: str) -> Interruptions | None:
+        """How often one node is interrupted; `None` when that is unknown."""
+        return self._interruptions.get(provisioning.partition(":")[0])
 
     def gpu(self, name: str) -> Gpu:
         """The GPU of that name. Raises CatalogError."""
@@ -165,6 +171,10 @@ class Catalog:
     @cached_property
     def _tariff(self) -> prices.Tariff:
         return prices.Tariff(tables.price_rules(), self.rates)
+
+    @cached_property
+    def _interruptions(self) -> Mapping[str, Interruptions]:
+        return tables.interruptions()
 
     @cached_property
     def _stock(self) -> shapes.Stock:

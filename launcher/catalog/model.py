@@ -153,6 +153,16 @@ class Rate(Struct, frozen=True, gc=False):
     certainty: str
 
 
+class Interruptions(Struct, frozen=True, gc=False):
+    """How often one node is interrupted: hours between two preemptions or failures, and the rule behind the figure."""
+
+    hours: float
+    rule: str
+    source: str
+    date: str
+    certainty: str
+
+
 class ZonePrices(Struct, frozen=True, gc=False):
     """What Compute Engine charges for a machine in a zone, without its local SSDs: USD an hour, `None` if unknown.
 

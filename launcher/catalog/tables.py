@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from launcher.catalog.model import Gpu, ImageFamily, MachineType, Nccl, Rate, ZonePrices
+from launcher.catalog.model import Gpu, ImageFamily, Interruptions, MachineType, Nccl, Rate, ZonePrices
 
 DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120 -- pathlib would cost 2 ms of import
 Row = Mapping[str, str]
@@ -63,6 +63,16 @@ def rates() -> dict[str, Rate]:
     return {
         row["rate"]: Rate(float(row["usd"]), row["unit"], row["source"], row["date"], row["certainty"])
         for row in rows("rates")
+    }
+
+
+def interruptions() -> dict[str, Interruptions]:
+    """Provisioning model -> how often one node is interrupted."""
+    return {
+        row["provisioning"]: Interruptions(
+            float(row["hours"]), row["rule"], row["source"], row["date"], row["certainty"]
+        )
+        for row in rows("interruptions")
     }
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.options import Flags, Output, SpecFile, with_flags, words
 from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.cli.inputs import Inputs
+    from launcher.plan.model import Plan
 
 
 @with_flags
@@ -22,6 +26,11 @@ def local(
     code: Annotated[
         Path | None, typer.Option("--code", help="With --request: the folder with your code.", metavar="DIR")
     ] = None,
+    new: Annotated[bool, typer.Option("--new", help="A new run, though this job has run before.")] = False,
+    preempt_after: Annotated[
+        str | None,
+        typer.Option("--preempt-after", help="Preempt the job then (15s, 2m), and start it again.", metavar="TIME"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
@@ -29,28 +38,60 @@ def local(
 
     Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do.
     """
+    check_start(dry_run, new, preempt_after, flags, request)
+    seconds = preemption_seconds(preempt_after)
     if request:
-        of_request(request, spec, code, flags, dry_run, output_format)
+        of_request(request, spec, code, flags, dry_run, seconds, output_format)
     elif code:
         raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
     else:
-        of_spec(spec, flags, dry_run, output_format)
+        of_spec(spec, flags, dry_run, new, seconds, output_format)
+
+
+def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
+    """Flags about how a job is started that can't go together. Raises UsageError."""
+    if dry_run and (preempt_after is not None or new):
+        flag = "--new" if new else "--preempt-after"
+        raise UsageError(f"--dry-run starts nothing: {flag} can't go with it", "Leave one of them out.")
+    if new and flags.run_id is not None:
+        raise UsageError("--new chooses the run's id: --run-id can't go with it", "Leave one of them out.")
+    if new and request:
+        raise UsageError("--request is run as it stands: --new can't go with it", "--output DIR runs it anew there.")
+
+
+def preemption_seconds(text: str | None) -> float | None:
+    """When to preempt. Raises UsageError."""
+    if text is None:
+        return None
+    from launcher.cli.preemption import seconds_of
+
+    return seconds_of(text)
 
 
 def of_request(
-    path: Path, spec: Path | None, code: Path | None, flags: Flags, dry_run: bool, output_format: Output
+    path: Path,
+    spec: Path | None,
+    code: Path | None,
+    flags: Flags,
+    dry_run: bool,
+    preempt_after: float | None,
+    output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
-    from launcher.cli import rehearsal, request
+    from launcher.cli import files, rehearsal, request
 
     body, folder = request.load(path, spec, flags), request.folder(code)
     if dry_run:
         request.show(body, output_format)
-    else:
-        rehearsal.run(rehearsal.Rehearsal(request=body, code=folder), output_format)
+        return
+    content = files.content(files.code(folder)).digest if folder else ""
+    job = rehearsal.Rehearsal(request=body, code=folder, content=content, preempt_after=preempt_after)
+    rehearsal.run(job, output_format)
 
 
-def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Output) -> None:
+def of_spec(
+    spec: Path | None, flags: Flags, dry_run: bool, new: bool, preempt_after: float | None, output_format: Output
+) -> None:
     """Plan a spec; show the plan, or run it."""
     from launcher import catalog
     from launcher.cli import rehearsal
@@ -62,7 +103,27 @@ def of_spec(spec: Path | None, flags: Flags, dry_run: bool, output_format: Outpu
     made = plan(inputs.spec, catalog.load(), inputs.context)
     if dry_run:
         show(made, output_format)
-    else:
-        typed = (*([str(spec)] if spec else []), *words(flags))
-        job = rehearsal.Rehearsal(request=made.attempts[0].request, code=inputs.code, plan=made, typed=typed)
-        rehearsal.run(job, output_format)
+        return
+    if new:
+        made = anew(made, inputs)
+    job = rehearsal.Rehearsal(
+        request=made.attempts[0].request,
+        code=inputs.code,
+        content=inputs.context.code.digest,
+        plan=made,
+        typed=(*([str(spec)] if spec else []), *words(flags)),
+        preempt_after=preempt_after,
+    )
+    rehearsal.run(job, output_format)
+
+
+def anew(made: Plan, inputs: Inputs) -> Plan:
+    """The plan of the same job as a run of its own."""
+    from msgspec.structs import replace
+
+    from launcher import catalog
+    from launcher.cli.runfolder import new_run
+    from launcher.plan.build import plan
+
+    run = new_run(made.run, made.run_folder or "")
+    return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run))

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from launcher.results import Results
 
 
-def lines(run: str, folder: str | None, succeeded: bool, seconds: float, found: Results | None) -> Iterator[str]:
-    """How it ended, what was learned, where it lies."""
+def lines(
+    run: str, folder: str | None, succeeded: bool, seconds: float, found: Results | None, preempted: str = ""
+) -> Iterator[str]:
+    """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption."""
     yield ""
     yield from labelled("run", f"{run} {'succeeded' if succeeded else 'failed'} in {duration(seconds)}")
+    if preempted:
+        yield from labelled("preempted", preempted)
     end = found.event("end") if found else None
     if end:
         for label, text in training(end):

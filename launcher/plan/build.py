@@ -34,8 +34,8 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     refusals.of_machine(spec, catalog, context, chosen)
     if context.training:
         refusals.of_processes(spec, chosen)
-    shared = in_common(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
+    shared = in_common(spec, catalog, context, chosen, where)
     refusals.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
     nodes = spec.machine.nodes
@@ -61,7 +61,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     )
 
 
-def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Shared:
+def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, where: tuple[Place, ...]) -> Shared:
     """Run id, image, container and limits. A VM to work on has its name for a run id, and no image."""
     run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
     shared = Shared(
@@ -72,12 +72,19 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen)
         container=None,
         hours=spec.limits.hours or (HOURS if context.training else HOURS_OF_A_WORKPLACE),
         wait_seconds=names.seconds(spec.limits.wait) if spec.limits.wait else None,
+        mtbf_hours=mtbf_hours(catalog, where, spec.machine.nodes),
     )
     if not context.training:
         return shared
     made = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
     refusals.of_environment(spec, context, made)
     return msgspec.structs.replace(shared, container=made)
+
+
+def mtbf_hours(catalog: Catalog, where: tuple[Place, ...], nodes: int) -> float | None:
+    """Hours between two interruptions of the whole run, which stops with each of its nodes, in the worst attempt."""
+    known = [found.hours for place in where if (found := catalog.interruptions(place.provisioning))]
+    return min(known) / nodes if len(known) == len(where) else None
 
 
 def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:

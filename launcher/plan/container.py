@@ -30,6 +30,7 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
             contract.PROCESSES: str(chosen.gpus),
             contract.RESTARTS: str(spec.limits.restarts),
             contract.HOURS: f"{shared.hours:g}",
+            **({contract.MTBF: f"{shared.mtbf_hours:.4g}"} if shared.mtbf_hours else {}),
             contract.GPU: as_json(gpu_facts(chosen.gpu)),
             **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
             **nccl_env(nccl),

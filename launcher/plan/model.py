@@ -117,6 +117,8 @@ class Shared(Frozen, frozen=True, kw_only=True):
     container: Container | None
     hours: float
     wait_seconds: int | None
+    mtbf_hours: float | None = None
+    """Between two interruptions of the whole run, where it is interrupted most often. None is unknown."""
 
 
 class PlannedLimits(Frozen, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.apply.attempts import lock
+from launcher.apply.attempts import End, facts_of, lock, newest, newest_checkpoint, read_end, write_end
+from train import contract
 from train.storage import open_storage
 
 
@@ -23,3 +24,34 @@ def test_ten_at_once_get_ten_numbers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(10) as pool:
         numbers = list(pool.map(lambda _: lock(storage, {}), range(10)))
     assert sorted(numbers) == list(range(1, 11))
+
+
+def test_how_an_attempt_ended_is_no_attempt(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    assert (newest(storage), read_end(storage, 1)) == (0, None)
+    end = End(exit_codes={"a": 0, "b": -9}, seconds=1.5, time=12.0)
+    write_end(storage, lock(storage, {"job": "x"}), end)
+    assert (newest(storage), read_end(storage, 1)) == (1, end)
+    assert facts_of(storage, 1)["job"] == "x"
+    assert not end.succeeded
+    assert End(exit_codes={"a": 0}, seconds=0.0, time=0.0).succeeded
+    assert not End(exit_codes={}, seconds=0.0, time=0.0).succeeded
+
+
+def test_what_can_not_be_understood_says_nothing(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    for text in (b"", b"[]", b"{", b'{"exit_codes": 3}'):
+        storage.write(contract.attempt_end(1), text)
+        storage.write(contract.attempt_lock(1), text if text != b'{"exit_codes": 3}' else b"[1]")
+        assert read_end(storage, 1) is None
+        assert facts_of(storage, 1) == {}
+
+
+def test_the_newest_checkpoint_is_the_highest_step_with_a_manifest(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    assert newest_checkpoint(storage) is None
+    for step, start in ((9, "0001-0000"), (100, "0002-0001"), (20, "0003-0000")):
+        storage.write(contract.manifest(step, start), b"{}")
+    storage.write(f"{contract.checkpoint_folder(300, '0003-0000')}/0.distcp", b"")
+    storage.write(contract.LATEST, b"{}")
+    assert newest_checkpoint(storage) == 100

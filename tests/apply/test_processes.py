@@ -24,9 +24,8 @@ def replica(name: str, code: str) -> Replica:
 
 def run(*replicas: Replica, folder: Path, lines: list[tuple[str, str]] | None = None) -> dict[str, int]:
     kept = lines if lines is not None else []
-    return processes.run(
-        replicas, env={"PATH": os.environ["PATH"]}, folder=folder, on_line=lambda *line: kept.append(line)
-    )
+    env = {"PATH": os.environ["PATH"]}
+    return processes.run(replicas, env=env, folder=folder, on_line=lambda *line: kept.append(line)).codes
 
 
 def until(true: Callable[[], bool], seconds: float = 10) -> None:
@@ -89,7 +88,7 @@ def test_an_interrupt_stops_everything(tmp_path: Path, monkeypatch: pytest.Monke
     pids = tmp_path / "pids"
     code = f"import os,time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(60)"
 
-    def interrupted(started: object) -> None:
+    def interrupted(*_: object) -> bool:
         until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         raise KeyboardInterrupt
 
@@ -158,15 +157,6 @@ def test_a_program_in_the_folder_and_one_of_the_path(tmp_path: Path) -> None:
     (tmp_path / "own.sh").chmod(0o755)
     own, found = (Replica(name=name, image="", argv=(name,), env={}, gpus=0) for name in ("./own.sh", "true"))
     assert run(own, found, folder=tmp_path)["./own.sh"] == 4
-
-
-def test_a_thread_that_ends_meanwhile_hides_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("1", None), ("2", "12 34 ")):
-        (tmp_path / name).mkdir()
-        if text:
-            (tmp_path / name / "children").write_text(text)
-    monkeypatch.setattr(processes, "Path", lambda _: tmp_path)
-    assert processes.children() == [12, 34]
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

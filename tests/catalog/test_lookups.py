@@ -166,3 +166,18 @@ def test_rates() -> None:
 
 def _shape(name: str) -> MachineType:
     return CATALOG.machines[name][0]
+
+
+def test_interruptions() -> None:
+    spot, standard = CATALOG.interruptions("spot"), CATALOG.interruptions("standard")
+    assert spot
+    assert standard
+    assert spot.hours == 24 / 0.15
+    assert standard.hours == round(1000 * 24 / 6.5)
+    assert CATALOG.interruptions("reservation:projects/p/zones/z/reservations/r") is not None
+    assert CATALOG.interruptions("bespoke") is None
+
+
+def test_every_way_of_provisioning_says_how_often_it_is_interrupted() -> None:
+    models = {model for shapes in CATALOG.machines.values() for shape in shapes for model in shape.compute_provisioning}
+    assert {model for model in models if not CATALOG.interruptions(model)} == set()

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from launcher.apply import local
+from launcher.apply.requests import parsed
 from launcher.cli.options import Flags, Output, words
-from launcher.cli.rehearsal import LinePrinter, Outcome, Rehearsal, prepare, run
+from launcher.cli.printer import LinePrinter
+from launcher.cli.rehearsal import Rehearsal, run
+from launcher.cli.runfolder import prepare
 from launcher.cli.summary import next_commands
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
@@ -36,15 +39,10 @@ def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
         provisioning=["spot"],
         labels={"no": "1e5"},
     )
-    prepare(open_storage(str(tmp_path)), Rehearsal(request=plan.attempts[0].request, code=None, plan=plan))
+    job = Rehearsal(request=plan.attempts[0].request, code=None, plan=plan)
+    prepare(open_storage(str(tmp_path)), job, parsed(job.request), "")
     again = read(tmp_path / contract.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
-
-
-def test_nothing_that_ran_is_no_success() -> None:
-    assert not Outcome(exit_codes={}, seconds=0.0).succeeded
-    assert Outcome(exit_codes={"a": 0}, seconds=0.0).succeeded
-    assert not Outcome(exit_codes={"a": 0, "b": -9}, seconds=0.0).succeeded
 
 
 def test_an_interrupt_says_what_is_left(

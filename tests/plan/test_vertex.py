@@ -13,7 +13,7 @@ from launcher.errors import PlanRefused
 from launcher.plan.container import escaped, expand
 from launcher.plan.vertex import gcloud_command
 from tests.googlecloud.custom_jobs import parse_custom_job
-from tests.plan.planning import env_of, planned, request
+from tests.plan.planning import CATALOG, env_of, planned, request
 from train import contract
 
 QUIET: dict[str, Any] = {
@@ -179,6 +179,34 @@ def test_environment_says_everything() -> None:
     gpu = json.loads(env[contract.GPU])
     assert gpu["name"] == "h100"
     assert gpu["peak_tflops"]["bf16"] == 989.0
+
+
+@pytest.mark.parametrize(
+    ("provisioning", "nodes", "hours"),
+    [
+        (["spot"], 1, 160),
+        (["standard"], 1, 3692),
+        (["flex-start", "spot"], 1, 160),  # the attempt that is interrupted most
+        (["standard"], 4, 923),  # each node stops the run
+        (["reservation:projects/p/zones/us-central1-a/reservations/r"], 1, 3692),
+    ],
+)
+def test_how_often_the_run_is_interrupted(provisioning: list[str], nodes: int, hours: float) -> None:
+    plan = planned(machine={"type": "h100", "gpus": 8, "nodes": nodes}, provisioning=provisioning)
+    for attempt in plan.attempts:
+        for pool in range(len(pools(attempt.request))):
+            assert float(env_of(attempt.request, pool)[contract.MTBF]) == hours
+
+
+def test_how_often_a_run_is_interrupted_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = CATALOG.interruptions
+    monkeypatch.setattr(CATALOG, "interruptions", lambda model: known(model) if model == "spot" else None)
+    assert contract.MTBF in env_of(request(provisioning=["spot"]))
+    assert contract.MTBF not in env_of(request(provisioning=["flex-start", "spot"]))
+
+
+def test_a_rehearsal_has_machines_that_stay() -> None:
+    assert env_of(request("local", provisioning=["spot"], output="/o"))[contract.MTBF] == "3692"
 
 
 def test_secrets_travel_as_references() -> None:

@@ -1,0 +1,68 @@
+"""One `launch local` of a run at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.apply import turn as module
+from launcher.apply.turn import turn
+from launcher.errors import UsageError
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from launcher.apply.turn import turn
+with turn(Path(sys.argv[1])) as ours:
+    print(ours, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_at_a_time_until_it_dies(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    command = [sys.executable, "-c", HOLDING, str(folder)]
+    with subprocess.Popen(command, cwd=Path(module.__file__).parents[2], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        assert first.stdout.readline() == "True\n"
+        with turn(folder) as ours:
+            assert not ours
+        with turn(tmp_path / "runs" / "b") as other:
+            assert other
+        first.kill()
+        first.wait()
+        with turn(folder) as ours:
+            assert ours
+    assert not list(folder.iterdir())
+
+
+def test_what_is_started_meanwhile_does_not_keep_it(tmp_path: Path) -> None:
+    code = "import time; print('runs', flush=True); time.sleep(60)"
+    with turn(tmp_path) as ours:
+        assert ours
+        child = subprocess.Popen([sys.executable, "-c", code], close_fds=False, stdout=subprocess.PIPE)
+        assert child.stdout
+        child.stdout.readline()  # until then it may still have all that this process has open
+    with child, turn(tmp_path) as again:
+        child.kill()
+        assert again
+
+
+def test_a_file_system_that_can_not_lock_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with turn(tmp_path) as first, turn(tmp_path) as second:
+        assert (first, second) == (True, True)
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="the run folder can't be used"), turn(tmp_path / "file" / "below"):
+        pass

@@ -1,0 +1,227 @@
+"""A command that is typed again: what it finds in the run folder, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.apply import local
+from launcher.apply.processes import Ended
+from launcher.apply.turn import turn
+from tests.command import Ran, launch
+from tests.e2e.running import TINY, only_run
+from train import contract
+
+
+class World:
+    """A folder with a spec, in which replicas end as a test says, without being started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.output = folder / "out"
+        self.spec = folder / "job.yaml"
+        self.spec.write_text(TINY)
+        self.code: int | KeyboardInterrupt = 0
+        self.jobs: list[dict[str, str]] = []
+        """The environment of each job that was started."""
+
+    def start(self, job: Any, **_: Any) -> Ended:
+        self.jobs.append({entry.name: entry.value for entry in job.pools[0].container_spec.env})
+        if isinstance(self.code, KeyboardInterrupt):
+            raise self.code
+        return Ended({"workerpool0-0": self.code})
+
+    def launch(self, *argv: str | Path) -> Ran:
+        return launch("local", self.spec, "--output", self.output, *argv, cwd=self.folder)
+
+    def attempts(self, run: str | None = None) -> list[str]:
+        folder = self.output / run if run else only_run(self.output)
+        return sorted(path.name for path in (folder / "attempts").iterdir())
+
+    def files(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    monkeypatch.setattr(local, "rehearse", made.start)
+    return made
+
+
+def checkpoint(run: Path, step: int, *, complete: bool = True) -> None:
+    folder = run / contract.checkpoint_folder(step, contract.start_name(1, 0))
+    folder.mkdir(parents=True)
+    (folder / ("manifest.json" if complete else "shard-0")).write_text("{}")
+
+
+def test_a_run_that_has_ended_is_shown_and_not_started(world: World) -> None:
+    first = world.launch()
+    assert (first.code, world.attempts()) == (0, ["0001.end.json", "0001.json"])
+    before = world.files()
+    again = world.launch()
+    assert (again.code, len(world.jobs)) == (0, 1)
+    assert "launch: this run had ended on 20" in again.err
+    assert "UTC; nothing was started" in again.err
+    assert "--new starts it anew" in again.err
+    assert again.out == first.out
+    assert world.files() == before
+
+
+def test_limits_make_no_other_job_of_it(world: World) -> None:
+    world.launch()
+    assert "nothing was started" in world.launch("--hours", "2", "--set", "limits.restarts=7").err
+
+
+def test_it_is_shown_as_data_too(world: World) -> None:
+    world.launch()
+    shown = json.loads(world.launch("-o", "json").out)
+    assert shown["exit_codes"] == {"workerpool0-0": 0}
+    assert shown["run_folder"] == str(only_run(world.output))
+
+
+@pytest.mark.parametrize("code", [1, 75, -9])
+def test_a_run_that_failed_goes_on(world: World, code: int) -> None:
+    world.code = code
+    assert world.launch().code == 3
+    world.code = 0
+    again = world.launch()
+    assert "launch: attempt 2 of this run; it has no checkpoint yet: from step 1\n" in again.err
+    assert (again.code, len(world.jobs)) == (0, 2)
+    assert "nothing was started" in world.launch().err
+    assert world.attempts() == ["0001.end.json", "0001.json", "0002.end.json", "0002.json"]
+
+
+def test_a_run_that_was_interrupted_goes_on_from_its_newest_complete_checkpoint(world: World) -> None:
+    world.code = KeyboardInterrupt()
+    assert world.launch().code == 130
+    assert world.attempts() == ["0001.json"]
+    run = only_run(world.output)
+    checkpoint(run, 80)
+    checkpoint(run, 200)
+    checkpoint(run, 300, complete=False)
+    world.code = 0
+    assert "attempt 2 of this run; it goes on from its newest checkpoint (step 200)\n" in world.launch().err
+
+
+def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
+    (world.folder / "mine.py").write_text("")
+    world.spec.write_text("name: mine\nmachine: {type: l4}\nrun: {script: mine.py}\n")
+    world.code = 1
+    world.launch()
+    assert "launch: attempt 2 of this run; it runs in the same folder\n" in world.launch().err
+    world.code = 0
+    world.launch()
+    assert "nothing was started" in world.launch().err
+
+
+def test_an_attempt_that_ended_for_good_is_told_and_tried_again(world: World) -> None:
+    world.code = 2
+    world.launch()
+    (only_run(world.output) / contract.TERMINAL).write_text("no such data\n")
+    again = world.launch()
+    assert "launch: the attempt before ended for good: no such data\n" in again.err
+    assert not (only_run(world.output) / contract.TERMINAL).exists()
+
+
+def test_new_is_the_first_number_without_attempts(world: World) -> None:
+    for _ in range(3):
+        assert world.launch("--new").code == 0
+    run = min(path.name for path in world.output.iterdir())
+    ids = [run, f"{run}-2", f"{run}-3"]
+    assert sorted(path.name for path in world.output.iterdir()) == ids
+    assert [job[contract.RUN] for job in world.jobs] == ids
+    assert [job[contract.RUN_FOLDER] for job in world.jobs] == [str(world.output / one) for one in ids]
+    plan = json.loads((world.output / ids[1] / "plan.json").read_text())
+    assert plan["attempts"][0]["request"]["labels"]["launch-run"] == ids[1]
+    shutil.rmtree(world.output / ids[1] / "attempts")
+    world.launch("--new")
+    assert world.jobs[-1][contract.RUN] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--new", "--run-id", "mine"), "--run-id can't go with it"),
+        (("--new", "--dry-run"), "--dry-run starts nothing: --new"),
+        (("--preempt-after", "15s", "--dry-run"), "--dry-run starts nothing: --preempt-after"),
+        (("--preempt-after", "15"), "Write 15s."),
+        (("--preempt-after", "soon"), "Write 15s, 2m or 1h."),
+        (("--preempt-after", ""), "Write 15s, 2m or 1h."),
+        (("--preempt-after", "0s"), "isn't a time"),
+    ],
+)
+def test_refused(world: World, argv: tuple[str, ...], words: str) -> None:
+    ran = world.launch(*argv)
+    assert (ran.code, ran.out, world.jobs) == (2, "", [])
+    assert words in ran.err
+    assert not world.output.exists()
+
+
+def test_new_goes_with_a_spec(world: World, tmp_path: Path) -> None:
+    world.launch()
+    ran = launch("local", "--request", only_run(world.output) / "plan.json", "--new", cwd=tmp_path)
+    assert (ran.code, len(world.jobs)) == (2, 1)
+    assert "--output DIR" in ran.err
+
+
+def test_another_job_under_the_same_id_is_not_taken_for_ended(world: World) -> None:
+    world.launch("--run-id", "mine")
+    assert "attempt 2" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
+    assert "nothing was started" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
+
+
+def test_a_request_is_known_again_by_what_it_computes_and_its_code(world: World, tmp_path: Path) -> None:
+    world.launch()
+    plan = only_run(world.output) / "plan.json"
+    again = launch("local", "--request", plan, cwd=tmp_path)
+    assert (again.code, len(world.jobs)) == (0, 1)
+    assert "--output DIR runs it anew, somewhere else" in again.err
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("")
+    argv = ("local", "--request", plan, "--code", tmp_path / "code")
+    assert "attempt 2" in launch(*argv).err
+    assert "nothing was started" in launch(*argv).err
+    (tmp_path / "code" / "a.py").write_text("print()")
+    assert "attempt 3" in launch(*argv).err
+
+
+def test_while_one_runs_a_second_is_refused_and_writes_nothing(world: World) -> None:
+    world.code = 1
+    world.launch()
+    before = world.files()
+    with turn(only_run(world.output)) as ours:
+        assert ours
+        for argv in ((), ("--preempt-after", "1s")):
+            ran = world.launch(*argv)
+            assert (ran.code, ran.out, len(world.jobs)) == (2, "", 1)
+            assert "another launch local of this run is under way on this machine" in ran.err
+            assert "--new" in ran.err
+    assert world.files() == before
+    assert "attempt 2" in world.launch().err
+
+
+def test_how_it_ended_can_not_be_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has ended: that it did is what counts."""
+
+    def started(*_: Any, **__: Any) -> Ended:
+        (only_run(world.output) / "attempts" / "0001.end.json").mkdir()
+        return Ended({"workerpool0-0": 0})
+
+    monkeypatch.setattr(local, "rehearse", started)
+    ran = world.launch()
+    assert ran.code == 0
+    assert "launch: how the attempt ended can't be noted: " in ran.err
+
+
+def test_stopped_after_saving_is_told_as_such(world: World) -> None:
+    world.code = int(contract.Exit.PREEMPTED)
+    ran = world.launch()
+    assert "error: the job was stopped: workerpool0-0 exited with 75 (preempted: stopped from outside" in ran.err
+    assert "The same command goes on from there." in ran.err
+    world.code = int(contract.Exit.SUPERSEDED)
+    assert "exited with 77 (another start of this run has taken over)" in world.launch().err

@@ -1,0 +1,106 @@
+"""`launch local --preempt-after`: a run that is preempted comes to the same weights as one that isn't, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from launcher.results import Results, results
+from tests.command import SPECS
+from tests.e2e.running import TINY, only_run, run, succeeded
+from tests.googlecloud import GoogleCloud
+from train.storage import open_storage
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 2000
+LONG = TINY.replace("steps: 12", f"steps: {STEPS}").replace("every: 6", "every: 500")
+"""Some 40 seconds with four processes on two CPUs, most of them after the preemption."""
+
+
+def parts_of(folder: Path) -> dict[str, bytes]:
+    """The metrics of a local run, by name."""
+    return {f"metrics/{path.name}": path.read_bytes() for path in (folder / "metrics").iterdir()}
+
+
+def check_whole(parts: dict[str, bytes], steps: int) -> Results:
+    """The results, which have each step once: no row is missing, none was made twice."""
+    lines = [json.loads(line) for part in parts.values() for line in part.splitlines()]
+    assert sorted(line["step"] for line in lines if "event" not in line) == list(range(1, steps + 1))
+    found = results(parts)
+    assert [row["step"] for row in found.rows] == list(range(1, steps + 1))
+    return found
+
+
+def check_same(preempted: Results, plain: Results) -> None:
+    """Each step's loss and the weights at the end are equal, to the last bit."""
+    assert [row["loss"] for row in preempted.rows] == [row["loss"] for row in plain.rows]
+    ends = [found.event("end") for found in (preempted, plain)]
+    assert ends[0]
+    assert ends[1]
+    assert ends[0]["parameters_sha256"] == ends[1]["parameters_sha256"]
+    assert ends[0]["train_loss_last"] == ends[1]["train_loss_last"]
+
+
+def check_told(ran: CompletedProcess[str], found: Results) -> int:
+    """What the commands prints about its preemption is what the run says of it. The step is returned."""
+    stopped = next(event["step"] for event in found.events if event["event"] == "preempted")
+    resumed = found.event("resumed")
+    assert resumed
+    assert resumed["step"] == stopped
+    assert f"at step {stopped}; on again from step {stopped}, 0 steps lost\n" in ran.stdout
+    assert "launch: preempting now (SIGTERM, 30 s, SIGKILL)\n" in ran.stderr
+    assert "exited with 75 (saved)\n" in ran.stderr
+    assert "launch: starting again\n" in ran.stderr
+    return int(stopped)
+
+
+def test_quickstart_preempted_after_15_seconds(tmp_path: Path) -> None:
+    command = ("local", SPECS / "quickstart.yaml", "--gpus", "2")
+    plain = succeeded(*command, "--output", "out", cwd=tmp_path)
+    folder = only_run(tmp_path / "out")
+    ran = succeeded(*command, "--output", "out", "--new", "--preempt-after", "15s", cwd=tmp_path)
+    again = tmp_path / "out" / f"{folder.name}-2"
+    found = check_whole(parts_of(again), steps=300)
+    assert 1 < check_told(ran, found) < 300, "15 s must be in the middle of the training on this machine"
+    check_same(found, check_whole(parts_of(folder), steps=300))
+    assert "preempted" not in plain.stdout
+    assert [path.name for path in sorted((again / "attempts").glob("*.json"))] == ["0001.end.json", "0001.json"]
+    ended = succeeded(*command, "--output", "out", cwd=tmp_path)
+    assert "this run had ended" in ended.stderr
+    assert "step " not in ended.stderr
+
+
+def test_two_nodes_preempted_with_their_run_in_a_bucket(
+    tmp_path: Path, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(LONG)
+    env = {name: value for name, value in cloud.environ().items() if name.endswith("_OVERRIDES_STORAGE")}
+    command = ("local", "job.yaml", "--nodes", "2")
+    bucket = ("--output", "gs://my-bucket/runs")
+    ran = run(*command, *bucket, "--preempt-after", "15s", cwd=tmp_path, env=env)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    content = objects(env, monkeypatch)
+    assert {name.split("/")[0] for name in content} >= {"text", "logs", "metrics", "checkpoints", "nodes", "attempts"}
+    found = check_whole({name: data for name, data in content.items() if name.startswith("metrics/")}, STEPS)
+    assert 1 < check_told(ran, found) < STEPS, "15 s must be in the middle of the training on this machine"
+    for node in (0, 1):
+        said = b"".join(data for name, data in sorted(content.items()) if name.startswith(f"text/0001-000{node}-"))
+        assert b"stopped from outside after saving" in said
+        assert said.rstrip().endswith(b"train.node: done")
+    assert any(name.startswith("logs/events.out.tfevents") for name in content)
+    assert "this run had ended" in run(*command, *bucket, cwd=tmp_path, env=env).stderr
+    succeeded(*command, "--output", "plain", cwd=tmp_path)
+    check_same(found, check_whole(parts_of(only_run(tmp_path / "plain")), STEPS))
+
+
+def objects(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What lies in the one run's folder in the bucket, by name."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    storage = open_storage("gs://my-bucket/runs")
+    return {name.partition("/")[2]: storage.read(name) for name in storage.list()}
