@@ -1,4 +1,9 @@
-"""Checkpoints: files with their sizes and digests in a manifest, which is written last and makes them valid.
+"""Checkpoints: numbered parts with sizes and digests in a manifest, which is written last and makes them valid.
+
+A step's folder has a sub-folder for each start of the run that saved it, so that two never mix:
+
+    checkpoints/step-00000300/0001-0002/rank-00000-0000.part …    what rank 0 saved: a torch.save file, in pieces
+    checkpoints/step-00000300/0001-0002/manifest.json             sizes and digests; there once everything else is
 
 `torch.load` notices a lost byte but no flipped one, so a reader checks the digests first and trusts manifests only.
 """
@@ -6,60 +11,312 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-from collections.abc import Mapping
-from typing import Any
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from train import contract
-from train.errors import TrainError
-from train.storage import Storage
+from train.errors import TrainError, UsageError
+from train.storage import Storage, open_storage
 
-MANIFEST = "manifest.json"
+FORMAT = 1
+"""Counts up when an older launch could not read what is written."""
+
+PART_BYTES = 32 << 20
+"""Of one object. google-cloud-storage's transfer manager cuts its uploads into as much."""
+
+WORKERS = 8
+"""Parts on the way at once, as many as the transfer manager's default."""
+
+OLD_MANIFEST = "/manifest.json"
 
 
 class CheckpointError(TrainError):
     """A checkpoint that is not there, or is not what its manifest says."""
 
 
-def folder(step: int) -> str:
-    return f"{contract.CHECKPOINTS}/step-{step:08d}"
+class CancelledError(TrainError):
+    """A save that was given up for another."""
 
 
-def save(storage: Storage, step: int, state: Mapping[str, Any], about: Mapping[str, Any], *, writer: str) -> str:
-    """Write `state` (tensors and plain values) as the checkpoint of `step`, and return its name.
+class Part(NamedTuple):
+    """One object of a checkpoint."""
 
-    `writer` is the sub-folder of this start of the run: two that write the same step don't mix. The first manifest
-    stays: a checkpoint never changes.
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """What makes a checkpoint: `shards` has each rank's parts in their order, `about` what the run said of itself."""
+
+    step: int
+    start: str
+    shards: tuple[tuple[Part, ...], ...]
+    about: dict[str, Any]
+
+    @property
+    def folder(self) -> str:
+        return contract.checkpoint_folder(self.step, self.start)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for shard in self.shards for part in shard)
+
+
+# --- Writing --------------------------------------------------------------------------------------------------------
+
+
+def write_shard(
+    storage: Storage, folder: str, rank: int, content: Any, *, deadline: float, cancelled: threading.Event
+) -> tuple[Part, ...]:
+    """Store what one rank saves (tensors and plain values) as parts, several at once, and return them.
+
+    Raises OutputError, also when `deadline` (of time.monotonic) has come, and CancelledError once `cancelled` is set.
     """
     import torch
 
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    data, name = buffer.getvalue(), f"{writer}/state.pt"
-    storage.write(f"{folder(step)}/{name}", data)
-    files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-    manifest = json.dumps({"step": step, "files": files, **about}, indent=1).encode()
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
+        cutter = _Cutter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)  # a fifth of the time, and never read: our digests are
+        try:
+            torch.save(content, cutter)  # type: ignore[arg-type]  # it asks for no more than write and flush
+        finally:
+            torch.serialization.set_crc32_options(before)
+        return cutter.finish()
+
+
+class _Cutter:
+    """A file to write to, which becomes objects of PART_BYTES. Its buffers are used again, and bound the memory."""
+
+    def __init__(
+        self, storage: Storage, stem: str, pool: ThreadPoolExecutor, deadline: float, cancelled: threading.Event
+    ) -> None:
+        self._storage, self._stem, self._pool = storage, stem, pool
+        self._deadline, self._cancelled = deadline, cancelled
+        self._free = threading.Semaphore(WORKERS + 1)
+        self._buffers: list[bytearray] = []
+        self._parts: list[Future[Part]] = []
+        self._buffer, self._filled = self._next_buffer(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        size = len(view)
+        while len(view) and not self._failed():  # an error raised here would come out of torch as another one
+            taken = min(len(view), PART_BYTES - self._filled)
+            self._buffer[self._filled : self._filled + taken] = view[:taken]
+            self._filled += taken
+            view = view[taken:]
+            if self._filled == PART_BYTES:
+                self._send()
+                self._buffer, self._filled = self._next_buffer(), 0
+        return size
+
+    def flush(self) -> None:
+        """Parts go when they are full."""
+
+    def finish(self) -> tuple[Part, ...]:
+        """The parts, once all are stored. Raises what kept one from it."""
+        if self._filled and not self._failed():
+            self._send()
+        return tuple(part.result() for part in self._parts)
+
+    def _failed(self) -> bool:
+        return any(part.done() and part.exception() for part in self._parts[-2 * WORKERS :])
+
+    def _next_buffer(self) -> bytearray:
+        self._free.acquire()
+        return self._buffers.pop() if self._buffers else bytearray(PART_BYTES)
+
+    def _send(self) -> None:
+        name = f"{self._stem}-{len(self._parts):04d}.part"
+        self._parts.append(self._pool.submit(self._store, name, self._buffer, self._filled))
+
+    def _store(self, name: str, buffer: bytearray, size: int) -> Part:
+        try:
+            if self._cancelled.is_set():
+                raise CancelledError("given up for another save")
+            data = memoryview(buffer)[:size]
+            digest = hashlib.sha256(data).hexdigest()
+            self._storage.within(max(0.1, self._deadline - time.monotonic())).write(name, data)
+            return Part(name.rpartition("/")[2], size, digest)
+        finally:
+            self._buffers.append(buffer)
+            self._free.release()
+
+
+def commit(storage: Storage, manifest: Manifest) -> None:
+    """Make a checkpoint valid: all of its parts are there. Raises FileExistsError if another one is in its place."""
+    name = contract.manifest(manifest.step, manifest.start)
+    storage.write(name, encoded(manifest), create=True)
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """As JSON, the digest of all the rest in the last line: a manifest too may be damaged."""
+    shards = [[part._asdict() for part in shard] for shard in manifest.shards]
+    data = {"format": FORMAT, "step": manifest.step, "start": manifest.start, "shards": shards, "about": manifest.about}
+    return json.dumps({**data, "sha256": _digest(data)}, indent=1).encode()
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+
+def manifests(names: Iterable[str]) -> list[str]:
+    """The manifests among the names of a run folder, the newest step and start first.
+
+    Raises UsageError if there are checkpoints of a version before manifests had a start.
+    """
+    found = [(match["step"], match["start"], name) for name in names if (match := contract.MANIFEST.match(name))]
+    if not found and (old := [name for name in names if name.endswith(OLD_MANIFEST)]):
+        raise UsageError(_other_version(old[0], 0))
+    return [name for _, _, name in sorted(found, reverse=True)]
+
+
+def _other_version(name: str, version: object) -> str:
+    return (
+        f"{name} was written by another version of launch (format {version}, this one reads {FORMAT}): "
+        "go on with that version, or begin a new run (--new)"
+    )
+
+
+def read_manifest(storage: Storage, name: str) -> Manifest:
+    """Raises CheckpointError if it is damaged or isn't there, and UsageError if another version wrote it."""
     try:
-        storage.write(f"{folder(step)}/{MANIFEST}", manifest, create=True)
-    except FileExistsError:
-        print(f"{folder(step)} was there already and stays as it is", flush=True)
-    return folder(step)
+        data = json.loads(storage.read(name))
+        digest = data.pop("sha256")
+        whole = digest == _digest(data)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{name} is damaged: {error}") from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{name} is gone") from error
+    if not whole:
+        raise CheckpointError(f"{name} is damaged: its digest is not that of its content")
+    if data["format"] != FORMAT:
+        raise UsageError(_other_version(name, data["format"]))
+    shards = tuple(tuple(Part(**part) for part in shard) for shard in data["shards"])
+    manifest = Manifest(data["step"], data["start"], shards, data["about"])
+    if name != contract.manifest(manifest.step, manifest.start):
+        raise CheckpointError(f"{name} is that of another checkpoint ({manifest.folder})")
+    return manifest
 
 
-def load(storage: Storage, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the manifest of a step's checkpoint, on the CPU. Raises CheckpointError."""
+def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:
+    """Bring a checkpoint's shards to local files, each part checked, several at once.
+
+    Raises CheckpointError if a part is missing or damaged, and OutputError if the storage can't be read.
+    """
+    paths = [folder / f"rank-{rank:05d}.pt" for rank in range(len(manifest.shards))]
+    jobs = []
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
+        for path, shard in zip(paths, manifest.shards, strict=True):
+            path.touch()
+            offset = 0
+            for part in shard:
+                jobs.append(pool.submit(_fetch_part, storage, manifest.folder, part, path, offset))
+                offset += part.bytes
+        for job in jobs:
+            job.result()
+    return paths
+
+
+def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: int) -> None:
+    try:
+        data = storage.read(f"{folder}/{part.name}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}/{part.name} is missing") from error
+    if len(data) != part.bytes or hashlib.sha256(data).hexdigest() != part.sha256:
+        raise CheckpointError(f"{folder}/{part.name} is damaged: size or sha256 is not the manifest's")
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def read_shard(path: Path) -> dict[str, Any]:
+    """What one rank saved, its tensors mapped from the file. No pickled code is ever run."""
     import torch
 
-    try:
-        manifest = json.loads(storage.read(f"{folder(step)}/{MANIFEST}"))
-        files = {name: storage.read(f"{folder(step)}/{name}") for name in manifest["files"]}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{storage.url} has no complete checkpoint of step {step}: {error}") from error
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
-            raise CheckpointError(f"{storage.url}/{folder(step)}/{name} is damaged: its sha256 is not the manifest's")
-    state: dict[str, Any] = {}
-    for data in files.values():
-        state |= torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return state, manifest
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return content
+
+
+def load(url: str, step: int | None = None) -> dict[str, Any]:
+    """A checkpoint's whole state for a program of your own: `load(RUN_FOLDER)["model"]` is the model's state_dict, and
+    `["ranks"]` has what was each rank's own.
+
+    The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what it has is damaged.
+    """
+    from train.state import joined
+
+    storage = open_storage(url)
+    wanted = [name for name in manifests(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
+    reasons = [] if wanted else ["there is none"]
+    for name in wanted:
+        folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-"))
+        try:
+            manifest = read_manifest(storage, name)
+            shards = [read_shard(path) for path in fetch(storage, manifest, folder)]
+            tensors = {path: tensor.clone() for shard in shards for path, tensor in shard["tensors"].items()}
+            state: dict[str, Any] = joined(tensors, shards[0]["rest"])
+            return state | {"ranks": [shard["own"] for shard in shards]}
+        except CheckpointError as error:
+            reasons.append(str(error))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    which = "checkpoint" if step is None else f"checkpoint of step {step}"
+    raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
+
+
+def _is_of(name: str, step: int | None) -> bool:
+    match = contract.MANIFEST.match(name)
+    return step is None or (match is not None and int(match["step"]) == step)
+
+
+# --- Keeping --------------------------------------------------------------------------------------------------------
+
+
+def prune(storage: Storage, start: str, *, last: int, every: int) -> list[str]:
+    """Remove what `keep` doesn't name: all steps but the `last` newest and the multiples of `every` (0: none), and what
+    older starts than `start` left unfinished. Returns the folders that went. The manifest goes first."""
+    names = storage.list(f"{contract.CHECKPOINTS}/")
+    doomed = expendable(names, start, last=last, every=every)
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
+        for folder in doomed:
+            storage.delete(f"{folder}/manifest.json")
+            parts = [name for name in names if name.startswith(f"{folder}/") and not name.endswith("/manifest.json")]
+            list(pool.map(storage.delete, parts))
+    return doomed
+
+
+def expendable(names: Sequence[str], start: str, *, last: int, every: int) -> list[str]:
+    """The folders, of one start and step each, that `prune` removes. Pure."""
+    whole = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
+    newest: dict[int, str] = {}
+    for folder in sorted(whole):
+        newest[_step(folder)] = folder
+    kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
+    folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
+    unfinished = {folder for folder in folders - whole if folder.rpartition("/")[2] < start}
+    return sorted(unfinished | (whole - {newest[step] for step in kept}))
+
+
+def _step(folder: str) -> int:
+    return int(folder.split("/")[1].removeprefix("step-"))
+
+
+def discard(storage: Storage, folder: str, give_up: Callable[[], bool] = lambda: False) -> None:
+    """Remove the parts of a save that failed: they would fill the disk, or be billed."""
+    for name in storage.list(f"{folder}/"):
+        if give_up():
+            return
+        storage.delete(name)

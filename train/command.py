@@ -93,13 +93,19 @@ def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: f
     ]
 
 
-def child_env(
-    environ: Mapping[str, str], order: Order, node: int, *, gpus: int, code: Path, exit_file: Path
-) -> dict[str, str]:
-    """The environment of the processes of one generation.
+@dataclass(frozen=True)
+class Paths:
+    """Where the node and the processes of one generation meet (see the contract): `code` is the user's, whose modules
+    come behind Python's own (lines/sitecustomize.py); without a run folder there is no `spool`."""
 
-    `gpus` are visible on this node; the modules of `code` come behind Python's own (lines/sitecustomize.py).
-    """
+    code: Path
+    exit_file: Path
+    notice: Path
+    spool: Path | None = None
+
+
+def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int, paths: Paths) -> dict[str, str]:
+    """The environment of the processes of one generation; `gpus` are visible on this node."""
     return {
         **environ,
         "PYTHONUNBUFFERED": "1",
@@ -108,8 +114,10 @@ def child_env(
         contract.GENERATION: str(order.generation),
         contract.NODE: str(node),
         contract.VISIBLE_GPUS: str(gpus),
-        contract.CODE: str(code),
-        contract.EXIT_FILE: str(exit_file),
+        contract.CODE: str(paths.code),
+        contract.EXIT_FILE: str(paths.exit_file),
+        contract.NOTICE: str(paths.notice),
+        **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
     }
 
 

@@ -60,10 +60,12 @@ class Eval(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """`minutes` between checkpoints, and how many of the last to keep. None: only at the end."""
+    """`minutes` between checkpoints (auto: by Young's rule; off: only when preempted and at the end), how many of the
+    last to keep, and every how many steps one is kept for good (0: none)."""
 
-    minutes: float | None = None
+    minutes: float | Literal["auto", "off"] = "auto"
     keep_last: int = 3
+    keep_every: int = 0
 
 
 class Config(NamedTuple):
@@ -102,6 +104,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     found = problems(config)
     if found:
         raise ConfigError("run.config can't be used:\n" + "\n".join(f"  {line(problem)}" for problem in found))
+    config = _spelled_out(config)
     model = _model(config.get("model", "gpt"))
     steps = config.get("steps", DEFAULT.steps)
     return Config(
@@ -123,7 +126,7 @@ def parse(config: Mapping[str, Any]) -> Config:
 def problems(config: Mapping[str, Any]) -> list[Problem]:
     """Everything that is wrong with `config`, in the order of its keys; empty if it can be used."""
     return [
-        *check(config, _FIELDS, ()),
+        *check(_spelled_out(config), _FIELDS, ()),
         *_model_problems(config),
         *_data_problems(config),
         *_batch_problems(config),
@@ -191,7 +194,10 @@ _FIELDS: Final[dict[str, Any]] = {
     "seed": whole(0, 2**63 - 1),
     "eval": {"every": whole(0, 1_000_000_000), "batches": whole(1, 1_000_000)},
     "log_every": whole(1, 1_000_000),
-    "checkpoint": {"minutes": number(0, 1e6, above=True), "keep": {"last": whole(1, 1_000_000)}},
+    "checkpoint": {
+        "minutes": either(one_of("auto", "off"), number(0, 1e6, above=True)),
+        "keep": {"last": whole(1, 1_000_000), "every": whole(0, 1_000_000_000)},
+    },
     "profile": one_of("off", False),
 }
 
@@ -289,8 +295,16 @@ def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
     return optimizer._replace(**{**given, "betas": tuple(given.get("betas", DEFAULT.optimizer.betas))})
 
 
+def _spelled_out(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`checkpoint: auto` (or off) is short for `checkpoint: {minutes: auto}`."""
+    short = config.get("checkpoint") in ("auto", "off")
+    return {**config, "checkpoint": {"minutes": config["checkpoint"]}} if short else config
+
+
 def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint(given.get("minutes"), given.get("keep", {}).get("last", DEFAULT.checkpoint.keep_last))
+    keep, default = given.get("keep", {}), DEFAULT.checkpoint
+    last, every = keep.get("last", default.keep_last), keep.get("every", default.keep_every)
+    return Checkpoint(given.get("minutes", default.minutes), last, every)
 
 
 def _unless_auto(value: Any) -> Any:

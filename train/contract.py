@@ -143,6 +143,11 @@ def attempt_lock(attempt: int) -> str:
     return f"{ATTEMPTS}/{attempt:04d}.json"
 
 
+def attempt_end(attempt: int) -> str:
+    """Name of how an attempt ended (JSON: exit_codes, seconds, time), where whoever started it was there to see it."""
+    return f"{ATTEMPTS}/{attempt:04d}.end.json"
+
+
 def claim(attempt: int) -> str:
     """Name of the job id (JSON: job) that has taken an attempt: another job with the same attempt is a duplicate."""
     return f"{ATTEMPTS}/{attempt:04d}.claim"

@@ -52,6 +52,24 @@ class Timing:
     """A generation that fails sooner, twice alike and before its first step, fails each time."""
     leave: float = 5.0
     """How long a node that was told to stop waits for the others' word."""
+    last: float = 3.0
+    """What a node that was told to stop may still send of its text and of what dead processes left, after they have
+    gone; with `grace` it is what a container gives."""
+    settle: float = 3.0
+    """When one node's processes have saved and left: what the others' get to end by themselves before they are told."""
+    patience: float = 600.0
+    """How long a run folder that can't be reached is tried again between two generations, every `again` seconds."""
+    again: float = 5.0
+    sweep: float = 20.0
+    """How long to send what dead processes left, between two generations."""
+    final: float = 300.0
+    """How long to send that at the end of a run that nobody has stopped."""
+    text: float = 5.0
+    """Between two parts of the text."""
+    text_last: float = 60.0
+    """How long its last part may take at the end of a run that nobody has stopped; at the end of any run it may take
+    `text_least`."""
+    text_least: float = 0.5
 
     def of(self, size: int) -> Timing:
         """For a run of `size` nodes: a node alone can't be lost, and a thousand must not drown the store."""
@@ -184,10 +202,10 @@ class Member:
         """Ask for the end of the run on all nodes."""
         self._outbox.put(("alarm", json.dumps(asdict(end))))
 
-    def close(self) -> None:
-        """Send what is left and let the line go."""
+    def close(self, seconds: float = 2.0) -> None:
+        """Send what is left and let the line go; a store that doesn't answer is waited for so long."""
         self._closed.set()
-        self._thread.join(timeout=2)
+        self._thread.join(timeout=seconds)
 
     def _listen(self) -> None:
         count, beaten = 0, float("-inf")

@@ -95,9 +95,19 @@ def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
     An error of ours, or of the files, on any node is raised on every rank alike, so that no rank waits for one that
     has gone.
     """
+    return _results(ranks, ranks.local_rank == 0, work)[ranks.node_rank]
+
+
+def on_first(ranks: Ranks, work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, on all ranks; its errors too, as in `once_per_node`."""
+    return _results(ranks, ranks.rank == 0, work)[0]
+
+
+def _results(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
+    """What `work` returned on each rank that does it (`mine`); the others' places hold nothing of use."""
     result: T | None = None
     error: TrainError | None = None
-    if ranks.local_rank == 0:
+    if mine:
         try:
             result = work()
         except TrainError as caught:
@@ -109,7 +119,7 @@ def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
     for _, theirs in results:
         if theirs is not None:
             raise theirs
-    return results[ranks.node_rank][0]  # type: ignore[return-value]  # local rank 0 has set it, or raised
+    return [value for value, _ in results]  # type: ignore[misc]  # those who worked have set theirs, or raised
 
 
 def meet(ranks: Ranks) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -19,33 +21,74 @@ from train.contract import Exit
 _DELIBERATE = frozenset(Exit) - {Exit.FAILED}
 
 
-class Told:
-    """Whether this process was told to stop."""
+PEER_SECONDS = 3.0
+"""How long a rank that was told to stop waits for a peer that may be dead, beyond the usual length of a step."""
 
-    signum = 0
+
+class Told:
+    """Whether this process was told to stop, since when, and what that means."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.signum = 0
+        self.at = 0.0
+        """time.monotonic() of the first signal."""
+        self.alive = time.monotonic()
+        """When a piece of work last ended: no peer was dead then."""
+        self.saving = False
+        """All ranks have agreed to save and to leave."""
+        self.inside = True
+        """False once the loop is over."""
+        self._notice = env.get(contract.NOTICE)
+
+    @property
+    def preempted(self) -> bool:
+        """The whole machine is told to stop, so all ranks are there to save. Without a node above (no name for its
+        notice) every signal means that."""
+        return bool(self.signum) and (not self._notice or Path(self._notice).exists())
 
     def obey(self) -> None:
-        """Raise SystemExit if it was: the end of a step is a good place to stop."""
-        if self.signum:
+        """Raise SystemExit if we were told to stop because a peer has failed: nothing can be agreed any more."""
+        if self.signum and not self.preempted:
             raise SystemExit(128 + self.signum)
+
+    def note(self, signum: int, _frame: FrameType | None) -> None:
+        """The signal's handler. A second one changes nothing."""
+        if not self.signum:
+            self.signum, self.at = signum, time.monotonic()
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[Told]:
-    """Inside, SIGTERM is only noted. Only the main thread can have it so; elsewhere nothing is changed."""
-    told = Told()
+def heeding_sigterm(env: Mapping[str, str], stuck: Callable[[Told], None]) -> Iterator[Told]:
+    """Inside, SIGTERM is only noted. Only the main thread can have it so; elsewhere nothing is changed.
 
-    def note(signum: int, _frame: FrameType | None) -> None:
-        told.signum = signum
-
+    `stuck` is called, from a thread, as soon as the signal comes, even while the main thread waits in native code for a
+    peer that is dead, where no handler of Python's runs.
+    """
+    told = Told(env)
     if threading.current_thread() is not threading.main_thread():
         yield told
         return
-    before = signal.signal(signal.SIGTERM, note)
+    before = signal.signal(signal.SIGTERM, told.note)
+    listening, waking = socket.socketpair()
+    waking.setblocking(False)
+    fd_before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    Thread(target=_listen, args=(listening, told, stuck), name="sigterm", daemon=True).start()
     try:
         yield told
     finally:
+        told.inside = False
+        signal.set_wakeup_fd(fd_before)
+        waking.close()
         signal.signal(signal.SIGTERM, before)
+
+
+def _listen(listening: socket.socket, told: Told, stuck: Callable[[Told], None]) -> None:
+    """The C level writes a signal's number here at once; Python's handler runs when the main thread comes back."""
+    with listening:
+        while received := listening.recv(64):
+            if signal.SIGTERM in received:
+                stuck(told)
+                return
 
 
 def leave(code: int, *, rank: int = 0) -> NoReturn:

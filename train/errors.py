@@ -39,3 +39,15 @@ class DisagreementError(TrainError):
     """The ranks' parameters differ at the end."""
 
     exit = Exit.DISAGREED
+
+
+class SupersededError(TrainError):
+    """Another start of the same run has taken over its run folder."""
+
+    exit = Exit.SUPERSEDED
+
+
+class PreemptedError(TrainError):
+    """Stopped from outside, after all was saved."""
+
+    exit = Exit.PREEMPTED

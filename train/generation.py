@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from train.cluster import Cluster
-from train.command import Task, child_env, command
+from train.command import Paths, Task, child_env, command
 from train.control import Member, Order, Timing
 from train.outcome import Outcome
 from train.process import Child
@@ -18,7 +20,7 @@ from train.process import Child
 @dataclass(frozen=True)
 class Plan:
     """What this node starts in every generation: `env` is its environment, `processes` how many torchrun starts, `gpus`
-    how many GPUs they can see, and `code` the folder of the user's code."""
+    how many GPUs they can see, `code` the folder of the user's code, and `spool` that of what waits to be sent."""
 
     task: Task
     cluster: Cluster
@@ -28,32 +30,56 @@ class Plan:
     code: Path
     run: str
     restarts: int | None = None
+    spool: Path | None = None
 
 
 @dataclass
 class Stop:
-    """What the platform or the user wants: `signum` is the first signal, 0 for none; `hurry`: Ctrl-C came twice."""
+    """What the platform or the user wants: `signum` is the first signal, 0 for none, `when` the Unix time at which it
+    came and `since` the monotonic one; `hurry`: Ctrl-C came twice. `gone`: monotonic time at which the processes of the
+    last generation had ended."""
 
     signum: int = 0
     hurry: bool = False
+    when: float = 0.0
+    since: float = math.inf
+    gone: float = -math.inf
+
+    def note(self, signum: int, *, ctrl_c: bool) -> None:
+        """A signal came. A second one changes nothing, but for the impatience of who presses Ctrl-C again."""
+        self.hurry = self.hurry or (ctrl_c and bool(self.signum))
+        if not self.signum:
+            self.when, self.since = time.time(), time.monotonic()
+            self.signum = signum  # last: it is what everybody looks at
+
+    def left(self, until: float, timing: Timing) -> float:
+        """Seconds until the monotonic time `until` for what may still be sent. Once we are told to stop it is little,
+        counted from when the processes have gone, so that the graces nest."""
+        if self.hurry:
+            return 0.0
+        told = min(max(self.gone, self.since) + timing.last, self.since + timing.grace + timing.last)
+        return max(0.0, min(until, told if self.signum else until) - time.monotonic())
 
 
 def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, stop: Stop) -> Outcome:
     """Start the order's processes and wait until they are all gone."""
     node = plan.cluster.node
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-        exit_file = Path(folder) / "exit"
+        paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool)
+        prepare_notice(paths.notice)
         inner = timing.grace - timing.report
         argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
-        child = Child(argv, child_env(plan.env, order, node, gpus=plan.gpus, code=plan.code, exit_file=exit_file))
-        code, note = _watch(child, order, member, timing, stop)
-        return Outcome(node, code, _marks(exit_file), stop.signum, note)
+        child = Child(argv, child_env(plan.env, order, node, gpus=plan.gpus, paths=paths))
+        code, note = _watch(child, order, member, timing, stop, paths.notice)
+        stop.gone = time.monotonic()
+        return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
 
 
-def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop) -> tuple[int, str]:
+def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:
     """The command's exit code, and why we ended it (empty if it ended by itself)."""
     while (code := child.poll()) is None:
         if stop.signum:
+            give_notice(notice, stop.when)  # before the signal, which means something else without it
             return child.stop(timing.grace, stop.signum, hurry=lambda: stop.hurry), ""
         state = member.state()
         if state.phase != "run" or state.generation != order.generation:
@@ -61,6 +87,19 @@ def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Sto
         time.sleep(timing.tick)
     child.kill()  # what it left behind
     return code, ""
+
+
+def prepare_notice(path: Path) -> None:
+    """Make the file that `give_notice` will only rename: that works on a full disk too."""
+    path.with_suffix(".new").touch()
+
+
+def give_notice(path: Path, when: float) -> None:
+    """Tell the processes that this machine was told to stop at the Unix time `when`; all of it is there at once."""
+    with suppress(OSError):
+        path.with_suffix(".new").write_text(f"{when}\n")
+    with suppress(OSError):
+        path.with_suffix(".new").replace(path)
 
 
 def _marks(exit_file: Path) -> tuple[int, ...]:

@@ -5,72 +5,92 @@ torchrun --standalone --nproc-per-node 2 -m train
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import checkpoint, optim, progress
+from train import optim, progress
+from train.agreement import Wish
+from train.begin import begin, to_save
 from train.config import Config
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks, gather, mean, meet, same_buffers
-from train.ending import heeding_sigterm
-from train.errors import DisagreementError
+from train.ending import PEER_SECONDS, Told, heeding_sigterm, leave
+from train.errors import DisagreementError, OutputError, PreemptedError, SupersededError, TrainError
 from train.metrics import Row
 from train.precision import autocast
 from train.setup import Run, setup
-from train.storage import Storage
 
-SAVE_SECONDS = 10.0
-"""What the last rows get after an error: less than a process has after SIGTERM (Timing.grace)."""
+ROWS_SECONDS = 1.5
+"""What the last rows get when a rank has gone: the others wait for this one."""
+
+NOTICE_SECONDS = 14.0
+"""From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
+
+LONG_STEP = 0.5
+"""Seconds. Longer steps are agreed upon at once: see train.agreement."""
 
 
 def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
-    """Train as `config` says.
+    """Train as `config` says, from the newest checkpoint of the run folder if it has one.
 
-    Raises UsageError and DisagreementError on every rank alike, OutputError on rank 0, which alone writes, and
-    SystemExit (143) after SIGTERM.
+    Raises on every rank alike: UsageError, DisagreementError, SupersededError, PreemptedError (all is saved). On rank
+    0, which alone writes the rows, OutputError. SystemExit (143) after a SIGTERM that a peer's failure sent, or that
+    left no time to save.
     """
-    run = setup(config, ranks, env)
-    with heeding_sigterm() as told:
+    run = begin(setup(config, ranks, env), env)
+    with heeding_sigterm(env, partial(leave_the_dead, run)) as told:
         try:
-            run.sink.put([_event("start", **run.facts)])
-            for step in range(1, config.steps + 1):
-                train_step(run, step)
-                if run.recorder.due(step, config.log_every) or step == config.steps:
-                    report(run)
-                if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
-                    evaluate(run, step)
-                told.obey()
+            tell_start(run)
+            while left_to_do(run):
+                if run.state["eval_due"]:
+                    evaluate(run, told)
+                else:
+                    train_step(run)
+                    report_if_due(run)
+                boundary(run, told)
             conclude(run)
-        except BaseException:
+        except BaseException as error:
             save_rows(run)
-            told.obey()  # what failed then is a rank that has gone already
+            if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
+                raise SystemExit(128 + told.signum) from error
             raise
         run.sink.close()
-        meet(ranks)  # rank 0 may still be writing the last checkpoint, and does so to the end
+        meet(ranks)  # rank 0 may still be writing the last rows, and does so to the end
 
 
-def train_step(run: Run, step: int) -> None:
+def left_to_do(run: Run) -> bool:
+    return bool(run.state["step"] < run.config.steps or run.state["eval_due"])
+
+
+def train_step(run: Run) -> None:
     """One global batch: forward and backward in micro-batches, one update. Nothing here waits for the device."""
+    step, every = run.state["step"] + 1, run.config.eval.every
     run.watch.start()
     rate = optim.learning_rate(step, run.config.steps, run.config.optimizer)
     optim.set_rate(run.optimizer, rate)
-    loss = gradients(run, step)
+    loss = gradients(run)
     norm = update(run)
     run.watch.stop()
     run.recorder.add(step, rate, loss, norm)
     run.state["step"] = step
+    run.state["samples"] += run.config.batch_size
+    run.state["eval_due"] = bool(every) and (step % every == 0 or step == run.config.steps)
 
 
-def gradients(run: Run, step: int) -> Tensor:
+def gradients(run: Run) -> Tensor:
     """Add up the gradients of this rank's share; the last backward averages them over the ranks. Returns the loss."""
-    inputs, targets = run.source.train(step, run.share)
+    batch = run.state["samples"] // run.config.batch_size + 1
+    inputs, targets = run.source.train(batch, run.share)
     parts = micro_batches(inputs, targets, run.micro_batch)
     total = torch.zeros((), device=run.ranks.device)
     for number, (x, y) in enumerate(parts, start=1):
@@ -96,19 +116,20 @@ def update(run: Run) -> Tensor:
     return norm
 
 
-def report(run: Run) -> None:
-    """Write the block of rows, and now and then a line."""
+def report_if_due(run: Run) -> None:
+    """Write a block of rows, and now and then a line."""
+    step = run.state["step"]
+    if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
+        return
     rows = run.recorder.block()
     run.sink.put(rows)
-    last, now = rows[-1], time.monotonic()
-    if run.ranks.rank == 0 and (now - run.state["spoke"] >= 1 or last["step"] == run.config.steps):
-        run.state["spoke"] = now
-        left = run.recorder.step_seconds() * (run.config.steps - last["step"])
-        print(progress.line(last, run.config.steps, run.source.unit, left), flush=True)
+    if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
+        left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
+        print(progress.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
 
 
 @torch.no_grad()
-def evaluate(run: Run, step: int) -> None:
+def evaluate(run: Run, told: Told) -> None:
     """The mean loss on held-out batches, the same ones each time, shared among the ranks."""
     same_buffers(run.ranks, run.model)
     batches, total = run.config.eval.batches, torch.zeros((), device=run.ranks.device)
@@ -119,35 +140,87 @@ def evaluate(run: Run, step: int) -> None:
         for x, y in parts:
             with autocast(run.numbers, run.ranks.device):
                 total += run.model(x, y) / len(parts)
+        boundary(run, told)  # a preemption doesn't wait for an evaluation, which begins again after it
     run.model.train()
+    step, run.state["eval_due"] = run.state["step"], False
     run.state["eval_loss"] = mean(run.ranks, total / batches).item()
     run.sink.put([_event("eval", step=step, loss=run.state["eval_loss"])])
     if run.ranks.rank == 0:
         print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}", flush=True)
 
 
+def boundary(run: Run, told: Told) -> None:
+    """Between two pieces of work the ranks do what they agreed on: go on, save, or save and leave."""
+    told.alive = time.monotonic()
+    told.obey()
+    saver = run.saver
+    wish = Wish(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
+    agreed = run.agreement.turn(wish, at_once=run.recorder.usual > LONG_STEP)
+    if agreed.leave:
+        raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
+    if agreed.stop:
+        give_way(run, told)
+    if saver:
+        saver.stepped(run.recorder.usual, run.seconds, run.state["interruptions"])
+        if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
+            run.sink.put(run.recorder.block())
+            saver.begin(run.state["step"], to_save(run))
+
+
+def give_way(run: Run, told: Told) -> NoReturn:
+    """A preemption: save once, and leave. All ranks are here at the same step."""
+    step, left = run.state["step"], NOTICE_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
+    told.saving = True
+    run.sink.put(run.recorder.block())
+    if run.saver is None:
+        raise SystemExit(128 + signal.SIGTERM)
+    run.sink.put([_event("preempted", step=step)])
+    try:
+        run.saver.save(step, to_save(run), limit=left)
+    except OutputError as error:
+        if run.ranks.rank == 0:
+            print(f"preempted at step {step}, and not saved in time: {error}", flush=True)
+        raise SystemExit(128 + signal.SIGTERM) from error
+    run.sink.close(ROWS_SECONDS)
+    raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
+
+
 def conclude(run: Run) -> None:
-    """All ranks must have come to the same parameters; then rank 0 writes the checkpoint and the summary."""
+    """All ranks must have come to the same parameters; then they write the last checkpoint, and rank 0 the summary."""
+    run.agreement.close()
     same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
-    digest = parameters_sha256(run.model)
-    seconds = time.monotonic() - run.state["began"]
+    digest, step, seconds = parameters_sha256(run.model), run.state["step"], run.seconds
     if wrong := disagreement(gather(run.ranks, digest)):
         raise DisagreementError(wrong)
-    if run.ranks.rank:
-        return
-    end = run.facts | run.recorder.totals() | {"parameters_sha256": digest, "seconds": seconds}
-    end |= {"step": run.state["step"], "eval_loss": run.state["eval_loss"]}
-    if run.storage:
-        path = save_checkpoint(run, run.storage, digest)
-        run.sink.put([_event("checkpoint", step=run.state["step"], path=path)])
-    run.sink.put([_event("end", **end)])
-    print(progress.summary(end, run.source.unit, run.storage.url if run.storage else None), flush=True)
+    if run.saver and run.saver.newest < step:
+        run.saver.save(step, to_save(run, parameters_sha256=digest))
+        run.saver.prune()
+    if run.ranks.rank == 0:
+        end = run.facts | run.recorder.totals() | {"parameters_sha256": digest, "seconds": seconds}
+        end |= {"step": step, "eval_loss": run.state["eval_loss"]}
+        run.sink.put([_event("end", **end)])
+        print(progress.summary(end, run.source.unit, run.storage.url if run.storage else None), flush=True)
 
 
-def save_checkpoint(run: Run, storage: Storage, digest: str) -> str:
-    state = {"model": run.model.state_dict(), "step": run.state["step"]}
-    about = {"config": run.facts["config"], "parameters_sha256": digest}
-    return checkpoint.save(storage, run.state["step"], state, about, writer=run.start_name)
+def tell_start(run: Run) -> None:
+    run.sink.put([_event("start", **run.facts)])
+    if run.resumed:
+        run.sink.put([_event("resumed", step=run.resumed.step, path=run.resumed.folder)])
+        if run.ranks.rank == 0 and not left_to_do(run):
+            print("nothing is left to do", flush=True)
+
+
+def leave_the_dead(run: Run, told: Told) -> None:
+    """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
+    native code, for a peer that has gone, and the others wait for this process."""
+    while time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
+        if told.saving or not told.inside:
+            return
+        time.sleep(0.1)
+    print(f"train: rank {run.ranks.rank} waits for a peer that has gone, and leaves", file=sys.stderr, flush=True)
+    with suppress(Exception):
+        run.sink.close(ROWS_SECONDS)
+    leave(128 + signal.SIGTERM)
 
 
 def save_rows(run: Run) -> None:
@@ -158,14 +231,14 @@ def save_rows(run: Run) -> None:
     if run.ranks.rank == 0:
         saving = Thread(target=_save_rows, args=(run,), name="last rows", daemon=True)
         saving.start()
-        saving.join(SAVE_SECONDS)
+        saving.join(2 * ROWS_SECONDS)
 
 
 def _save_rows(run: Run) -> None:
     with suppress(Exception):
         run.sink.put(run.recorder.block(alone=True))
     with suppress(Exception):
-        run.sink.close()
+        run.sink.close(ROWS_SECONDS)
 
 
 def _event(name: str, **fields: Any) -> Row:

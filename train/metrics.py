@@ -13,29 +13,36 @@ import json
 import math
 import operator
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import Any, Protocol
 
 from train import contract
-from train.storage import Storage, open_storage
+from train.errors import OutputError
+from train.spool import Outbox, open_outbox, say
+from train.storage import Storage, UnreachableError, open_storage
 from train.tensorboard import Board, open_board
 
 Row = dict[str, Any]
 
-FLUSH_SECONDS = 5.0
-"""Rows reach the run folder at most this much later: each part costs a request."""
+FLUSH_SECONDS = 3.0
+"""Rows are sent at most this much later: each part costs a request."""
+
+LIST_SECONDS = 20.0
+"""For the question which parts are there already. Without an answer a part that meets another gets another name."""
 
 QUEUE_BLOCKS = 256
-"""Blocks of rows that may wait for the folder; then training waits too, rather than filling the memory."""
+"""Blocks of rows that may wait for this machine's disk; then training waits too, rather than filling the memory."""
 
 FULL_SECONDS = 0.01
 """Between two looks at a full queue."""
@@ -43,15 +50,23 @@ FULL_SECONDS = 0.01
 LAST_SECONDS = 10.0
 """How long a script that was told to stop waits for its rows to be written."""
 
+END_SECONDS = 600.0
+"""How long a run that has ended waits for a bucket that can't be reached."""
+
 
 class Sink(Protocol):
     """Where rows go."""
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Take rows. Cheap; raises the error that an earlier write met."""
+        """Take rows. Cheap. Raises what a disk of this machine met; a bucket's trouble is a line on stderr."""
 
-    def close(self) -> None:
-        """Write what is left, and raise the error that a write met. May be called again."""
+    def flush(self, seconds: float) -> bool:
+        """Whether all rows that were put are in the run folder for good, after so many seconds at most. For any
+        thread, while others put."""
+
+    def close(self, limit: float | None = None) -> None:
+        """Write what is left, and raise the error that a write met. Waits no longer than `limit` seconds, END_SECONDS
+        if not given; then OutputError says how much is left, and where. May be called again."""
 
 
 class Null:
@@ -59,15 +74,20 @@ class Null:
 
     def put(self, rows: Sequence[Row]) -> None: ...
 
-    def close(self) -> None: ...
+    def flush(self, seconds: float) -> bool:
+        return True
+
+    def close(self, limit: float | None = None) -> None: ...
 
 
 def open_sink(env: Mapping[str, str], *, tensorboard: bool = True) -> Sink:
-    """The sink of this process: the run folder of `env` on rank 0 of all, nothing elsewhere."""
+    """The sink of this process: the run folder of `env` on rank 0 of all, nothing elsewhere. Raises OutputError."""
     if not env.get(contract.RUN_FOLDER) or not _speaks(env):
         return Null()
     storage = open_storage(env[contract.RUN_FOLDER])
-    return Parts(storage, part_names(env), open_board(storage) if tensorboard else None)
+    outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
+    board = open_board(storage, outbox, contract.start_name(attempt, generation)) if tensorboard else None
+    return Parts(storage, outbox, part_names(env), board)
 
 
 def _speaks(env: Mapping[str, str]) -> bool:
@@ -76,23 +96,39 @@ def _speaks(env: Mapping[str, str]) -> bool:
 
 
 def part_names(env: Mapping[str, str]) -> Callable[[int], str]:
-    attempt, generation, node = (int(env.get(name) or start) for name, start in _NUMBERS)
+    attempt, generation, node = _numbers(env)
     return lambda part: contract.metrics_part(attempt, generation, node, part)
 
 
-_NUMBERS = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
+def _numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """Attempt, generation and node."""
+    attempt, generation, node = (int(env.get(name) or start) for name, start in _FIRST)
+    return attempt, generation, node
+
+
+_FIRST = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Among the rows: whoever waits for those before it, and whether none come after it."""
+
+    last: bool = False
+    done: Event = field(default_factory=Event)
 
 
 class Parts:
     """Writes rows as create-only parts of JSON lines, and to TensorBoard, from a thread of its own."""
 
-    def __init__(self, storage: Storage, name: Callable[[int], str], board: Board | None = None) -> None:
-        self._storage, self._name, self._board = storage, name, board
-        self._part = 0
+    def __init__(
+        self, storage: Storage, outbox: Outbox, name: Callable[[int], str], board: Board | None = None
+    ) -> None:
+        self._storage, self._outbox, self._name, self._board = storage, outbox, name, board
+        self._part: int | None = None
         # A simple queue has no lock that a signal handler could find taken by the put() which it interrupted.
-        self._queue: SimpleQueue[Sequence[Row] | None] = SimpleQueue()
-        self._more = True
+        self._queue: SimpleQueue[Sequence[Row] | _Mark] = SimpleQueue()
         self._error: Exception | None = None
+        self._failed = False
         # A daemon, so that a process which fails elsewhere can end; `close` is what waits for it.
         self._thread = Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -104,31 +140,47 @@ class Parts:
             raise self._error
         self._queue.put(rows)
 
-    def close(self, limit: float | None = None) -> None:
-        """As promised by Sink; waits no longer than `limit` seconds."""
+    def flush(self, seconds: float) -> bool:
+        until, mark = time.monotonic() + seconds, _Mark()
         if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join(limit)
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            self._queue.put(mark)
+            if not mark.done.wait(seconds):
+                return False
+        return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
+
+    def close(self, limit: float | None = None) -> None:
+        until = time.monotonic() + (END_SECONDS if limit is None else limit)
+        if self._thread.is_alive():
+            self._queue.put(_Mark(last=True))
+            self._thread.join(max(0.0, until - time.monotonic()))
+        error, self._error = self._error, None
+        try:
+            self._outbox.close(max(0.0, until - time.monotonic()))
+        finally:
+            if error:
+                raise error
+        if self._thread.is_alive():
+            raise OutputError(f"the last rows could not be written to {self._storage.url} in time")
 
     def _run(self) -> None:
-        """After an error the queue is still emptied, so that no `put` waits for ever; the next one raises it."""
-        try:
-            self._write_all()
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
-            self._error = error
-            while self._more:
-                self._more = self._queue.get() is not None
+        """After an error the queue is still emptied, so that nobody waits for ever; the next `put` raises it."""
+        last = False
+        while not last:
+            rows, mark = _collect(self._queue)
+            self._write_unless_failed(rows)
+            if mark:
+                last = mark.last
+                if last:
+                    self._draw(None)
+                mark.done.set()
 
-    def _write_all(self) -> None:
-        while self._more:
-            rows, self._more = _collect(self._queue)
-            if rows:
+    def _write_unless_failed(self, rows: Sequence[Row]) -> None:
+        try:
+            if rows and not self._failed:
                 self._write(rows)
                 self._draw(rows)
-        self._draw(None)
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
+            self._failed, self._error = True, error
 
     def _draw(self, rows: Sequence[Row] | None) -> None:
         """TensorBoard is an extra: its trouble is a warning and no more curves, not the end of the run. None closes."""
@@ -143,29 +195,37 @@ class Parts:
 
     def _write(self, rows: Sequence[Row]) -> None:
         """One part. A process that started again under the same numbers goes on behind the parts that are there."""
+        if self._part is None:
+            self._part = _first_free(self._storage, self._name)
         data = "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows).encode()
-        while True:
-            name = self._name(self._part)
-            self._part += 1
-            try:
-                return self._storage.write(name, data, create=True)
-            except FileExistsError:
-                continue
+        self._outbox.put(self._name(self._part), data)
+        self._part += 1
 
 
-def _collect(queue: SimpleQueue[Sequence[Row] | None]) -> tuple[list[Row], bool]:
-    """All rows of the next FLUSH_SECONDS, and whether more will come."""
+def _first_free(storage: Storage, name: Callable[[int], str]) -> int:
+    """The number behind those of the parts that are there."""
+    begin = name(0).rpartition("-")[0] + "-"
+    try:
+        names = storage.within(LIST_SECONDS).list(begin)
+    except UnreachableError:
+        return 0
+    numbers = (re.match(r"\d+", name.removeprefix(begin)) for name in names)
+    return max((int(number[0]) + 1 for number in numbers if number), default=0)
+
+
+def _collect(queue: SimpleQueue[Sequence[Row] | _Mark]) -> tuple[list[Row], _Mark | None]:
+    """All rows of the next FLUSH_SECONDS, or until the next mark."""
     rows: list[Row] = []
     until = time.monotonic() + FLUSH_SECONDS
     while (left := until - time.monotonic()) > 0:
         try:
-            block = queue.get(timeout=left)
+            item = queue.get(timeout=left)
         except Empty:
             break
-        if block is None:
-            return rows, False
-        rows += block
-    return rows, True
+        if isinstance(item, _Mark):
+            return rows, item
+        rows += item
+    return rows, None
 
 
 def plain(row: Mapping[str, Any]) -> Row:
@@ -215,16 +275,23 @@ def event(name: str, **fields: Any) -> None:
 @cache
 def _default() -> Sink:
     sink = open_sink(os.environ)
-    atexit.register(sink.close)
+    atexit.register(_close, sink)
     main = threading.current_thread() is threading.main_thread()
     if isinstance(sink, Parts) and main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, partial(_write_and_die, sink))
     return sink
 
 
+def _close(sink: Sink, limit: float | None = None) -> None:
+    try:
+        sink.close(limit)
+    except OutputError as error:
+        say(str(error))
+
+
 def _write_and_die(sink: Parts, signum: int, _frame: FrameType | None) -> None:
     """In place of the default action: the rows first. A script that handles the signal itself comes before us."""
     with suppress(Exception):
-        sink.close(LAST_SECONDS)
+        _close(sink, LAST_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -13,40 +13,53 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import FrameType
 
 from train import checks, contract
 from train.cluster import Cluster, ClusterError, parse
 from train.command import Task, machine_env, missing, parse_args, rehearsal_env
-from train.control import Member, MemoryStore, Store, Timing, TorchStore
-from train.errors import TrainError, UnfitError, UsageError
+from train.control import Member, MemoryStore, Order, Store, Timing, TorchStore
+from train.errors import OutputError, TrainError, UnfitError, UsageError
 from train.generation import Plan, Stop, run_generation
-from train.outcome import End
+from train.leftovers import Leftovers, spool_folder
+from train.outcome import End, Outcome, decided
 from train.process import adopt_orphans
-from train.record import Record
+from train.record import DuplicateError, Record
 from train.referee import Referee
-from train.storage import open_storage
+from train.storage import LocalFolder, open_storage
+from train.text import Text
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: Timing | None = None) -> int:
     """Do a node's work; the exit code (contract.Exit, or 128 + the signal that ended it)."""
-    stop = _catch_signals()
+    stop, timing = _catch_signals(), timing or Timing()
     adopt_orphans()
     environ = dict(environ)
     task = parse_args(argv)
+    text = Text(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say)
     try:
-        cluster = _cluster(environ)
-        end = Node(task, cluster, environ, (timing or Timing()).of(cluster.size), stop).run()
-    except TrainError as error:
-        end = End(error.exit, str(error))
-    say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
+        end = _end(task, environ, timing, stop, text)
+        say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)
+    finally:
+        until, least = time.monotonic() + timing.text_last, time.monotonic() + timing.text_least
+        text.close(lambda: max(stop.left(until, timing), least - time.monotonic()))
     return int(end.code)
 
 
+def _end(task: Task, environ: Mapping[str, str], timing: Timing, stop: Stop, text: Text) -> End:
+    try:
+        cluster = _cluster(environ)
+        return Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
+    except TrainError as error:
+        return End(error.exit, str(error))
+
+
 def say(line: str) -> None:
-    """One line to the job's log."""
-    print(f"train.node: {line}", file=sys.stderr, flush=True)
+    """One line to the job's log, in one write."""
+    sys.stderr.write(f"train.node: {line}\n")
+    sys.stderr.flush()
 
 
 class TerminalError(TrainError):
@@ -58,40 +71,62 @@ class TerminalError(TrainError):
 class Node:
     """This machine's part of the run."""
 
-    def __init__(self, task: Task, cluster: Cluster, environ: Mapping[str, str], timing: Timing, stop: Stop) -> None:
+    def __init__(
+        self, task: Task, cluster: Cluster, environ: Mapping[str, str], timing: Timing, stop: Stop, text: Text
+    ) -> None:
         self._task = task
         self._cluster = cluster
         self._environ = environ
         self._timing = timing
         self._stop = stop
+        self._text = text
         self._record = Record(None)
+        self._attempt = 1
+        self._leftovers: Leftovers | None = None
         self._plan: Plan | None = None
+        self._outcome: Outcome | None = None
 
     def run(self) -> End:
         """From the checks to the last node's leave."""
         alarm = self._prepare()
-        return self._follow(alarm) if self._cluster.node else self._lead(alarm)
+        end = self._follow(alarm) if self._cluster.node else self._lead(alarm)
+        if self._leftovers:
+            until = time.monotonic() + self._timing.final
+            self._leftovers.close(lambda: self._stop.left(until, self._timing))
+        return end
 
     def _prepare(self) -> End | None:
         """Fill in the plan; the end when this machine, or what it shall run, isn't fit."""
+        node = self._cluster.node
         try:
-            self._record = self._open_record()
+            self._open_record()
             self._plan = self._checked()
-        except TerminalError:
+        except (TerminalError, DuplicateError):  # this node's alone: it must not say it to the others
             raise
         except TrainError as error:
-            return End(error.exit, f"node {self._cluster.node}: {error}", terminal=error.exit == contract.Exit.USAGE)
+            if isinstance(error, OutputError):
+                self._text.drop()
+            return End(error.exit, f"node {node}: {error}", terminal=error.exit == contract.Exit.USAGE)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other nodes must not wait for this one
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            return End(contract.Exit.FAILED, f"node {self._cluster.node}: {what}")
+            return End(contract.Exit.FAILED, f"node {node}: {what}")
         return None
 
-    def _open_record(self) -> Record:
-        url = self._environ.get(contract.RUN_FOLDER)
-        record = Record(open_storage(url) if url else None)
+    def _open_record(self) -> None:
+        """Read the run folder, and take this job's attempt before anything else is written."""
+        if not (url := self._environ.get(contract.RUN_FOLDER)):
+            return
+        storage, node = open_storage(url), self._cluster.node
+        record = Record(storage)
         if reason := record.terminal():
             raise TerminalError(f"this run must not be started again: {reason}")
-        return record
+        self._attempt = record.take(self._environ.get(contract.JOB_ID))
+        self._record = record
+        spool = None
+        if not isinstance(storage, LocalFolder):  # what is written to this machine's disk needs no spool on it
+            spool = spool_folder(self._environ, storage.url, node)
+            self._leftovers = Leftovers(spool, storage, say)
+        self._text.keep(storage, self._attempt, node, spool)
 
     def _checked(self) -> Plan:
         processes = checks.whole_number(self._environ, contract.PROCESSES, least=1)
@@ -115,18 +150,22 @@ class Node:
         if self._task.launcher == "torchrun" and processes > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
         run = self._environ.get(contract.RUN) or "run"
-        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts)
+        spool = self._leftovers.folder if self._leftovers else None
+        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool)
 
     def _lead(self, alarm: End | None) -> End:
         """Node 0: host the store and the referee, and take part like any other."""
         store = self._host()
         asked = self._plan.restarts if self._plan else None
         restarts = contract.DEFAULT_RESTARTS if asked is None else asked
-        referee = Referee(store, self._record, size=self._cluster.size, restarts=restarts, timing=self._timing, say=say)
+        size, timing = self._cluster.size, self._timing
+        referee = Referee(
+            store, self._record, attempt=self._attempt, size=size, restarts=restarts, timing=timing, say=say
+        )
         referee.start()
         end, heard = self._session(store, alarm)
-        if heard:
-            referee.join()
+        while heard and referee.join(0.1) and self._stop.left(inf, timing) > timing.text_least:
+            pass
         return end
 
     def _host(self) -> Store:
@@ -145,7 +184,7 @@ class Node:
             if store is None:
                 return alarm or self._own_end()
             end, heard = self._session(store, alarm)
-            if heard or self._stop.signum:
+            if heard or self._stop.signum or end.code == contract.Exit.PREEMPTED:  # saved: nothing to come back for
                 return end
             say("node 0 does not answer any more; waiting for it to come back")
 
@@ -177,29 +216,46 @@ class Node:
             end = self._obey(member, alarm)
             return end or self._own_end(), end is not None
         finally:
-            member.close()
+            member.close(self._timing.text_least if self._stop.signum else 2.0)
 
     def _obey(self, member: Member, alarm: End | None) -> End | None:
         """The end that the referee published; None when it is out of reach, or too slow for a node told to stop."""
-        done, deadline = -1, float("inf")
+        done, deadline = -1, inf
         if alarm:
             member.alarm(alarm)
         while time.monotonic() < deadline:
             state = member.state()
             if state.end or state.phase == "lost":
                 return state.end
-            if self._stop.signum and deadline == float("inf"):
-                deadline = time.monotonic() + self._timing.leave
+            if self._stop.signum and deadline == inf:
+                deadline = time.monotonic() + self._patience()
                 if not alarm and done != state.generation:
                     member.alarm(self._own_end())
             elif self._plan and state.order and state.generation != done and member.belongs(state.order):
                 done = state.generation
-                member.report(done, run_generation(self._plan, state.order, member, self._timing, self._stop))
+                member.report(done, self._generation(self._plan, state.order, member))
             time.sleep(self._timing.tick)
         return None
 
+    def _patience(self) -> float:
+        """Seconds that a node told to stop waits for the others' word: in time for its own last words."""
+        timing = self._timing
+        latest = self._stop.since + timing.grace + timing.last - 2 * timing.text_least
+        return max(0.1, min(timing.leave, latest - time.monotonic()))
+
+    def _generation(self, plan: Plan, order: Order, member: Member) -> Outcome:
+        """Run one, and send what its processes left before it is reported: the referee reads the run folder then."""
+        self._outcome = run_generation(plan, order, member, self._timing, self._stop)
+        self._text.flush()
+        if self._leftovers:
+            until = time.monotonic() + self._timing.sweep
+            self._leftovers.send(lambda: self._stop.left(until, self._timing) - self._timing.text_least)
+        return self._outcome
+
     def _own_end(self) -> End:
         """The end of a node that nobody else tells."""
+        if self._outcome and self._outcome.preempted:
+            return decided([self._outcome]) or End(contract.Exit.FAILED, str(self._outcome))
         if self._stop.signum:
             return End(128 + self._stop.signum, f"stopped by {signal.Signals(self._stop.signum).name}")
         return End(contract.Exit.FAILED, "no word from node 0")
@@ -209,8 +265,7 @@ def _catch_signals() -> Stop:
     stop = Stop()
 
     def note(signum: int, _frame: FrameType | None) -> None:
-        stop.hurry = bool(stop.signum) and signum == signal.SIGINT
-        stop.signum = stop.signum or signum
+        stop.note(signum, ctrl_c=signum == signal.SIGINT)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, note)

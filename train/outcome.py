@@ -10,12 +10,14 @@ from typing import Final
 from train.contract import Exit
 
 _FINAL: Final = {
+    Exit.SUPERSEDED: "another start of this run has taken over",
     Exit.USAGE: "the config or the code can't work (its own lines say why)",
     Exit.DISAGREED: "the ranks' parameters differ at the end",
     Exit.TERMINAL: "the run must not be started again",
     Exit.UNFIT: "the machine is not fit (its own lines say why)",
 }
-"""Codes that starting again on the same machines can't change, the most telling first."""
+"""Codes that starting again on the same machines can't change, the most telling first. Superseded comes before all: the
+run folder is another's then, and nothing may be written to it any more."""
 
 _TERMINAL: Final = (Exit.USAGE, Exit.DISAGREED)
 """Of these, the ones after which no platform may start the run again: they are written to `terminal`."""
@@ -38,10 +40,18 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the work was done. After a signal only the processes' own word counts: many exit 0 when told to."""
-        if self.signum or self.note:
-            return bool(self.marks) and not any(self.marks)
-        return self.code == 0
+        """Whether the work was done. After a signal only the processes' own word counts: many exit 0 when told to.
+
+        And who says that it saved and left (75) has work left, whatever it exits with.
+        """
+        if any(self.marks):
+            return False
+        return bool(self.marks) if self.signum or self.note else self.code == 0
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the processes left because they were told to, after a durable save."""
+        return Exit.PREEMPTED in self.marks
 
     def __str__(self) -> str:
         return f"node {self.node}: {self.note or _words(self.code)}"
@@ -56,20 +66,24 @@ class End:
     terminal: bool = False
 
 
-def verdict(outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False) -> End | None:
-    """The run's end, or None for another generation.
-
-    `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
-    `hopeless`: the last two failed alike, at once and before their first step.
-    """
+def decided(outcomes: Sequence[Outcome]) -> End | None:
+    """The run's end where the outcomes alone say it: done, stopped, or what no other start can change."""
     bad = [outcome for outcome in outcomes if not outcome.ok]
     if not bad:
         return End(Exit.OK, "done")
     for code, words in _FINAL.items():
         if marked := [outcome for outcome in bad if code in outcome.marks]:
             return End(code, f"node {marked[0].node}: {words}", terminal=code in _TERMINAL)
-    if stopped := _stopped(bad):
-        return stopped
+    return _stopped(bad)
+
+
+def exhausted(outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False) -> End | None:
+    """The end of a run that has failed too often, or None for another generation.
+
+    `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
+    `hopeless`: the last two failed alike, at once and before their first step.
+    """
+    bad = [outcome for outcome in outcomes if not outcome.ok]
     if failures > restarts:
         return End(Exit.FAILED, f"{_first(bad)}; {_count(failures)} without a new checkpoint", terminal=True)
     if hopeless:
@@ -84,9 +98,14 @@ def own_failure(outcomes: Sequence[Outcome]) -> int | None:
 
 
 def _stopped(bad: Sequence[Outcome]) -> End | None:
-    """The end when the processes were stopped from outside: by a signal to a node, or a notice they saw themselves."""
-    # A node that the referee stopped (it has a note) was not preempted, whatever its processes made of the signal.
-    if any(Exit.PREEMPTED in outcome.marks for outcome in bad if outcome.signum or not outcome.note):
+    """The end when the processes were stopped from outside: they saved and said so, or a node got a signal.
+
+    All ranks agree to save and leave, and the mark comes after the save is durable: one mark on any node, also on one
+    that got no signal itself or was stopped with the others a moment later, means that the run is safe and has to wait
+    for new machines. A rank that broke on its way out, or a node that went down before it could report, changes nothing
+    of that.
+    """
+    if any(outcome.preempted for outcome in bad):
         return End(Exit.PREEMPTED, "stopped from outside after saving")
     for outcome in bad:
         if outcome.signum:

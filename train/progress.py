@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,21 @@ def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> 
     loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"
     count = f"{row['step']:>{len(str(steps))}}/{steps}"
     return f"step {count}  loss {loss}  lr {row['lr']:.1e}  {rate} {unit}/s  ETA {clock(seconds_left)}"
+
+
+class Pace:
+    """At most a line a second, and the last one in any case."""
+
+    def __init__(self) -> None:
+        self._spoke = 0.0
+
+    def ready(self, *, last: bool) -> bool:
+        """Whether to speak now."""
+        now = time.monotonic()
+        if not last and now - self._spoke < 1:
+            return False
+        self._spoke = now
+        return True
 
 
 def summary(end: Mapping[str, Any], unit: str, where: str | None) -> str:

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from train import contract
-from train.errors import OutputError
+from train.errors import OutputError, SupersededError, TrainError
 from train.storage import Storage
 
 _LOCK = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.json$")
+_CLAIM = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.claim$")
+
+
+class DuplicateError(TrainError):
+    """Another job has this attempt. Nothing is wrong: it does the work."""
+
+    exit = contract.Exit.OK
 
 
 @dataclass(frozen=True)
@@ -26,23 +33,52 @@ class Record:
         text = self._read(contract.TERMINAL)
         return None if text is None else text.strip() or "no reason given"
 
-    def attempt(self) -> int:
-        """Number of the newest attempt; 1 when nobody has written one."""
+    def take(self, job: str | None) -> int:
+        """Claim an attempt for `job`, and its number: the newest, unless the job has claimed one before (a container
+        that was started again, another node). Without a job id nobody is told apart: nothing is written.
+
+        Raises DuplicateError when another job has it, and SupersededError when another has claimed a later one.
+        """
         names = self.storage.list(f"{contract.ATTEMPTS}/") if self.storage else []
-        return max((int(found[1]) for found in map(_LOCK.match, names) if found), default=1)
+        newest = max(_numbers(_LOCK, names), default=1)
+        if not self.storage or not job:
+            return newest
+        for attempt in sorted(_numbers(_CLAIM, names), reverse=True):
+            if self._holder(attempt) == job:
+                return self._own(attempt, names)
+        try:
+            # Content that is unique to the job: the other nodes write the same, and take it for their own.
+            self.storage.write(contract.claim(newest), json.dumps({"job": job}).encode(), create=True)
+        except FileExistsError as error:
+            if (holder := self._holder(newest)) != job:
+                raise DuplicateError(f"job {holder} has attempt {newest} of this run; this one has none") from error
+        return newest
+
+    def _own(self, attempt: int, names: list[str]) -> int:
+        if later := [number for number in _numbers(_CLAIM, names) if number > attempt]:
+            raise SupersededError(f"job {self._holder(max(later))} has taken over with attempt {max(later)}")
+        return attempt
+
+    def _holder(self, attempt: int) -> str:
+        """The job id in a claim; empty if none can be found in it."""
+        try:
+            held = json.loads(self._read(contract.claim(attempt)) or "")
+        except ValueError:
+            return ""
+        return str(held.get("job", "")) if isinstance(held, dict) else ""
 
     def next_generation(self, attempt: int) -> int:
         """The number after the newest generation of the attempt, whichever container started that; from 0."""
         text = (self._read(contract.generation_record(attempt)) or "").strip()
         return int(text) + 1 if text.isdecimal() else 0
 
-    def newest_checkpoint(self) -> str:
-        """Name of the newest durable step; empty for none.
+    def newest_checkpoint(self) -> int:
+        """The newest step that has a whole checkpoint; 0 for none.
 
-        Its folder's name alone: a process that dies each time while it writes the same step has made none.
+        The step alone: processes that die each time after they wrote the same step again have got no further.
         """
         names = self.storage.list(f"{contract.CHECKPOINTS}/") if self.storage else []
-        return max((name.split("/")[1] for name in names), default="")
+        return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=0)
 
     def has_steps(self, attempt: int, generation: int) -> bool:
         """Whether a row of any step of this generation has come; every part of it is read, so ask of short ones."""
@@ -74,3 +110,7 @@ class Record:
     def _write(self, name: str, text: str) -> None:
         if self.storage:
             self.storage.write(name, text.encode())
+
+
+def _numbers(pattern: re.Pattern[str], names: list[str]) -> list[int]:
+    return [int(found[1]) for found in map(pattern.match, names) if found]

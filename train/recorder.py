@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from statistics import fmean, median
@@ -45,6 +45,8 @@ class Recorder:
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=ENDS))
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     _due: int = 1
+    usual: float = 0.0
+    """Seconds that a step usually takes, as all ranks know it; 0 before the first block."""
 
     def add(self, step: int, rate: float, loss: Tensor, grad_norm: Tensor) -> None:
         """A step that was done, or queued: `loss` is this rank's, on the device."""
@@ -68,6 +70,7 @@ class Recorder:
         for (step, rate, _, _), (loss, norm, _), (seconds, ended) in zip(steps, numbers, times, strict=True):
             rows.append(self._row(step, rate, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
             self._remember(loss, seconds)
+        self.usual = self.step_seconds()
         self._due = steps[-1][0] + max(1, int(FRESH_SECONDS / numbers[-1][2]))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
 
@@ -93,6 +96,16 @@ class Recorder:
             self._first.append(loss)
         self._last.append(loss)
         self._seconds.append(seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the summary at the end needs of the steps so far."""
+        return {"first": list(self._first), "last": list(self._last), "seconds": list(self._seconds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._first = list(state["first"])
+        self._last.extend(state["last"])
+        self._seconds.extend(state["seconds"])
 
     def step_seconds(self) -> float:
         """The median of the last steps: compilation and hiccups don't count."""

@@ -7,22 +7,36 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import TypeVar
 
+from train import contract
 from train.contract import Exit
 from train.control import Order, Pulse, Store, Timing, decode_outcome, reserve_port
-from train.errors import TrainError
-from train.outcome import End, Outcome, own_failure, verdict
+from train.errors import OutputError, TrainError
+from train.outcome import End, Outcome, decided, exhausted, own_failure
 from train.record import Record
 
 Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class _EndedError(TrainError):
+    """A node asked for the end while the run folder was waited for."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.reason)
+        self.end = end
 
 
 class Referee:
     """Runs the generations of one attempt, from the first rendezvous to the last node's leave."""
 
-    def __init__(self, store: Store, record: Record, *, size: int, restarts: int, timing: Timing, say: Say) -> None:
+    def __init__(
+        self, store: Store, record: Record, *, attempt: int, size: int, restarts: int, timing: Timing, say: Say
+    ) -> None:
         self._store = store
         self._record = record
+        self._attempt = attempt
         self._size = size
         self._restarts = restarts
         self._timing = timing
@@ -35,43 +49,86 @@ class Referee:
         """Begin, in a thread."""
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until every node has read the end: node 0 leaves last."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait until every node has read the end (node 0 leaves last); whether that is still to come."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         end = End(Exit.FAILED, "the referee itself failed, which is a fault of launch")
         try:
             end = self._play()
             if end.terminal:
-                self._record.write_terminal(end.reason)
+                self._forbid(end)
+        except _EndedError as error:
+            end = error.end
         except TrainError as error:
             end = End(error.exit, str(error))
         finally:  # whatever happens here, no node may wait for ever
             self._finish(end)
 
     def _play(self) -> End:
-        attempt, before = self._record.attempt(), None
+        code = None
         while True:
             members = self._gather()
             if isinstance(members, End):
                 return members
-            checkpoint, generation = self._record.newest_checkpoint(), self._record.next_generation(attempt)
-            began = time.monotonic()
-            outcomes = self._generation(attempt, generation, members)
+            checkpoint = self._patiently(self._record.newest_checkpoint)
+            generation = self._patiently(lambda: self._record.next_generation(self._attempt))
+            began, before = time.monotonic(), code
+            outcomes = self._generation(generation, members)
             if isinstance(outcomes, End):
                 return outcomes
-            durable = self._record.newest_checkpoint() > checkpoint
+            if end := decided(outcomes):  # without a look at the run folder, which may be slow when time is short
+                return end
+            durable = self._patiently(self._record.newest_checkpoint) > checkpoint
             self._failures = 1 if durable else self._failures + 1
             stillborn = not durable and time.monotonic() - began < self._timing.quick
-            code = own_failure(outcomes) if stillborn else None
-            if code is not None and self._record.has_steps(attempt, generation):
-                code = None
-            hopeless, before = code is not None and code == before, code
-            if end := verdict(outcomes, failures=self._failures, restarts=self._restarts, hopeless=hopeless):
+            code = self._stillborn(outcomes, generation) if stillborn else None
+            hopeless = code is not None and code == before
+            if end := exhausted(outcomes, failures=self._failures, restarts=self._restarts, hopeless=hopeless):
                 return end
             bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
             self._say(f"{bad}; starting again ({self._failures} of {self._restarts} since the last checkpoint)")
+
+    def _stillborn(self, outcomes: list[Outcome], generation: int) -> int | None:
+        """The exit code of a command that failed by itself before the first step; None if there is none."""
+        code = own_failure(outcomes)
+        if code is None or self._patiently(lambda: self._record.has_steps(self._attempt, generation)):
+            return None
+        return code
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What `ask` reads or writes in the run folder, tried until it can: a paid run doesn't end because its bucket
+        can't be reached for a moment. Raises OutputError after `patience` seconds."""
+        start, said = time.monotonic(), float("-inf")
+        while True:
+            try:
+                return ask()
+            except (OutputError, OSError) as error:
+                now = time.monotonic()
+                if now - start >= self._timing.patience:
+                    raise
+                if now - said >= self._timing.line:
+                    said = now
+                    left = self._timing.patience - (now - start)
+                    self._say(f"{error}; trying again for {left:.0f} s")
+            self._pause(self._timing.again)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless a node asks for the end meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if alarm := self._alarm():
+                raise _EndedError(alarm)
+            time.sleep(self._timing.tick)
+
+    def _forbid(self, end: End) -> None:
+        """Write `terminal`. Where that can't be done, the reason for the end is still worth more than this one."""
+        try:
+            self._patiently(lambda: self._record.write_terminal(end.reason))
+        except TrainError as error:
+            self._say(f"{contract.TERMINAL} could not be written ({error}): don't start this run again")
 
     def _gather(self) -> tuple[str, ...] | End:
         """The incarnations of all nodes, once they are all there."""
@@ -86,14 +143,14 @@ class Referee:
                 said = time.monotonic()
                 self._say(f"waiting for node {missing} ({said - start:.0f} s)")
             time.sleep(self._timing.tick)
-        return tuple(members[node] for node in range(self._size))
+        return self._alarm() or tuple(members[node] for node in range(self._size))
 
-    def _generation(self, attempt: int, generation: int, members: tuple[str, ...]) -> list[Outcome] | End:
+    def _generation(self, generation: int, members: tuple[str, ...]) -> list[Outcome] | End:
         """Start one, and wait until it is over on every node."""
-        self._record.write_generation(attempt, generation)
+        self._patiently(lambda: self._record.write_generation(self._attempt, generation))
         held, port = reserve_port()
         with held:
-            order = Order(generation, attempt, port, members)
+            order = Order(generation, self._attempt, port, members)
             self._store.set(f"order/{generation}", json.dumps(asdict(order)))
             self._store.set("state", f"run:{generation}")
             return self._watch(order)
@@ -101,12 +158,16 @@ class Referee:
     def _watch(self, order: Order) -> list[Outcome] | End:
         """The outcomes of all nodes; the first that isn't good stops the others."""
         outcomes: dict[int, Outcome] = {}
-        stopping = False
+        stopping, since = False, float("inf")
         while len(outcomes) < self._size:
             if alarm := self._alarm():
                 return alarm
             outcomes |= self._news(order, outcomes)
-            if not stopping and not all(outcome.ok for outcome in outcomes.values()):
+            bad = [outcome for outcome in outcomes.values() if not outcome.ok]
+            since = min(since, time.monotonic()) if bad else since
+            # Who has saved and left did so together with all: the others are on their way, and may end by themselves.
+            patience = self._timing.settle if all(outcome.preempted for outcome in bad) else 0.0
+            if bad and not stopping and time.monotonic() - since >= patience:
                 stopping = True
                 self._store.set("state", f"stop:{order.generation}")
             time.sleep(self._timing.tick)

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train import contract, metrics, models, optim, precision
+from train.agreement import Agreement
+from train.checkpoint import Manifest
 from train.config import Config, Gpt, as_data
 from train.data import Source, open_data
 from train.data.source import draw, share
 from train.dist import Ranks
 from train.errors import UsageError
-from train.progress import si
+from train.progress import Pace, si
 from train.recorder import Recorder
+from train.saver import Saver
 from train.storage import Storage, open_storage
 from train.timing import Stopwatch, stopwatch
 
-DROPOUT = 2
-"""Stream of random numbers (train.data.source has 0 and 1)."""
+DROPOUT, OWN = 2, 3
+"""Streams of random numbers (train.data.source has 0 and 1): torch's, and Python's and NumPy's for who uses them."""
+
+WARM_UP_STEPS = 2
+
+FRESH: Mapping[str, Any] = MappingProxyType(
+    {"step": 0, "samples": 0, "eval_loss": None, "eval_due": False, "seconds": 0.0, "interruptions": 0}
+)
+"""The loop's own state: steps done, samples drawn (the position in the data), the newest held-out loss and whether one
+is due, seconds of training before this start, and how often the run was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,17 @@ class Run:
     share: slice
     micro_batch: int
     facts: dict[str, Any]
-    start_name: str
-    state: dict[str, Any] = field(
-        default_factory=lambda: {"step": 0, "eval_loss": None, "began": time.monotonic(), "spoke": 0.0}
-    )
+    agreement: Agreement
+    saver: Saver | None = None
+    resumed: Manifest | None = None
+    state: dict[str, Any] = field(default_factory=lambda: dict(FRESH))
+    began: float = field(default_factory=time.monotonic)
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def seconds(self) -> float:
+        """Of training, over all starts of the run."""
+        return float(self.state["seconds"]) + time.monotonic() - self.began
 
     def no_sync(self) -> AbstractContextManager[None]:
         """In it a backward pass keeps its gradients to this rank."""
@@ -69,13 +90,12 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     source = open_data(config, ranks)
     torch.manual_seed(config.seed)
     model = models.build(config.model).to(ranks.device)
-    torch.manual_seed(int(draw(config.seed, DROPOUT, ranks.rank, 1, 2**62)[0]))
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
     recorder = _recorder(config, ranks, source, model, watch, _peak(env, numbers, facts["device"]))
     if ranks.rank == 0:
         _announce(config, facts, source.unit)
-    return Run(
+    run = Run(
         config=config,
         ranks=ranks,
         source=source,
@@ -91,8 +111,35 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         share=share(config.batch_size, ranks.rank, ranks.world),
         micro_batch=micro_batch,
         facts=facts,
-        start_name=f"{int(env.get(contract.ATTEMPT) or 1):04d}-{int(env.get(contract.GENERATION) or 0):04d}",
+        agreement=Agreement(ranks),
     )
+    warm_up(run)
+    seed(config, ranks)
+    return run
+
+
+def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
+    """Set this rank's generators. `step` counts when the run goes on with another number of ranks."""
+    drawn = [int(draw(config.seed, stream, ranks.rank + (step << 20), 1, 2**62)[0]) for stream in (DROPOUT, OWN)]
+    torch.manual_seed(drawn[0])
+    random.seed(drawn[1])
+    np.random.seed(drawn[1] % 2**32)
+
+
+def warm_up(run: Run) -> None:
+    """Steps that leave no trace. After its first backward pass (a static graph: its second) DDP puts the gradients into
+    other buckets, and so adds them in another order: a run that begins, and one that goes on, have both behind them."""
+    from train.loop import gradients
+
+    if run.ranks.world == 1:
+        return
+    buffers = [buffer.clone() for buffer in run.model.buffers()]
+    for _ in range(WARM_UP_STEPS):
+        gradients(run)
+        run.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(run.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 def micro_batch_size(config: Config, world: int) -> int:
@@ -197,6 +244,4 @@ def _announce(config: Config, facts: Mapping[str, Any], unit: str) -> None:
     batch = f"{config.batch_size}{block} {unit}"
     print(f"{config.model.name}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
-    if config.checkpoint.minutes is not None:
-        print("this version writes the final checkpoint only")
     print(end="", flush=True)

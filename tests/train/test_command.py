@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from train.cluster import Cluster
-from train.command import TORCHRUN, Task, child_env, command, machine_env, missing, parse_args, rehearsal_env
+from train.command import TORCHRUN, Paths, Task, child_env, command, machine_env, missing, parse_args, rehearsal_env
 from train.control import Order
 
 ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
@@ -67,7 +68,8 @@ def test_without_torchrun() -> None:
 
 def test_the_platforms_own_variables_are_left_alone() -> None:
     environ = {"MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": "/code"}
-    env = child_env(environ, ORDER, 1, gpus=8, code=Path("/workspace"), exit_file=Path("/x/exit"))
+    paths = Paths(Path("/workspace"), Path("/x/exit"), Path("/x/notice"), Path("/spool"))
+    env = child_env(environ, ORDER, 1, gpus=8, paths=paths)
     assert {name: env[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")} == {
         name: environ[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")
     }
@@ -79,7 +81,11 @@ def test_the_platforms_own_variables_are_left_alone() -> None:
         "LAUNCH_VISIBLE_GPUS": "8",
         "LAUNCH_CODE": "/workspace",
         "LAUNCH_EXIT_FILE": "/x/exit",
+        "LAUNCH_NOTICE": "/x/notice",
+        "LAUNCH_SPOOL": "/spool",
     }
+    without = child_env(environ, ORDER, 1, gpus=8, paths=replace(paths, spool=None))
+    assert "LAUNCH_SPOOL" not in without
 
 
 def test_what_is_missing(tmp_path: Path) -> None:

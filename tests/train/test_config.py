@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import PRESETS, Config, Gpt, ResNet, as_data, line, parse, problems
+from train.config import PRESETS, Checkpoint, Config, Gpt, ResNet, as_data, line, parse, problems
 from train.errors import ConfigError
 
 
@@ -37,11 +37,11 @@ def test_the_sample_of_the_documents_is_the_default_but_for_the_minutes() -> Non
         "seed": 1337,
         "eval": {"every": 100, "batches": 20},
         "log_every": 10,
-        "checkpoint": {"minutes": 10, "keep": {"last": 3}},
+        "checkpoint": {"minutes": 10, "keep": {"last": 3, "every": 1000}},
         "profile": "off",
     }
     config = parse(sample)
-    assert config.checkpoint.minutes == 10
+    assert config.checkpoint == Checkpoint(10, 3, 1000)
     assert parse({**sample, "checkpoint": {}}) == Config()
 
 
@@ -51,7 +51,7 @@ def test_the_settings_as_data_are_those_that_were_given() -> None:
     for key, value in given.items():
         assert data[key] | value == data[key] if isinstance(value, dict) else data[key] == value
     assert as_data(parse({"model": "resnet50"}))["model"]["width"] == 64
-    assert json.loads(json.dumps(data))["checkpoint"] == {"minutes": None, "keep_last": 3}
+    assert json.loads(json.dumps(data))["checkpoint"] == {"minutes": "auto", "keep_last": 3, "keep_every": 0}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -14,14 +14,15 @@ import pytest
 
 from tests.train.nodes import free_port, until
 from train.control import Member, MemoryStore, Order, Pulse, State, Store, StoreLostError, Timing, reserve_port
-from train.loop import SAVE_SECONDS
+from train.errors import OutputError
+from train.loop import NOTICE_SECONDS
 from train.metrics import LAST_SECONDS
 from train.outcome import End, Outcome
 from train.record import Record
 from train.referee import Referee
-from train.storage import open_storage
+from train.storage import Buffer, LocalFolder, Storage, open_storage
 
-FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05)
+FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05, settle=0.2, patience=0.3, again=0.01)
 
 
 class Clock:
@@ -65,13 +66,15 @@ def test_who_was_away_himself_blames_nobody() -> None:
 class Crew:
     """Some members, each with a line of its own, and a referee in between."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, storage: Storage | None = None) -> None:
         self.store = MemoryStore()
-        self.record = Record(open_storage(str(folder)))
+        self.record = Record(storage or open_storage(str(folder)))
         self.said: list[str] = []
         self.size = size
         self.members: dict[int, Member] = {}
-        self.referee = Referee(self.store, self.record, size=size, restarts=1, timing=FAST, say=self.said.append)
+        self.referee = Referee(
+            self.store, self.record, attempt=1, size=size, restarts=1, timing=FAST, say=self.said.append
+        )
 
     def join(self, *nodes: int) -> None:
         for node in nodes:
@@ -158,6 +161,7 @@ def test_an_alarm_ends_the_run_everywhere(crew: Crew) -> None:
     crew.members[1].alarm(End(70, "node 1: no GPU"))
     crew.join(0)
     assert crew.end() == End(70, "node 1: no GPU")
+    assert crew.record.next_generation(1) == 0  # nothing was started
 
 
 def test_a_fault_of_the_referee_leaves_nobody_waiting(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +173,90 @@ def test_a_fault_of_the_referee_leaves_nobody_waiting(crew: Crew, monkeypatch: p
     crew.referee.start()
     assert crew.end().code == 1
     assert seen == [json.JSONDecodeError]
+
+
+def test_who_has_saved_and_left_gives_the_others_time_to_do_so_too(crew: Crew) -> None:
+    crew.join(0, 1)
+    crew.referee.start()
+    crew.ordered(0)
+    crew.report(0, Outcome(1, 1, (75,), signum=15))
+    time.sleep(0.1)
+    assert crew.state(0).phase == "run"
+    until(lambda: crew.state(0).phase == "stop", "the stop of one that does not leave by itself")
+    crew.report(0, Outcome(0, 1, (75,), note="stopped with the others"))
+    assert crew.end() == End(75, "stopped from outside after saving")
+
+
+class Shaky(LocalFolder):
+    """A run folder that can't be used `times` times from when it is shaken."""
+
+    times = 0
+    calls = 0
+
+    def _shake(self) -> None:
+        self.calls += 1
+        if self.times > 0:
+            self.times -= 1
+            raise OutputError("no answer")
+
+    def list(self, prefix: str = "") -> list[str]:
+        self._shake()
+        return super().list(prefix)
+
+    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+        self._shake()
+        return super().write(name, data, create=create)
+
+
+@pytest.fixture
+def shaky(tmp_path: Path) -> Iterator[Crew]:
+    made = Crew(tmp_path, 1, Shaky(tmp_path))
+    made.join(0)
+    made.referee.start()
+    yield made
+    made.members[0].close()
+
+
+def shake(crew: Crew, times: int) -> Shaky:
+    assert isinstance(crew.record.storage, Shaky)
+    crew.record.storage.times = times
+    return crew.record.storage
+
+
+def test_a_run_folder_that_can_not_be_reached_for_a_moment_ends_nothing(shaky: Crew) -> None:
+    shaky.ordered(0)
+    shake(shaky, 7)
+    shaky.report(0, Outcome(0, 5))
+    shaky.ordered(1)
+    assert shaky.said[0] == "no answer; trying again for 0 s"
+    shaky.report(1, Outcome(0, 0))
+    assert shaky.end() == End(0, "done")
+
+
+def test_a_node_that_is_told_to_stop_does_not_wait_for_the_run_folder(shaky: Crew) -> None:
+    shaky.ordered(0)
+    shake(shaky, 10**9)
+    shaky.report(0, Outcome(0, 5))
+    until(lambda: shaky.said != [], "the trouble")
+    shaky.members[0].alarm(End(143, "stopped by SIGTERM"))
+    assert shaky.end() == End(143, "stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(Outcome(0, 0), 0), (Outcome(0, 1, (75,), signum=15), 75)])
+def test_an_end_that_is_clear_asks_the_run_folder_nothing(shaky: Crew, outcome: Outcome, code: int) -> None:
+    shaky.ordered(0)
+    calls = shake(shaky, 10**9).calls
+    shaky.report(0, outcome)
+    assert shaky.end().code == code
+    assert shake(shaky, 0).calls == calls
+
+
+def test_a_reason_that_can_not_be_written_is_told_all_the_same(shaky: Crew) -> None:
+    shaky.ordered(0)
+    shake(shaky, 10**9)
+    shaky.report(0, Outcome(0, 2, (2,)))
+    assert shaky.end().code == 2
+    assert shaky.said[-1] == "terminal could not be written (no answer): don't start this run again"
 
 
 def test_a_run_folder_that_fails_is_the_end(tmp_path: Path) -> None:
@@ -254,7 +342,7 @@ def test_an_order_survives_the_store() -> None:
 def test_graces_nest() -> None:
     timing = Timing()
     torchrun, node, container = timing.grace - timing.report, timing.grace, 25.0
-    assert SAVE_SECONDS < LAST_SECONDS + 1 < torchrun <= node - 3 < node <= container - 3
+    assert max(NOTICE_SECONDS, LAST_SECONDS + 1) < torchrun <= node - 3 < node < node + timing.last <= container
 
 
 def test_a_thousand_nodes_look_less_often() -> None:

@@ -128,7 +128,7 @@ def test_ranks_that_disagree_end_with_their_code(tmp_path: Path) -> None:
     done = start(environment(tmp_path / "run", config, f"{tmp_path}:{ROOT}"), 2)
     assert "the ranks' parameters differ at the end" in done.stderr
     assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"76"}
-    assert LocalFolder(tmp_path / "run").list("checkpoints/") == []
+    assert LocalFolder(tmp_path / "run").list("checkpoints/step") == []
 
 
 def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path) -> 
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'train.loop':\n"
         "            import time, datetime, train.dist as dist, train.checkpoint as checkpoint\n"
-        "            dist.TIMEOUT, save = datetime.timedelta(seconds=3), checkpoint.save\n"
-        "            checkpoint.save = lambda *a, **k: (time.sleep(4), save(*a, **k))[1]\n"
+        "            dist.TIMEOUT, commit = datetime.timedelta(seconds=3), checkpoint.commit\n"
+        "            checkpoint.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
         "sys.meta_path.insert(0, Late())\n"
     )
     env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic", "steps": 2}, f"{tmp_path}:{ROOT}")
@@ -165,7 +165,7 @@ def test_the_held_out_loss_is_that_of_the_saved_model(tmp_path: Path) -> None:
     done = start(environment(tmp_path / "run", config), 2)
     assert done.returncode == 0, done.stderr
     _, evals, end = losses(tmp_path / "run")
-    state, _ = checkpoint.load(LocalFolder(tmp_path / "run"), 4)
+    state = checkpoint.load(str(tmp_path / "run"), 4)
     parsed = parse(config)
     saved = build(parsed.model)
     saved.load_state_dict(state["model"])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from train import contract, metrics, tensorboard
+from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
+from train import contract, metrics, spool
 from train.errors import OutputError
-from train.storage import LocalFolder
-from train.tensorboard import scalars
+from train.spool import Direct
+from train.storage import Buffer, GcsFolder, LocalFolder
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -25,6 +27,10 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def sink(folder: Path, **env: str) -> metrics.Sink:
     return metrics.open_sink({contract.RUN_FOLDER: str(folder), **env}, tensorboard=False)
+
+
+def parts(storage: LocalFolder, board: Any = None) -> metrics.Parts:
+    return metrics.Parts(storage, Direct(storage), metrics.part_names({}), board)
 
 
 def test_rows_come_out_in_order_and_complete(tmp_path: Path) -> None:
@@ -56,11 +62,12 @@ def test_rows_reach_the_folder_while_the_run_goes_on(tmp_path: Path, monkeypatch
     written, storage = threading.Event(), LocalFolder(tmp_path)
 
     class Watched(LocalFolder):
-        def write(self, name: str, data: bytes, *, create: bool = False) -> None:
-            super().write(name, data, create=create)
+        def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+            version = super().write(name, data, create=create)
             written.set()
+            return version
 
-    out = metrics.Parts(Watched(tmp_path), metrics.part_names({}))
+    out = parts(Watched(tmp_path))
     out.put([{"step": 1}])
     assert written.wait(10)
     assert [row["step"] for row in rows_of(tmp_path)] == [1]
@@ -89,14 +96,14 @@ def test_a_row_is_strict_json() -> None:
 
 
 class Broken(LocalFolder):
-    def write(self, name: str, data: bytes, *, create: bool = False) -> None:
+    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
         raise OutputError("the disk is full")
 
 
 def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
     monkeypatch.setattr(metrics, "QUEUE_BLOCKS", 2)
-    out = metrics.Parts(Broken(tmp_path), metrics.part_names({}))
+    out = parts(Broken(tmp_path))
 
     def train_for_ever() -> None:
         while True:
@@ -110,7 +117,7 @@ def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_error_of_the_last_write_is_raised_by_close(tmp_path: Path) -> None:
-    out = metrics.Parts(Broken(tmp_path), metrics.part_names({}))
+    out = parts(Broken(tmp_path))
     out.put([{"step": 1}])
     with pytest.raises(OutputError, match="disk is full"):
         out.close()
@@ -157,6 +164,147 @@ def test_a_script_that_is_told_to_stop_writes_its_rows_first(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "my own\n")
 
 
+@pytest.fixture
+def bucket(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a run on a bucket."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    return {contract.RUN_FOLDER: "gs://my-bucket/r", contract.SPOOL: str(tmp_path / "spool")}
+
+
+def stored(cloud: GoogleCloud) -> dict[str, list[dict[str, Any]]]:
+    """Rows by part."""
+    parts = sorted(cloud.objects.buckets["my-bucket"].items())
+    return {
+        name.removeprefix("r/metrics/"): [json.loads(line) for line in b"".join(blob.pieces).splitlines()]
+        for name, blob in parts
+        if name.startswith("r/metrics/")
+    }
+
+
+def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
+    out = metrics.open_sink(bucket, tensorboard=False)
+    for step in range(1, 6):
+        began = time.monotonic()
+        out.put([{"step": step}])
+        assert out.flush(20)
+        assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, step + 1))
+        assert time.monotonic() - began < metrics.FLUSH_SECONDS, "it pushes"
+    out.close()
+    assert out.flush(1)
+
+
+def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
+    out, done = metrics.open_sink(bucket, tensorboard=False), list[int]()
+
+    def train() -> None:
+        for step in range(1, 2001):
+            out.put([{"step": step}])
+            done.append(step)
+
+    training = threading.Thread(target=train)
+    training.start()
+    while training.is_alive():
+        before = len(done)
+        assert out.flush(20)
+        assert sum(map(len, stored(cloud).values())) >= before
+    training.join()
+    out.close()
+    assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, 2001))
+
+
+def test_no_outage_reaches_the_training(
+    cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(metrics, "LIST_SECONDS", 0.1)
+    monkeypatch.setattr(spool, "SEND_SECONDS", 0.1)
+    cloud.faults.down(until=clock() + 1)
+    out = metrics.open_sink(bucket)
+    for step in range(1, 301):
+        out.put([{"step": step, "loss": 1.0}])
+    assert not out.flush(0.3)
+    clock.advance(2)
+    assert out.flush(20)
+    out.close()
+    rows = [row for rows in stored(cloud).values() for row in rows]
+    assert [row["step"] for row in rows] == list(range(1, 301))
+
+
+def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
+    cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "SEND_SECONDS", 0.1)
+    out = metrics.open_sink(bucket, tensorboard=False)
+    out.put([{"step": 1}])
+    assert out.flush(20)
+    cloud.faults.down(until=clock() + 1e6)
+    out.put([{"step": 2}])
+    place = f"{bucket[contract.SPOOL]}/launch-spool-"
+    with pytest.raises(OutputError, match=rf"-000001.jsonl \(0.000 MB\) did not reach gs://my-bucket/r in .*{place}"):
+        out.close(0.5)
+    cloud.faults.clear()
+    assert spool.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert [[row["step"] for row in rows] for rows in stored(cloud).values()] == [[1], [2]]
+
+
+def test_parts_begin_after_those_that_are_there(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
+    folder = GcsFolder(bucket[contract.RUN_FOLDER])
+    for number in (0, 41, 99):
+        folder.write(contract.metrics_part(1, 0, 0, number), b"{}\n")
+    folder.write("metrics/0001-0000-0000-000100-1.jsonl", b"{}\n")
+    folder.write(contract.metrics_part(1, 1, 0, 500), b"{}\n")
+    asked = len(cloud.requests)
+    out = metrics.open_sink(bucket, tensorboard=False)
+    out.put([{"step": 1}])
+    out.close()
+    assert "0001-0000-0000-000101.jsonl" in stored(cloud)
+    assert [request.method for request in cloud.requests[asked:]] == ["GET", "POST"], "one listing, one part"
+
+
+def test_without_the_listing_no_row_is_lost(
+    cloud: GoogleCloud, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "LIST_SECONDS", 0.1)
+    cloud.faults.add(Fault("storage.objects.list", Status(503), times=None))
+    GcsFolder(bucket[contract.RUN_FOLDER]).write(contract.metrics_part(1, 0, 0, 0), b"{}\n")
+    out = metrics.open_sink(bucket, tensorboard=False)
+    out.put([{"step": 1}])
+    out.close()
+    assert stored(cloud) == {"0001-0000-0000-000000.jsonl": [{}], "0001-0000-0000-000000-1.jsonl": [{"step": 1}]}
+
+
+def test_a_bucket_that_is_not_there_is_said_at_once(bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
+    out = metrics.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, tensorboard=False)
+    out.put([{"step": 1}])
+    assert not out.flush(20)
+    with pytest.raises(OutputError, match="there is no bucket no-such-bucket"):
+        out.put([{"step": 2}])
+    with pytest.raises(OutputError, match="there is no bucket no-such-bucket"):
+        out.close()
+
+
+def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str]) -> None:
+    cloud.faults.down(until=clock() + 1)
+    code = (
+        "import os, signal; from train import metrics; metrics.FLUSH_SECONDS = 0.001; metrics.LIST_SECONDS = 0.1\n"
+        "for step in range(1, 101): metrics.log(step, loss=1 / step)\n"
+        "sink = metrics._default(); sink.flush(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {
+        **bucket,
+        "PATH": "",
+        "STORAGE_EMULATOR_HOST": cloud.url,
+        "PYTHONPATH": str(Path(metrics.__file__).parents[1]),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+    assert stored(cloud) == {}
+    clock.advance(2)
+    assert spool.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, 101))
+
+
 @pytest.mark.parametrize("step", [3, np.int64(3), np.float32(3), 3.0, torch.tensor(3)])
 def test_a_step_is_a_whole_number(step: Any) -> None:
     assert metrics._whole(step) == 3
@@ -167,88 +315,6 @@ def test_a_step_is_a_whole_number(step: Any) -> None:
 def test_another_step_is_refused_at_once(step: Any) -> None:
     with pytest.raises(TypeError, match=r"metrics.log: the step must be a whole number, not "):
         metrics.log(step, loss=1.0)
-
-
-def test_what_a_row_draws() -> None:
-    assert scalars({"step": 3, "time": 1.0, "loss": 0.5, "lr": 1, "note": "x"}) == {"train/loss": 0.5, "train/lr": 1.0}
-    assert scalars({"event": "eval", "step": 3, "loss": 0.5}) == {"eval/loss": 0.5}
-    assert scalars({"event": "end", "step": 3, "loss": 0.5}) == {}
-    assert scalars({"step": 3, "loss": None}) == {}
-
-
-def curves(folder: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard itself reads from a folder of events."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {tag: {point.step: point.value for point in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-
-
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    out = metrics.open_sink({contract.RUN_FOLDER: str(tmp_path)})
-    out.put([{"step": step, "loss": 1 / step, "time": 1e9 + step} for step in range(1, 501)])
-    out.put([{"event": "eval", "step": 500, "loss": 0.25}, {"event": "end", "step": 500}])
-    out.close()
-    drawn = curves(tmp_path / "logs")
-    assert set(drawn) == {"train/loss", "eval/loss"}
-    assert drawn["train/loss"] == pytest.approx({step: 1 / step for step in range(1, 501)})
-    assert drawn["eval/loss"] == {500: 0.25}
-
-
-def test_without_tensorboard_there_is_a_line_and_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    out = metrics.open_sink({contract.RUN_FOLDER: str(tmp_path)})
-    out.put([{"step": 1}])
-    out.close()
-    assert [row["step"] for row in rows_of(tmp_path)] == [1]
-    assert capsys.readouterr().err == "TensorBoard is not installed: no events are written\n"
-
-
-def test_trouble_with_tensorboard_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Trouble:
-        def add(self, rows: object) -> None:
-            raise RuntimeError("no protobuf")
-
-        def close(self) -> None:
-            raise RuntimeError("no close either")
-
-    board: Any = Trouble()
-    out = metrics.Parts(LocalFolder(tmp_path), metrics.part_names({}), board)
-    out.put([{"step": 1}])
-    out.close()
-    assert [row["step"] for row in rows_of(tmp_path)] == [1]
-    assert capsys.readouterr().err == "no more TensorBoard events are written: no protobuf\n"
-
-
-def test_a_board_that_can_not_be_opened_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "logs").write_text("in the way")
-    assert tensorboard.open_board(LocalFolder(tmp_path)) is None
-    assert capsys.readouterr().err.startswith("no TensorBoard events are written: ")
-
-
-def test_a_bucket_gets_whole_copies_of_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "COPY_SECONDS", 0.0)
-
-    class Bucket:
-        """A store that is not a local folder, as far as the board can tell."""
-
-        def __init__(self) -> None:
-            self.folder = LocalFolder(tmp_path / "bucket")
-            self.url, self.write, self.read = "gs://b", self.folder.write, self.folder.read
-            self.write_file, self.list, self.delete = self.folder.write_file, self.folder.list, self.folder.delete
-
-    board = tensorboard.open_board(Bucket())
-    assert board is not None
-    board.add([{"step": 1, "loss": 0.5}])
-    assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5}}
-    monkeypatch.setattr(tensorboard, "COPY_SECONDS", 1e6)
-    board.add([{"step": 2, "loss": 0.25}])
-    assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5}}
-    board.close()
-    assert curves(tmp_path / "bucket" / "logs") == {"train/loss": {1: 0.5, 2: 0.25}}
 
 
 def test_the_thread_is_told_only_what_it_was_given(tmp_path: Path) -> None:

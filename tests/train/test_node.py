@@ -74,15 +74,16 @@ def test_a_new_checkpoint_starts_the_count_again(one: Machines) -> None:
     script = one.script(
         "import os, pathlib\n"
         "generation = int(os.environ['LAUNCH_GENERATION'])\n"
-        "step = pathlib.Path(os.environ['LAUNCH_RUN_FOLDER'], 'checkpoints', f'step-{min(generation, 3):06d}')\n"
-        "step.mkdir(parents=True, exist_ok=True)\n"
-        "(step / f'{generation}').write_text('x')\n"
+        "step = pathlib.Path(os.environ['LAUNCH_RUN_FOLDER'], 'checkpoints', f'step-{min(generation + 1, 4):08d}')\n"
+        "start = step / f'0001-{generation:04d}'\n"
+        "start.mkdir(parents=True)\n"
+        "(start / 'manifest.json').write_text('{}')\n"
         "print('generation', generation)\n"
         "raise SystemExit(1)\n"
     )
     node = one.start(*python(script), env={"LAUNCH_RESTARTS": "1"})
     assert node.wait() == Exit.FAILED
-    # 0 to 3 each made a new step; 4 wrote into step 3 again, which is nothing new: the second failure in a row.
+    # 0 to 3 each made a new step; 4 made the same one again, which is nothing new: the second failure in a row.
     assert re.findall(r"^generation (\d)", node.text, re.M) == ["0", "1", "2", "3", "4"]
 
 

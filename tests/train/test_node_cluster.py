@@ -13,7 +13,7 @@ import pytest
 from tests.train.nodes import Machines, Node, machines, until
 from train.contract import Exit
 
-QUICK = {"lost": 3.0, "beat": 0.3, "line": 0.5}
+QUICK = {"lost": 3.0, "beat": 0.3, "line": 0.5, "settle": 0.3}
 
 # All ranks meet, twice; between the two, rank 3 of generation 0 may be told to die.
 MEET = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from train.contract import Exit
-from train.outcome import End, Outcome, own_failure, verdict
+from train.outcome import End, Outcome, decided, exhausted, own_failure
 
 
 def judged(*outcomes: Outcome, failures: int = 1, restarts: int = 3) -> End | None:
-    return verdict(outcomes, failures=failures, restarts=restarts)
+    return decided(outcomes) or exhausted(outcomes, failures=failures, restarts=restarts)
 
 
 def test_all_good_is_the_end() -> None:
@@ -25,7 +25,14 @@ def test_a_failure_is_repaired_until_it_has_failed_too_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark", "terminal"), [(Exit.USAGE, True), (Exit.DISAGREED, True), (Exit.TERMINAL, False), (Exit.UNFIT, False)]
+    ("mark", "terminal"),
+    [
+        (Exit.USAGE, True),
+        (Exit.DISAGREED, True),
+        (Exit.TERMINAL, False),
+        (Exit.UNFIT, False),
+        (Exit.SUPERSEDED, False),
+    ],
 )
 def test_what_another_start_can_not_change_ends_at_once(mark: Exit, terminal: bool) -> None:
     # The first to fall over is not the one who says why.
@@ -43,8 +50,24 @@ def test_preempted_is_never_success_and_never_for_good() -> None:
     assert judged(Outcome(0, -2, signum=2)) == End(130, "node 0 got SIGINT")
 
 
-def test_processes_that_the_referee_stopped_were_not_preempted() -> None:
-    assert judged(Outcome(0, 1, (75,), note="stopped with the others"), Outcome(1, -9)) is None
+def test_who_has_saved_ends_the_run_on_all_nodes_whoever_got_the_signal() -> None:
+    end = End(75, "stopped from outside after saving")
+    # Another node was preempted; this one's ranks agreed, saved and left by themselves.
+    assert judged(Outcome(0, 1, (75,)), Outcome(1, 1, (75,), signum=15)) == end
+    # It was stopped with the others a moment after its own processes had saved; the others broke on their way out.
+    assert judged(Outcome(0, 1, (75,), note="stopped with the others"), Outcome(1, -9)) == end
+    # The machine that was preempted went down before it could report.
+    assert judged(Outcome(0, 1, (75,)), Outcome(1, 1, note="was silent for 30 s")) == end
+
+
+def test_who_left_with_work_left_is_not_done_whatever_it_exits_with() -> None:
+    assert judged(Outcome(0, 0, (75,))) == End(75, "stopped from outside after saving")
+    assert not Outcome(0, 0, (2,)).ok
+
+
+def test_who_has_taken_over_has_the_last_word() -> None:
+    end = judged(Outcome(0, 1, (75,), signum=15), Outcome(1, 1, (2,)), Outcome(2, 1, (77,)))
+    assert end == End(77, "node 2: another start of this run has taken over")
 
 
 def test_after_a_signal_success_needs_the_processes_word() -> None:
@@ -59,8 +82,8 @@ def test_what_fails_twice_before_its_first_step_is_not_tried_again() -> None:
     assert own_failure([Outcome(0, 1, note="was replaced"), failed, Outcome(2, 6)]) == 5
     assert own_failure([Outcome(0, 0), Outcome(1, 1, note="stopped with the others")]) is None
     words = "node 1: exit code 5; failed twice before its first step: starting again can't help"
-    assert verdict([failed], failures=2, restarts=3, hopeless=True) == End(1, words, terminal=True)
-    assert verdict([failed], failures=2, restarts=3, hopeless=False) is None
+    assert exhausted([failed], failures=2, restarts=3, hopeless=True) == End(1, words, terminal=True)
+    assert exhausted([failed], failures=2, restarts=3, hopeless=False) is None
 
 
 def test_an_unknown_signal_has_a_number() -> None:

@@ -3,14 +3,18 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from train.errors import OutputError
-from train.storage import LocalFolder, Storage, open_storage
+from train.storage import LocalFolder, Storage, open_storage, store
 
 if TYPE_CHECKING:
     from tests.googlecloud import GoogleCloud
@@ -71,6 +75,101 @@ def test_what_is_deleted_is_gone_and_may_be_gone_already(storage: Storage) -> No
     storage.write("a/b", b"2", create=True)
 
 
+def test_a_version_is_that_of_the_content(storage: Storage) -> None:
+    first = storage.write("a", b"1", create=True)
+    assert storage.read_version("a") == (b"1", first)
+    second = storage.write("a", b"2")
+    assert storage.read_version("a") == (b"2", second)
+    assert first != second
+    with pytest.raises(FileNotFoundError):
+        storage.read_version("b")
+
+
+def test_a_swap_needs_the_version_that_is_there(storage: Storage) -> None:
+    first = storage.swap("a", b"1", "")
+    with pytest.raises(FileExistsError):
+        storage.swap("a", b"2", "")
+    second = storage.swap("a", b"2", first)
+    with pytest.raises(FileExistsError):
+        storage.swap("a", b"3", first)
+    assert storage.read_version("a") == (b"2", second)
+    with pytest.raises(FileExistsError):
+        storage.swap("not-there", b"1", first)
+    assert storage.list() == ["a"]
+
+
+def test_of_eight_that_swap_one_wins_each_version(storage: Storage) -> None:
+    """Each adds 1 until it has won five times: no addition is lost."""
+    storage.write("count", b"0 first", create=True)
+
+    def add(worker: int) -> None:
+        won = 0
+        while won < 5:
+            data, version = storage.read_version("count")
+            try:
+                storage.swap("count", f"{int(data.split()[0]) + 1} {worker}-{won}".encode(), version)
+                won += 1
+            except FileExistsError:
+                continue
+
+    side_by_side([partial(add, worker) for worker in range(8)])
+    assert storage.read("count").split()[0] == b"40"
+
+
+def test_of_eight_that_create_one_wins(storage: Storage) -> None:
+    won, start = list[int](), threading.Barrier(8)
+
+    def create(number: int) -> None:
+        start.wait()
+        with suppress(FileExistsError):
+            storage.write("lock", str(number).encode(), create=True)
+            won.append(number)
+
+    side_by_side([partial(create, number) for number in range(8)])
+    assert [str(number).encode() for number in won] == [storage.read("lock")]
+
+
+def side_by_side(works: list[Callable[[], None]]) -> None:
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+
+
+PART = 33 << 20
+"""More than one chunk of a resumable upload."""
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, "floats"])
+def test_large_buffers_of_all_kinds_come_back(storage: Storage, kind: Any) -> None:
+    data = os.urandom(1 << 20) * 33
+    buffer = memoryview(array("d", data)) if kind == "floats" else kind(data)
+    storage.write("part", buffer)
+    assert storage.read("part") == data
+
+
+def test_eight_threads_write_parts_at_once(storage: Storage) -> None:
+    parts = {f"p/{number}": bytes([number]) * (9 << 20) for number in range(8)}
+    side_by_side([partial(lambda name, data: (storage.write(name, data), None)[1], *item) for item in parts.items()])
+    assert storage.list("p/") == sorted(parts)
+    assert all(storage.read(name) == data for name, data in parts.items())
+
+
+def test_within_is_the_same_folder(storage: Storage) -> None:
+    storage.within(30).write("a", b"1")
+    assert (storage.read("a"), storage.within(5).url) == (b"1", storage.url)
+
+
+def test_what_must_not_be_lost_gets_a_free_name(storage: Storage) -> None:
+    for data in (b"first", b"second", b"first", b"third", b"third"):
+        store(storage, "metrics/0001-000003.jsonl", data)
+    stored = {name: storage.read(name) for name in storage.list()}
+    assert stored == {
+        "metrics/0001-000003.jsonl": b"first",
+        "metrics/0001-000003-1.jsonl": b"second",
+        "metrics/0001-000003-2.jsonl": b"third",
+    }
+
+
 def test_a_local_file_is_copied_whole(storage: Storage, tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     (tmp_path / "big").write_bytes(data)
@@ -85,33 +184,38 @@ def test_a_name_can_not_leave_the_folder(storage: Storage, name: str) -> None:
             use()
 
 
-def test_of_many_that_create_one_wins(tmp_path: Path) -> None:
-    folder, won, start = LocalFolder(tmp_path), list[int](), threading.Barrier(8)
-
-    def create(number: int) -> None:
-        start.wait()
-        try:
-            folder.write("lock", str(number).encode(), create=True)
-            won.append(number)
-        except FileExistsError:
-            pass
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(number).encode() for number in won] == [folder.read("lock")]
-
-
 def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    with pytest.raises(OutputError, match="can't be written"):
+    with pytest.raises(OutputError, match="nothing can't be read"):
         folder.write_file("a/b", tmp_path / "nothing")
+    with pytest.raises(OutputError, match="can't be written"):
+        folder.write_file("a/b", Path("/proc/self/mem"))  # opens, and fails to be read
     folder.write("a/c", b"", create=True)
     with pytest.raises(FileExistsError):
         folder.write("a/c", b"", create=True)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["c"]
+
+
+def test_folders_that_are_left_empty_go(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "run")
+    folder.write("c/s/1", b"")
+    folder.write("c/s/2", b"")
+    folder.delete("c/s/1")
+    assert (tmp_path / "run/c/s").is_dir()
+    folder.delete("c/s/2")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_files_are_written_while_their_folder_is_left_empty(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+
+    def come_and_go(worker: int) -> None:
+        for _ in range(50):
+            folder.write(f"a/b/{worker}", b"")
+            folder.delete(f"a/b/{worker}")
+
+    side_by_side([partial(come_and_go, worker) for worker in range(4)])
+    assert folder.list() == []
 
 
 def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
@@ -144,8 +248,20 @@ def test_another_kind_of_address_is_refused() -> None:
 
 def test_a_bucket_that_is_not_there_is_named(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    with pytest.raises((OutputError, FileNotFoundError), match="gs://no-such-bucket/x"):
-        open_storage("gs://no-such-bucket/x").write("a", b"")
+    storage = open_storage("gs://no-such-bucket/x")
+    uses: list[Callable[[], object]] = [
+        lambda: storage.write("a", b""),
+        lambda: storage.write("a", b"x" * (9 << 20)),
+        lambda: storage.read("a"),
+        storage.list,
+        lambda: storage.delete("a"),
+        lambda: storage.swap("a", b"", ""),
+    ]
+    create = "gcloud storage buckets create gs://no-such-bucket --location="
+    for use in uses:
+        with pytest.raises(OutputError, match=f"gs://no-such-bucket/x.*: there is no bucket no-such-bucket: {create}"):
+            use()
+    assert storage.soft_delete_days() == 0
 
 
 class Asked(NamedTuple):

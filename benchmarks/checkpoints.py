@@ -1,0 +1,262 @@
+"""What checkpoints and metrics cost, and how fast they travel, beside the plainest way to do the same.
+
+    python -m benchmarks.checkpoints [save] [overhead] [resume] [--write]
+
+The bucket is tests/googlecloud, in a process of its own on this machine. What is compared takes turns, so that a slow
+moment of the machine weighs on both; medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import described
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).with_name("results")
+PART, WORKERS = 32 << 20, 8
+
+
+@contextmanager
+def bucket(latency: float = 0.0) -> Iterator[dict[str, str]]:
+    """A loopback bucket; what a process needs in its environment to reach it."""
+    command = [sys.executable, "-m", "tests.googlecloud", "--latency", str(latency)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield {**os.environ, **_environ(server)}
+        finally:
+            server.terminate()
+
+
+def _environ(server: subprocess.Popen[str]) -> dict[str, str]:
+    found = {}
+    for line in server.stdout or ():
+        if match := re.match(r"export (\w+)='?([^'\n]*)'?$", line):
+            found[match[1]] = match[2]
+        elif line.startswith("# listening"):
+            return found
+    raise RuntimeError("the bucket did not start")
+
+
+# --- Save and load ---------------------------------------------------------------------------------------------------
+
+
+def save(gigabytes: float, runs: int) -> list[str]:
+    """Bandwidth of a checkpoint to and from the bucket, beside eight threads that copy as many bytes."""
+    with bucket() as env:
+        os.environ.update({name: value for name, value in env.items() if name.startswith(("CLOUDSDK", "STORAGE"))})
+        rounds = [_round(gigabytes, number) for number in range(runs + 1)][1:]
+    size = gigabytes * 1e3
+    rows = [
+        f"| {size:,.0f} MB, {runs} rounds in turns | ours, MB/s | plain, MB/s | ours / plain |",
+        "|---|---:|---:|---:|",
+    ]
+    for what in ("save", "load"):
+        ours, plain = (median(size / one[f"{what} {who}"] for one in rounds) for who in ("ours", "plain"))
+        ratio = median(one[f"{what} plain"] / one[f"{what} ours"] for one in rounds)
+        rows.append(f"| {what} | {ours:,.0f} | {plain:,.0f} | {ratio:.2f} |")
+    return [*rows, "", "Plain: google-cloud-storage, 8 threads, objects of 32 MiB, no checksums, from and to memory."]
+
+
+def _round(gigabytes: float, number: int) -> dict[str, float]:
+    import torch
+
+    from train import checkpoint, contract
+    from train.checkpoint import Manifest
+    from train.storage import open_storage
+
+    storage = open_storage(f"gs://my-bucket/{number}")
+    state = {f"layer{n}": torch.randn(int(gigabytes * 1e9) // 4 // 16) for n in range(16)}
+    folder = contract.checkpoint_folder(1, "0001-0000")
+
+    def ours() -> None:
+        parts = checkpoint.write_shard(
+            storage, folder, 0, {"tensors": state}, deadline=time.monotonic() + 600, cancelled=threading.Event()
+        )
+        checkpoint.commit(storage, Manifest(1, "0001-0000", (parts,), {}))
+
+    def back() -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            manifest = checkpoint.read_manifest(storage, contract.manifest(1, "0001-0000"))
+            (path,) = checkpoint.fetch(storage, manifest, Path(scratch))
+            loaded = checkpoint.read_shard(path)["tensors"]
+            assert loaded.keys() == state.keys()
+
+    plain = _Plain(number, int(gigabytes * 1e9))
+    times = {"save ours": _seconds(ours), "save plain": _seconds(plain.up)}
+    times |= {"load ours": _seconds(back), "load plain": _seconds(plain.down)}
+    for name in storage.list():
+        storage.delete(name)
+    plain.clear()
+    return times
+
+
+class _Plain:
+    """Eight threads and Google's client."""
+
+    def __init__(self, number: int, size: int) -> None:
+        from train.storage.access import open_client
+
+        self._bucket = open_client().bucket("my-bucket")
+        self._names = [f"plain/{number}/{part}" for part in range(-(-size // PART))]
+        self._data = os.urandom(PART)
+
+    def up(self) -> None:
+        self._all(lambda name: self._bucket.blob(name).upload_from_string(self._data, checksum=None))
+
+    def down(self) -> None:
+        self._all(lambda name: self._bucket.blob(name).download_as_bytes(checksum=None))
+
+    def clear(self) -> None:
+        self._all(lambda name: self._bucket.blob(name).delete())
+
+    def _all(self, work: Callable[[str], object]) -> None:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(work, self._names))
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+# --- The cost beside training ----------------------------------------------------------------------------------------
+
+STEPS = """
+import json, sys, time
+from train import loop
+from train.config import parse
+from train.dist import Ranks
+import os
+real, times = loop.train_step, []
+def train_step(run):
+    real(run)
+    times.append(time.time())
+loop.train_step = train_step
+loop.train(parse(json.loads(os.environ["LAUNCH_CONFIG"])), Ranks(), os.environ)
+print("TIMES", json.dumps(times))
+os._exit(0)
+"""
+CONFIG: dict[str, Any] = {"data": "synthetic", "eval": {"every": 0}, "batch_size": 12, "log_every": 10}
+
+
+def step_times(env: Mapping[str, str], **config: Any) -> list[float]:
+    """Unix time at which each step ended, in a process of its own on one thread."""
+    own = {"LAUNCH_CONFIG": json.dumps({**CONFIG, **config}), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS], env={**env, **own}, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("TIMES ")]
+    times: list[float] = json.loads(line.removeprefix("TIMES "))
+    return times
+
+
+def overhead(steps: int, runs: int) -> list[str]:
+    """Steps per second with a bucket that answers after 100 ms, a checkpoint every 30 s and all metrics, beside the
+    same training that writes nothing."""
+    rates: dict[str, list[float]] = {"bucket": [], "nothing": []}
+    with bucket(latency=0.1) as env:
+        for number in range(runs):
+            folder = {"LAUNCH_RUN_FOLDER": f"gs://my-bucket/overhead/{number}"}
+            for name, given, minutes in (("bucket", folder, 0.5), ("nothing", {}, "off")):
+                times = step_times({**env, **given}, steps=steps, checkpoint={"minutes": minutes})
+                rates[name].append((len(times) - 1) / (times[-1] - times[0]))
+    ratios = [one / other for one, other in zip(rates["bucket"], rates["nothing"], strict=True)]
+    tokens = CONFIG["batch_size"] * 64
+    return [
+        f"| {steps} steps, {runs} pairs in turns | tokens/s, median | least to most |",
+        "|---|---:|---:|",
+        *(
+            f"| {name} | {median(of) * tokens:,.0f} | {min(of) * tokens:,.0f} to {max(of) * tokens:,.0f} |"
+            for name, of in rates.items()
+        ),
+        "",
+        f"bucket / nothing: median {median(ratios):.4f}, {min(ratios):.4f} to {max(ratios):.4f}",
+    ]
+
+
+# --- Resume ----------------------------------------------------------------------------------------------------------
+
+
+def resume(runs: int) -> list[str]:
+    """From the start of a process to the end of its first step: fresh, and from a checkpoint."""
+    seconds: dict[str, list[float]] = {"fresh": [], "resumed": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(runs + 1):
+            env = {**os.environ, "LAUNCH_RUN_FOLDER": f"{scratch}/{number}"}
+            began = time.time()
+            fresh = step_times(env, steps=5)[0] - began
+            for path in Path(scratch, str(number)).glob("checkpoints/*/*/manifest.json"):
+                _as_if_more_was_to_do(path)
+            began = time.time()
+            resumed = step_times(env, steps=10)[0] - began
+            if number:
+                seconds["fresh"].append(fresh)
+                seconds["resumed"].append(resumed)
+    ratios = [one / other for one, other in zip(seconds["resumed"], seconds["fresh"], strict=True)]
+    return [
+        f"| {runs} pairs in turns | process start to the end of the first step, s, median |",
+        "|---|---:|",
+        *(f"| {name} | {median(of):.2f} |" for name, of in seconds.items()),
+        "",
+        f"resumed / fresh: median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}",
+    ]
+
+
+def _as_if_more_was_to_do(manifest: Path) -> None:
+    """The checkpoint of a run of 5 steps as that of one of 10, which a resume would refuse otherwise."""
+    from train import checkpoint
+    from train.storage import LocalFolder
+
+    folder = LocalFolder(manifest.parents[3])
+    name = manifest.relative_to(folder.folder).as_posix()
+    old = checkpoint.read_manifest(folder, name)
+    new = old._replace(about={**old.about, "config": {**old.about["config"], "steps": 10}})
+    folder.write(name, checkpoint.encoded(new))
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "what", nargs="*", choices=["save", "overhead", "resume"], default=["save", "overhead", "resume"]
+    )
+    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
+    options = parser.parse_args()
+    tables = {
+        "save": lambda: save(options.gigabytes, options.runs),
+        "overhead": lambda: overhead(options.steps, options.runs),
+        "resume": lambda: resume(options.runs),
+    }
+    today = datetime.now(UTC).date().isoformat()
+    text = f"# Checkpoints, {today}\n\n{described('torch', 'google-cloud-storage')}.\n"
+    for what in options.what:
+        title = {"save": "Save and load", "overhead": "The cost beside training", "resume": "Resume"}[what]
+        text += "\n".join(["", f"## {title}", "", *tables[what](), ""])
+        print(text, flush=True)
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"checkpoints-{today}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The format of a checkpoint: nothing damaged is ever taken for whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import checkpoint, contract
+from train.checkpoint import CancelledError, CheckpointError, Manifest
+from train.state import joined, shared_out, split
+from train.storage import LocalFolder
+
+STATE = {
+    "model": {"w": torch.arange(3000.0), "b": torch.ones(7, dtype=torch.bfloat16)},
+    "optimizer": {
+        "state": {0: {"exp_avg": torch.zeros(3000), "step": torch.tensor(4.0)}},
+        "param_groups": [{"lr": 0.1}],
+    },
+    "loop": {"step": 5, "eval_loss": None, "pairs": [(1, 2)]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 4096)
+
+
+def write(
+    storage: LocalFolder, state: Any = STATE, *, step: int = 5, start: str = "0001-0000", world: int = 2
+) -> Manifest:
+    """A checkpoint as the ranks of a run would write it."""
+    tensors, rest = split(state)
+    shards = []
+    for rank, paths in enumerate(shared_out(tensors, world, ())):
+        content = {"tensors": {path: tensors[path] for path in paths}, "own": {"rank": rank}}
+        content |= {"rest": rest} if rank == 0 else {}
+        folder = contract.checkpoint_folder(step, start)
+        written = checkpoint.write_shard(
+            storage, folder, rank, content, deadline=time.monotonic() + 60, cancelled=threading.Event()
+        )
+        shards.append(written)
+    manifest = Manifest(step, start, tuple(shards), {"config": {"seed": 1}})
+    checkpoint.commit(storage, manifest)
+    return manifest
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    manifest = write(storage)
+    state = checkpoint.load(str(tmp_path))
+    assert state.pop("ranks") == [{"rank": 0}, {"rank": 1}]
+    assert same(state, STATE)
+    assert all(len(shard) > 1 for shard in manifest.shards)
+    assert all(part.bytes == 4096 for shard in manifest.shards for part in shard[:-1])
+
+
+def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    for step, start in ((7, "0001-0000"), (7, "0001-0003"), (9, "0001-0001"), (3, "0002-0000")):
+        write(storage, {"loop": {"step": step, "start": start}}, step=step, start=start)
+    names = checkpoint.manifests(storage.list())
+    assert [name.split("/")[1:3] for name in names] == [
+        ["step-00000009", "0001-0001"],
+        ["step-00000007", "0001-0003"],
+        ["step-00000007", "0001-0000"],
+        ["step-00000003", "0002-0000"],
+    ]
+    assert checkpoint.load(str(tmp_path), 7)["loop"]["start"] == "0001-0003"
+    with pytest.raises(CheckpointError, match="no usable checkpoint of step 8: there is none"):
+        checkpoint.load(str(tmp_path), 8)
+
+
+def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
+    """A thousand flips, anywhere: in the parts, or in the manifest itself."""
+    write(LocalFolder(tmp_path))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in files]
+    rng = random.Random(0)
+    for path in [*rng.choices(files, sizes, k=800), *rng.choices([f for f in files if f.suffix == ".json"], k=200)]:
+        before = path.read_bytes()
+        data = bytearray(before)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        assert not usable(tmp_path), path
+        path.write_bytes(before)
+    assert usable(tmp_path)
+
+
+def usable(folder: Path) -> bool:
+    try:
+        checkpoint.load(str(folder))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _truncate(folder: Path, other: Path) -> Iterator[None]:
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        before = path.read_bytes()
+        for size in (0, 1, len(before) // 2, len(before) - 1):
+            path.write_bytes(before[:size])
+            yield
+        path.write_bytes(before)
+
+
+def _lengthen(folder: Path, other: Path) -> Iterator[None]:
+    for path in sorted(folder.rglob("*.part")):
+        before = path.read_bytes()
+        path.write_bytes(before + b"x")
+        yield
+        path.write_bytes(before)
+
+
+def _remove(folder: Path, other: Path) -> Iterator[None]:
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        before = path.read_bytes()
+        path.unlink()
+        yield
+        path.write_bytes(before)
+
+
+def _swap(folder: Path, other: Path) -> Iterator[None]:
+    """Two parts of one shard, and two shards, in each other's place; parts of another checkpoint; its manifest."""
+    parts = sorted(folder.rglob("*.part"))
+    for one, two in zip(parts, [*parts[1:], parts[0]], strict=True):
+        a, b = one.read_bytes(), two.read_bytes()
+        if a != b:
+            one.write_bytes(b)
+            two.write_bytes(a)
+            yield
+            one.write_bytes(a)
+            two.write_bytes(b)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        before, foreign = path.read_bytes(), (other / path.relative_to(folder)).read_bytes()
+        if before != foreign:
+            path.write_bytes(foreign)
+            yield
+            path.write_bytes(before)
+
+
+@pytest.mark.parametrize("harm", [_truncate, _lengthen, _remove, _swap])
+def test_no_harm_is_accepted(tmp_path: Path, harm: Callable[[Path, Path], Iterator[None]]) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    write(LocalFolder(folder))
+    write(LocalFolder(other), {**STATE, "loop": {"step": 5, "other": True}})
+    count = 0
+    for _ in harm(folder, other):
+        assert not usable(folder)
+        count += 1
+    assert count > 3
+    assert usable(folder)
+
+
+def test_a_manifest_of_another_step_is_not_taken(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    write(storage, step=5)
+    shutil.copytree(tmp_path / "checkpoints/step-00000005", tmp_path / "checkpoints/step-00000006")
+    with pytest.raises(CheckpointError, match="is that of another checkpoint"):
+        checkpoint.read_manifest(storage, contract.manifest(6, "0001-0000"))
+
+
+def test_pickled_code_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests say that a part is as it was written, not that its writer meant well."""
+    write(LocalFolder(tmp_path), {"loop": Evil()}, world=1)
+    with pytest.raises(Exception, match="Weights only load failed"):
+        checkpoint.load(str(tmp_path))
+    assert not Evil.ran
+
+
+class Evil:
+    ran = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (Evil, "ran", True)
+
+
+def test_a_checkpoint_never_changes(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    manifest = write(storage)
+    with pytest.raises(FileExistsError):
+        checkpoint.commit(storage, manifest._replace(about={}))
+
+
+def test_a_cancelled_save_stops_between_parts(tmp_path: Path) -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(CancelledError):
+        checkpoint.write_shard(LocalFolder(tmp_path), "checkpoints/x", 0, STATE, deadline=1e12, cancelled=cancelled)
+    assert LocalFolder(tmp_path).list() == []
+
+
+def test_tied_weights_are_written_once() -> None:
+    weight = torch.ones(4, 4)
+    tensors, rest = split({"a": weight, "b": {"c": weight}, "d": weight[:2], "e": torch.ones(4, 4)})
+    assert set(tensors) == {"a", "d", "e"}
+    back = joined(tensors, rest)
+    assert back["a"] is back["b"]["c"]
+
+
+def test_shares_are_balanced_and_buffers_are_the_first_ranks() -> None:
+    tensors = {f"model/{n}": torch.zeros(100 - n) for n in range(40)} | {"model/mean": torch.zeros(500)}
+    shares = shared_out(tensors, 4, {"model/mean"})
+    assert sorted(path for share in shares for path in share) == sorted(tensors)
+    assert "model/mean" in shares[0]
+    sizes = [sum(tensors[path].numel() for path in share) for share in shares]
+    assert max(sizes) - min(sizes) <= 100
+
+
+ONE, TWO = "0001-0000", "0001-0001"
+
+
+@pytest.mark.parametrize(
+    ("there", "last", "every", "goes"),
+    [
+        ([(1, ONE), (2, ONE), (3, ONE), (4, ONE)], 3, 0, [(1, ONE)]),
+        ([(1, ONE), (2, ONE), (3, ONE), (4, ONE)], 1, 2, [(1, ONE), (3, ONE)]),
+        ([(3, ONE), (3, TWO)], 3, 0, [(3, ONE)]),
+        ([], 1, 0, []),
+    ],
+)
+def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes: list[tuple[int, str]]) -> None:
+    names = [
+        f"{contract.checkpoint_folder(step, start)}/{name}"
+        for step, start in there
+        for name in ("manifest.json", "rank-00000-0000.part")
+    ]
+    doomed = checkpoint.expendable([*names, contract.LATEST], TWO, last=last, every=every)
+    assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
+
+
+def test_what_dead_starts_left_unfinished_goes_and_what_lives_stays() -> None:
+    folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
+    names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
+    assert checkpoint.expendable(names, TWO, last=3, every=0) == [folders[ONE]]
+
+
+def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:
+    manifest = write(LocalFolder(tmp_path))
+    data = json.loads((tmp_path / contract.manifest(5, "0001-0000")).read_text())
+    assert data["format"] == checkpoint.FORMAT
+    assert data["about"] == {"config": {"seed": 1}}
+    assert sum(part["bytes"] for shard in data["shards"] for part in shard) == manifest.bytes

@@ -1,0 +1,76 @@
+"""What a node told to stop remembers, and how much time it has left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from train.control import Timing
+from train.generation import Stop, give_notice, prepare_notice
+
+TIMING = Timing(grace=22, last=3)
+
+
+def test_the_first_signal_counts_and_only_a_second_ctrl_c_hurries() -> None:
+    stop, before = Stop(), time.time()
+    stop.note(signal.SIGTERM, ctrl_c=False)
+    first = replace(stop)
+    stop.note(signal.SIGTERM, ctrl_c=False)
+    assert stop == first
+    assert before <= stop.when <= time.time()
+    stop.note(signal.SIGINT, ctrl_c=True)
+    stop.note(signal.SIGTERM, ctrl_c=False)
+    assert stop == replace(first, hurry=True)
+    assert not _told(signal.SIGINT).hurry
+
+
+@pytest.mark.parametrize(
+    ("since", "gone", "left"),
+    [
+        (0, inf, 3),  # told between two generations, just now
+        (10, 0, 3),  # the processes took 10 s
+        (10, 2, 1),
+        (10, 4, 0),
+        (24, 2, 1),  # never more than grace + last after the signal
+        (30, 0, 0),
+        (1, 100, 2),  # they had gone long before
+    ],
+)
+def test_what_is_left_after_a_signal_fits_into_the_graces(since: float, gone: float, left: float) -> None:
+    now = time.monotonic()
+    stop = Stop(signal.SIGTERM, since=now - since, gone=now - gone)
+    assert stop.left(now + 100, TIMING) == pytest.approx(left, abs=0.2)
+    assert stop.left(now + 0.5, TIMING) <= 0.5
+    assert replace(stop, hurry=True).left(now + 100, TIMING) == 0
+
+
+def test_without_a_signal_there_is_the_time_that_was_asked_for() -> None:
+    assert Stop().left(time.monotonic() + 100, TIMING) == pytest.approx(100, abs=0.2)
+
+
+def test_the_notice_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "notice"
+    prepare_notice(path)
+    assert not path.exists()
+    give_notice(path, 1234.5)
+    assert path.read_text() == "1234.5\n"
+
+
+def test_a_notice_that_can_not_be_written_is_given_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "notice"
+    prepare_notice(path)
+    path.with_suffix(".new").unlink()
+    path.with_suffix(".new").symlink_to("/dev/full")  # no space left on device
+    give_notice(path, 1234.5)
+    assert path.is_symlink()
+
+
+def _told(signum: int) -> Stop:
+    stop = Stop()
+    stop.note(signum, ctrl_c=signum == signal.SIGINT)
+    return stop

@@ -1,0 +1,132 @@
+"""A node whose run folder is a bucket: what its processes left is sent, and no network holds it up."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.train.nodes import Machines, Node, machines, until
+from train.contract import Exit
+
+if TYPE_CHECKING:
+    from tests.googlecloud import GoogleCloud
+
+RUN = "runs/demo-1"
+PART = "metrics/0001-0000-0000-000000.jsonl"
+
+# A process that can't reach the bucket, while its node can, and that dies with a row in its spool.
+DIES_WITH_A_ROW = f"""
+import os
+from train.spool import open_outbox
+from train.storage import open_storage
+if os.environ["LAUNCH_GENERATION"] == "0":
+    os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"] = "http://127.0.0.1:9/storage/v1/"
+    outbox = open_outbox(open_storage(os.environ["LAUNCH_RUN_FOLDER"]), os.environ)
+    outbox.put("{PART}", b'{{"step": 1}}\\n')
+    os.kill(os.getpid(), 9)
+"""
+
+SAVES = """
+import os, signal, time
+def told(*_):
+    open(os.environ["LAUNCH_EXIT_FILE"], "a").write("75\\n")
+    print("saved", flush=True)
+    os._exit(75)
+signal.signal(15, told)
+print("waiting", flush=True)
+time.sleep(100)
+"""
+
+
+class Bucket:
+    """One machine, a bucket, and a folder for its spools."""
+
+    def __init__(self, machine: Machines, cloud: GoogleCloud) -> None:
+        self.machine = machine
+        self.cloud = cloud
+        self.spools = machine.folder / "spools"
+
+    def start(self, script: str, **timing: float) -> Node:
+        self.spools.mkdir(exist_ok=True)
+        env = {**self.cloud.environ(), "LAUNCH_RUN_FOLDER": f"gs://my-bucket/{RUN}", "LAUNCH_SPOOL": str(self.spools)}
+        name = self.machine.script(script)
+        return self.machine.start("--launcher", "python", "--script", name, env=env, timing={"text": 0.2, **timing})
+
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """By name in the run folder."""
+        blobs = {blob.name.removeprefix(f"{RUN}/"): blob.data for blob in self.cloud.objects.listed("my-bucket")}
+        return {name: data for name, data in blobs.items() if name.startswith(prefix)}
+
+    def text(self) -> str:
+        return b"".join(data for _, data in sorted(self.objects("text/").items())).decode()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, cloud: GoogleCloud) -> Iterator[Bucket]:
+    with machines(tmp_path) as machine:
+        yield Bucket(machine, cloud)
+
+
+def test_what_a_killed_process_left_is_sent_before_the_next_start(bucket: Bucket) -> None:
+    reads = f"else:\n    print(open_storage(os.environ['LAUNCH_RUN_FOLDER']).read('{PART}'))\n"
+    node = bucket.start(DIES_WITH_A_ROW + reads)
+    assert node.wait() == Exit.OK
+    assert "starting again (1 of 3" in node.text
+    assert "starting again (2 of 3" not in node.text
+    assert bucket.objects("metrics/") == {PART: b'{"step": 1}\n'}
+    assert bucket.text() == node.text
+    assert list(bucket.spools.iterdir()) == []
+
+
+def test_what_can_not_be_sent_is_said_and_the_next_start_sends_it(bucket: Bucket) -> None:
+    from tests.googlecloud import Fault, Status
+
+    fault = bucket.cloud.faults.add(Fault("storage.objects.insert", Status(403), name="metrics/", times=None))
+    node = bucket.start(DIES_WITH_A_ROW, sweep=0.3, final=0.3)
+    assert node.wait() == Exit.OK, node.text
+    assert bucket.cloud.faults.used[fault] > 0
+    assert bucket.objects("metrics/") == {}
+    assert f"1 file did not reach gs://my-bucket/{RUN} and lies in {bucket.spools}/" in node.text
+    bucket.cloud.faults.clear()
+    again = bucket.start("")
+    assert again.wait() == Exit.OK
+    assert bucket.objects("metrics/") == {PART: b'{"step": 1}\n'}
+    assert list(bucket.spools.iterdir()) == []
+
+
+def test_a_bucket_that_is_gone_does_not_hold_up_a_preempted_node(bucket: Bucket) -> None:
+    node = bucket.start(SAVES)
+    until(lambda: "waiting\n" in bucket.text(), "the text in the bucket", limit=20)
+    bucket.cloud.faults.down(math.inf)
+    start = time.monotonic()
+    node.send(signal.SIGTERM)
+    assert node.wait() == Exit.PREEMPTED, node.text
+    assert time.monotonic() - start < 5  # 3 s of its own
+    assert "text: " in node.text
+    assert str(bucket.spools) in node.text
+
+
+def test_a_bucket_that_is_away_for_a_while_costs_no_text_and_no_time(bucket: Bucket) -> None:
+    script = "import time\nfor i in range(20):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
+    from tests.googlecloud import Fault, Status
+
+    bucket.cloud.faults.add(Fault("storage.objects.insert", Status(503), name="text/", times=2))
+    node = bucket.start(script)
+    assert node.wait() == Exit.OK
+    assert bucket.text() == node.text
+
+
+def test_a_bucket_that_can_only_be_read_is_one_line_and_at_once(bucket: Bucket) -> None:
+    bucket.cloud.objects.deny("my-bucket", "storage.objects.create")
+    start = time.monotonic()
+    node = bucket.start("")
+    assert node.wait() == Exit.UNFIT
+    assert time.monotonic() - start < 10
+    assert node.text.count("\n") == 1
+    assert "storage.objects.create" in node.text

@@ -1,0 +1,237 @@
+"""Saves beside training, when the run folder gives trouble: training goes on, and what was durable stays so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.results import results
+from tests.googlecloud import GoogleCloud
+from tests.googlecloud.faults import Fault, Reset, Slow, Status
+from tests.train import trials
+from tests.train.trials import STEPS, differences, parsed
+from train import checkpoint, contract, loop
+from train.dist import Ranks
+from train.errors import OutputError, PreemptedError
+from train.storage import LocalFolder, Storage
+
+OFTEN = {"minutes": 1e-6, "keep": {"last": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
+    for name, value in cloud.environ().items():
+        monkeypatch.setenv(name, value)
+    return cloud
+
+
+RUN = "gs://my-bucket/runs/one"
+
+
+def train(folder: str, generation: int = 0, **config: Any) -> None:
+    env = {contract.RUN_FOLDER: folder, contract.ATTEMPT: "1", contract.GENERATION: str(generation)}
+    loop.train(parsed(**config), Ranks(), env)
+
+
+def names(cloud: GoogleCloud) -> list[str]:
+    return [blob.name.removeprefix("runs/one/") for blob in cloud.objects.listed("my-bucket")]
+
+
+def test_a_bucket_is_like_a_folder(bucket: GoogleCloud, tmp_path: Path) -> None:
+    trials.train(tmp_path / "whole")
+    with trials.sigterm_after(10), pytest.raises(PreemptedError):
+        train(RUN, checkpoint=OFTEN)
+    train(RUN, generation=1, checkpoint=OFTEN)
+    assert differences(tmp_path / "whole", RUN) == set()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("storage.objects.insert", Status(503), name="checkpoints/", times=3),
+        Fault("storage.objects.insert", Status(429), name="LATEST", times=3, after=1),
+        Fault("storage.objects.insert", Reset("before"), name="manifest", times=2),
+        Fault("storage.objects.insert", Reset("after"), name="manifest", times=1),
+        Fault("storage.objects.insert", Reset("after"), name="LATEST", times=1),
+        Fault("storage.objects.insert", Reset("after"), name="LATEST", times=2, after=1),
+        Fault("storage.objects.get", Status(503), name="LATEST", times=2),
+        Fault("storage.objects.delete", Reset("after"), name="checkpoints/", times=4),
+    ],
+    ids=lambda fault: f"{fault.effect}-{fault.name}",
+)
+def test_what_passes_by_itself_is_not_even_noticed(
+    bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], fault: Fault
+) -> None:
+    """A lost answer of the manifest or of the pointer is recognised: it isn't taken for another writer."""
+    bucket.faults.add(fault)
+    train(RUN, checkpoint=OFTEN)
+    assert bucket.faults.used[fault] == fault.times
+    assert "was not written" not in capsys.readouterr().err
+    assert checkpoint.load(RUN)["loop"]["step"] == STEPS
+
+
+def test_a_save_that_fails_costs_a_line_and_not_the_run(
+    bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.saver.LIMIT_SECONDS", 0.5)
+    fault = bucket.faults.add(Fault("storage.objects.insert", Status(503), name=r"step-\d+/.*part", times=6))
+    real = loop.train_step
+
+    def slowly(run: Any) -> None:
+        real(run)
+        while run.saver._busy():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(loop, "train_step", slowly)
+    train(RUN, checkpoint=OFTEN)
+    err = capsys.readouterr().err
+    assert bucket.faults.used[fault] == 6
+    assert "train: the checkpoint of step 1 was not written: gs://my-bucket/runs/one/checkpoints/step-00000001" in err
+    assert "the run goes on" in err
+    assert checkpoint.load(RUN)["loop"]["step"] == STEPS
+    assert not [name for name in names(bucket) if "step-00000001/" in name]
+
+
+def test_training_does_not_wait_for_a_slow_bucket(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last save: while one takes a second, hundreds of steps are done."""
+    bucket.faults.add(Fault("storage.objects.insert", Slow(1.0), name=r"step-\d+/", times=1))
+    real, beside = loop.train_step, []
+
+    def counted(run: Any) -> None:
+        real(run)
+        beside.append(run.saver._busy())
+
+    monkeypatch.setattr(loop, "train_step", counted)
+    train(RUN, steps=400, eval={"every": 0}, checkpoint=OFTEN)
+    assert sum(beside[:60]) > 40
+
+
+def test_rows_are_durable_before_the_checkpoint_behind_them(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every manifest the bucket has the rows of all steps up to it: those are never done, and told, again."""
+    bucket.faults.add(Fault("storage.objects.insert", Slow(0.2), name="metrics/", times=None))
+    real, found = checkpoint.commit, []
+
+    def commit(storage: Storage, manifest: checkpoint.Manifest) -> None:
+        parts = {name: storage.read(name) for name in storage.list("metrics/")}
+        found.append(({row["step"] for row in results(parts).rows}, manifest.step))
+        real(storage, manifest)
+
+    monkeypatch.setattr(checkpoint, "commit", commit)
+    train(RUN, checkpoint=OFTEN)
+    assert len(found) > 1
+    assert all(steps == set(range(1, step + 1)) for steps, step in found)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("gs://no-such-bucket/runs/one", ["no-such-bucket", "gcloud storage buckets create gs://no-such-bucket"]),
+    ],
+)
+def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: GoogleCloud, url: str, words: list[str]) -> None:
+    with pytest.raises(OutputError) as refused:
+        train(url)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_no_permission_is_told_at_the_start(bucket: GoogleCloud) -> None:
+    bucket.objects.deny("my-bucket", "storage.objects.create")
+    with pytest.raises(OutputError, match=r"storage\.objects\.create.*roles/storage"):
+        train(RUN)
+
+
+def test_soft_delete_is_told_once(bucket: GoogleCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    with trials.sigterm_after(3), pytest.raises(PreemptedError):
+        train(RUN)
+    out = capsys.readouterr().out
+    assert out.count("gs://my-bucket keeps deleted checkpoints for 7 days and bills them (soft delete)") == 1
+    assert "gcloud storage buckets update gs://my-bucket --clear-soft-delete" in out
+    train(RUN, generation=1)
+    assert "soft delete" not in capsys.readouterr().out
+
+
+def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with trials.sigterm_after(3), pytest.raises(PreemptedError):
+        train(RUN)
+    monkeypatch.setattr(loop, "NOTICE_SECONDS", 1.0)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="step-00000010/", times=None))
+    began = time.monotonic()
+    with trials.sigterm_after(9), pytest.raises(SystemExit) as stopped:
+        train(RUN, generation=1)
+    assert stopped.value.code == 143
+    assert time.monotonic() - began < 8
+    assert "preempted at step 10, and not saved in time" in capsys.readouterr().out
+    assert checkpoint.load(RUN)["loop"]["step"] == 4
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
+    small_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small_disk / "run"
+    trials.preempted(folder, 5)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 60_000))
+    real = loop.train_step
+
+    def slowly(run: Any) -> None:
+        real(run)
+        while run.saver._busy():
+            time.sleep(0.01)
+        if run.state["step"] == 12:
+            (small_disk / "ballast").unlink()
+
+    monkeypatch.setattr(loop, "train_step", slowly)
+    trials.train(folder, generation=1, checkpoint=OFTEN)
+    err = capsys.readouterr().err
+    assert "the checkpoint of step 7 was not written" in err
+    assert "No space left on device" in err or "the disk is full" in err
+    assert checkpoint.load(str(folder))["loop"]["step"] == STEPS
+
+
+def test_the_one_before_stays_when_the_disk_is_full(small_disk: Path) -> None:
+    storage, folder = LocalFolder(small_disk / "run"), small_disk / "run"
+    trials.preempted(folder, 5)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 8_000))
+    with pytest.raises(OutputError):
+        checkpoint.write_shard(
+            storage,
+            contract.checkpoint_folder(9, "0001-0001"),
+            0,
+            {"tensors": {"w": torch.zeros(100_000)}},
+            deadline=time.monotonic() + 10,
+            cancelled=threading.Event(),
+        )
+    assert checkpoint.load(str(folder))["loop"]["step"] == 6
+    assert not [name for name in storage.list() if "step-00000009" in name]

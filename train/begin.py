@@ -1,0 +1,100 @@
+"""How a start of a run takes up its run folder: the right to write it, the newest checkpoint, the saver of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from train import contract, state
+from train.checkpoint import Manifest
+from train.config import Checkpoint
+from train.dist import on_first
+from train.errors import UsageError
+from train.fence import Fence, next_start
+from train.interval import DEFAULT_MTBF_HOURS, Interval
+from train.resume import PATIENT_SECONDS, Resumed, changes, resume
+from train.saver import Loop, Saver
+from train.setup import Run, seed
+from train.storage import Storage
+
+
+def begin(run: Run, env: Mapping[str, str]) -> Run:
+    """The run as its run folder has it: at its newest checkpoint, or at the beginning; with a saver of its own.
+
+    Raises, on all ranks alike, UsageError (the folder belongs to another spec), SupersededError and OutputError.
+    """
+    storage = run.storage
+    if storage is None:
+        return run
+    fences: list[Fence] = []  # rank 0's alone: it can't travel to the others
+    start = on_first(run.ranks, lambda: _take(storage, env, fences))
+    resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found))
+    if run.ranks.rank == 0:
+        _tell(run, storage, resumed)
+    saver = Saver(
+        run.ranks,
+        storage,
+        run.config.checkpoint,
+        run.sink,
+        start=start,
+        fence=fences[0] if fences else None,
+        interval=interval(run.config.checkpoint, env),
+        newest=resumed.step if resumed else 0,
+    )
+    return replace(run, saver=saver, resumed=resumed)
+
+
+def about(run: Run, **more: Any) -> dict[str, Any]:
+    """What a manifest says of the run."""
+    kept = ("config", "world_size", "device", "precision", "torch", "data", "data_sha256")
+    return {key: run.facts[key] for key in kept if key in run.facts} | {"micro_batch": run.micro_batch} | more
+
+
+def to_save(run: Run, **more: Any) -> Loop:
+    """All that a checkpoint holds, as it is now."""
+    buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
+    own = {"random": state.read_random(run.ranks.device)}
+    return Loop(state.read(run), own, about(run, **more), buffers)
+
+
+def interval(settings: Checkpoint, env: Mapping[str, str]) -> Interval:
+    """As the config says; `auto` goes by what launch expects of the machines."""
+    named = {"auto": None, "off": math.inf}
+    fixed = named[settings.minutes] if isinstance(settings.minutes, str) else settings.minutes * 60
+    return Interval(fixed, float(env.get(contract.MTBF) or DEFAULT_MTBF_HOURS))
+
+
+def _take(storage: Storage, env: Mapping[str, str], fences: list[Fence]) -> str:
+    patient = storage.within(PATIENT_SECONDS)
+    attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
+    start = contract.start_name(int(attempt), int(generation)) if attempt and generation else next_start(patient)
+    fences.append(Fence(patient, start))
+    return start
+
+
+def _restore(run: Run, found: Resumed) -> None:
+    try:
+        state.restore(run, found.shared)
+        if (own := found.own(run.ranks)) is not None:
+            state.restore_random(own["random"], run.ranks.device)
+        else:
+            seed(run.config, run.ranks, found.manifest.step)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise UsageError(f"{found.manifest.folder} doesn't fit this code: {error}") from error
+    run.state["interruptions"] += 1
+
+
+def _tell(run: Run, storage: Storage, resumed: Manifest | None) -> None:
+    if resumed:
+        print(f"resumed at step {resumed.step} from {resumed.folder}", flush=True)
+        for line in changes(resumed.about, about(run)):
+            print(f"{line}: same global batch and order of data, losses equal within rounding", flush=True)
+    elif (days := storage.soft_delete_days()) and run.config.checkpoint.minutes != "off":
+        bucket = "/".join(storage.url.split("/")[:3])
+        print(
+            f"{bucket} keeps deleted checkpoints for {days:g} days and bills them (soft delete); "
+            f"gcloud storage buckets update {bucket} --clear-soft-delete ends that",
+            flush=True,
+        )

@@ -1,0 +1,92 @@
+"""Who may write a run's checkpoints: one start, named in `checkpoints/LATEST`, which changes by compare-and-swap.
+
+A start takes the pointer over before it reads anything, and moves it with each checkpoint. An older start that is still
+alive (a machine that was cut off, a second launch) finds it changed at its next checkpoint, and leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from train import contract
+from train.errors import SupersededError
+from train.storage import Storage
+
+TRIES = 10
+"""Of taking over while others do the same."""
+
+
+class Fence:
+    """This start's right to write checkpoints. `start` is its name, later ones sort behind it."""
+
+    def __init__(self, storage: Storage, start: str) -> None:
+        """Take the pointer over. Raises SupersededError if this or a later start has it."""
+        self.start = start
+        self._storage = storage
+        self._nonce = uuid.uuid4().hex
+        self._held: Mapping[str, Any] = {}
+        self._version = self._take()
+
+    def check(self) -> None:
+        """Raise SupersededError if another start has taken over."""
+        held, version = read(self._storage)
+        if version != self._version:
+            raise _superseded(held, self.start)
+
+    def advance(self, step: int, manifest: str) -> None:
+        """Point at a new checkpoint. Raises SupersededError if another start has taken over."""
+        content = {**self._held, "step": step, "manifest": manifest}
+        try:
+            self._version = self._storage.swap(contract.LATEST, _encoded(content), self._version)
+        except FileExistsError:
+            raise _superseded(read(self._storage)[0], self.start) from None
+        self._held = content
+
+    def _take(self) -> str:
+        for _ in range(TRIES):
+            held, version = read(self._storage)
+            if held.get("start", "") >= self.start:
+                raise _superseded(held, self.start)
+            self._held = {**held, "start": self.start, "nonce": self._nonce}
+            with suppress(FileExistsError):
+                return self._storage.swap(contract.LATEST, _encoded(self._held), version)
+        raise _superseded(read(self._storage)[0], self.start)
+
+
+def read(storage: Storage) -> tuple[dict[str, Any], str]:
+    """The pointer (start, and step and manifest once there is a checkpoint) and its version; empty if there is none, or
+    if what is there isn't ours: readers trust manifests only, so nothing is lost with it."""
+    try:
+        text, version = storage.read_version(contract.LATEST)
+    except FileNotFoundError:
+        return {}, ""
+    try:
+        held = json.loads(text)
+    except ValueError:
+        return {}, version
+    return (held if isinstance(held, dict) and isinstance(held.get("start"), str) else {}), version
+
+
+def next_start(storage: Storage) -> str:
+    """A name behind the one that has the pointer, for a process that no node has given a number."""
+    start = read(storage)[0].get("start", "0001-0000")
+    attempt, _, generation = start.partition("-")
+    return contract.start_name(int(attempt), int(generation) + 1)
+
+
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _superseded(held: Mapping[str, Any], start: str) -> SupersededError:
+    other = held.get("start", "?")
+    if other == start:
+        return SupersededError(f"another process writes this run as the same start ({start}); this one leaves it alone")
+    attempt, _, generation = other.partition("-")
+    return SupersededError(
+        f"attempt {attempt}, generation {generation} has taken this run over; this start ({start}) leaves it alone"
+    )

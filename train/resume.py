@@ -1,0 +1,123 @@
+"""Going on from the newest checkpoint that is whole, on all ranks alike; or refusing to, in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from train import checkpoint, contract, state
+from train.checkpoint import CheckpointError, Manifest
+from train.dist import Ranks, gather, meet, on_first, once_per_node
+from train.errors import UsageError
+from train.storage import Storage
+
+PATIENT_SECONDS = 900.0
+"""For each request while a run resumes: there is nothing else to do than to wait for the bucket."""
+
+FIXED = ("model", "steps", "batch_size", "optimizer", "seed")
+"""Settings of run.config that can't change within a run, beside the data."""
+
+
+class Resumed(NamedTuple):
+    """What was found: the manifest, and the shards of all ranks as they were saved."""
+
+    manifest: Manifest
+    shards: Sequence[Mapping[str, Any]]
+
+    @property
+    def shared(self) -> state.State:
+        """The state that all ranks have alike."""
+        tensors = {path: tensor for shard in self.shards for path, tensor in shard["tensors"].items()}
+        joined: state.State = state.joined(tensors, self.shards[0]["rest"])
+        return joined
+
+    def own(self, ranks: Ranks) -> state.State | None:
+        """This rank's own state; None if the run had another number of ranks."""
+        return dict(self.shards[ranks.rank]["own"]) if len(self.shards) == ranks.world else None
+
+
+def resume(ranks: Ranks, storage: Storage, about: Mapping[str, Any], use: Callable[[Resumed], None]) -> Manifest | None:
+    """Give the newest usable checkpoint to `use`, on every rank, and return its manifest; None if there is none.
+
+    `about` is what this run says of itself. A broken checkpoint is told and passed over. The shards are on this node's
+    disk until `use` returns.
+
+    Raises, on all ranks alike: UsageError if the checkpoints are those of another spec or another version, OutputError
+    if the storage can't be read.
+    """
+    patient = storage.within(PATIENT_SECONDS)
+    names = on_first(ranks, lambda: checkpoint.manifests(patient.list(f"{contract.CHECKPOINTS}/")))
+    for name in names:
+        fetched = once_per_node(ranks, partial(_fetch, patient, name, about))
+        try:
+            bad = next((one.reason for one in gather(ranks, fetched) if one.reason), "")
+            if fetched.manifest and not bad:
+                use(Resumed(fetched.manifest, [checkpoint.read_shard(path) for path in fetched.paths]))
+                return fetched.manifest
+            if ranks.rank == 0:
+                print(f"a checkpoint is passed over: {bad}", flush=True)
+        finally:
+            meet(ranks)
+            shutil.rmtree(fetched.folder, ignore_errors=True)
+    if names and ranks.rank == 0:
+        print("no checkpoint can be used: the run begins at step 1 again", flush=True)
+    return None
+
+
+class _Fetched(NamedTuple):
+    """A checkpoint on this node's disk, or why it can't be used."""
+
+    folder: Path
+    manifest: Manifest | None = None
+    paths: Sequence[Path] = ()
+    reason: str = ""
+
+
+def _fetch(storage: Storage, name: str, about: Mapping[str, Any]) -> _Fetched:
+    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-"))
+    try:
+        manifest = checkpoint.read_manifest(storage, name)
+        refuse_another(manifest.about, about, storage.url)
+        return _Fetched(folder, manifest, checkpoint.fetch(storage, manifest, folder))
+    except CheckpointError as error:
+        return _Fetched(folder, reason=str(error))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
+    """Raise UsageError if a checkpoint's run isn't ours: going on from it would be neither run."""
+    before, now = theirs["config"], json.loads(json.dumps(ours["config"]))
+    changed = [f"{key} was {_short(before[key])} and is {_short(now[key])}" for key in FIXED if before[key] != now[key]]
+    if theirs.get("data_sha256") != ours.get("data_sha256"):
+        changed.append(f"the data was {theirs.get('data')} with another content")
+    elif not ours.get("data_sha256") and before["data"] != now["data"]:
+        changed.append(f"data was {before['data']} and is {now['data']}")
+    if changed:
+        raise UsageError(
+            f"{url} belongs to another spec: {'; '.join(changed)}. "
+            "Set it back to go on, or begin a new run (--new, or another name)"
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What may change within a run but makes its losses differ in their last digits, in words."""
+    names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
+    names |= {"device": "device", "torch": "torch"}
+    return [
+        f"{words}: {theirs[key]} before, {ours[key]} now"
+        for key, words in names.items()
+        if key in theirs and theirs[key] != ours[key]
+    ]

@@ -1,0 +1,310 @@
+"""Saving beside training: a snapshot in the host's memory, then a thread that writes it.
+
+Every rank writes its share; rank 0 collects what they wrote, writes the manifest and moves the pointer. The threads
+meet through torchrun's store and never through a collective: the training beside them has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from train import checkpoint, contract
+from train.checkpoint import CancelledError, Manifest, Part
+from train.config import Checkpoint
+from train.dist import Ranks
+from train.errors import OutputError, SupersededError, TrainError
+from train.fence import Fence
+from train.interval import Interval, span
+from train.metrics import Sink
+from train.state import HostCopies, State, shared_out, split
+from train.storage import Storage
+
+LIMIT_SECONDS = 1800.0
+"""For one save: a bucket that is away for longer costs this checkpoint, not the run."""
+
+POLL_SECONDS = 0.02
+
+
+class Loop:
+    """What the loop gives to be saved: the state that all ranks have alike, this rank's own, and what goes into the
+    manifest beside them. `first_only`: tensors of which rank 0's count."""
+
+    def __init__(self, shared: State, own: State, about: Mapping[str, Any], first_only: frozenset[str]) -> None:
+        self.shared, self.own, self.about, self.first_only = shared, own, about, first_only
+
+
+@dataclass
+class Save:
+    """One save: of which step, until when, and how it went."""
+
+    serial: int
+    step: int
+    deadline: float
+    content: dict[str, Any]
+    about: Mapping[str, Any]
+    began: float
+    waits: bool = False
+    """Whether the other ranks wait for rank 0's word."""
+    blocked: float = 0.0
+    """Seconds for which training waited: the snapshot."""
+    ended: float = 0.0
+    steps: int = 0
+    """Steps that were done beside it."""
+    accounted: bool = False
+    """Whether what it cost has been learnt."""
+    manifest: str = ""
+    error: Exception | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+    @property
+    def left(self) -> float:
+        return max(0.1, self.deadline - time.monotonic())
+
+
+class Saver:
+    """The checkpoints of one process. `fence` is rank 0's; `newest` is the newest step that is durable."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        storage: Storage,
+        settings: Checkpoint,
+        sink: Sink,
+        *,
+        start: str,
+        fence: Fence | None,
+        interval: Interval,
+        newest: int = 0,
+    ) -> None:
+        self._ranks, self._storage, self._settings, self._sink = ranks, storage, settings, sink
+        self._start, self._fence, self._interval = start, fence, interval
+        self._board = _Board(ranks)
+        self._copies = HostCopies()
+        self._current: Save | None = None
+        self._serial = 0
+        self._last = time.monotonic()
+        self._asked = False
+        self.newest = newest
+        self.superseded: SupersededError | None = None
+        """Why this start must not go on, if another has taken the run over."""
+
+    def due(self) -> bool:
+        """Whether this rank wants a save: rank 0 says so, once until it begins."""
+        if self._ranks.rank or self._asked or self._busy():
+            return False
+        self._asked = time.monotonic() - self._last >= self._interval.seconds
+        return self._asked
+
+    def begin(self, step: int, loop: Loop) -> None:
+        """Take a snapshot of this rank's share, and write it in a thread. All ranks call it at the same step."""
+        self._asked = False
+        if self._current and self._current.step == step:  # an evaluation has boundaries too
+            return
+        save = self._snapshot(step, loop, LIMIT_SECONDS)
+        save.thread = threading.Thread(target=self._run, args=(save,), name="checkpoint", daemon=True)
+        save.thread.start()
+
+    def save(self, step: int, loop: Loop, *, limit: float = LIMIT_SECONDS) -> None:
+        """Save now, and wait for it. One of this step that is under way will do, an older one is given up.
+
+        Raises, on all ranks alike, OutputError if it isn't durable within `limit` seconds, and SupersededError.
+        """
+        deadline = time.monotonic() + limit
+        if self._current and self._current.step == step:
+            return self._finish(self._current, deadline)
+        self._give_up()
+        save = self._snapshot(step, loop, deadline - time.monotonic())
+        save.waits = True
+        self._run(save)
+        if save.error:
+            raise save.error
+        return None
+
+    def stepped(self, usual: float, trained: float, interruptions: int) -> None:
+        """After each step: when a save has ended meanwhile, learn what it cost. `usual` is the length of a step in
+        seconds, the rest as in Interval.learn."""
+        save = self._current
+        if save is None or self._ranks.rank or save.accounted:
+            return
+        save.steps += 1
+        if self._busy():
+            return
+        save.accounted = True
+        if save.error is None:
+            beside = time.monotonic() - save.began - save.blocked - save.steps * usual
+            cost = save.blocked + max(0.0, beside)
+            if line := self._interval.learn(cost, save.ended - save.began, trained, interruptions):
+                print(line, flush=True)
+
+    def _finish(self, save: Save, deadline: float) -> None:
+        """Wait for a save that is under way, on all ranks alike."""
+        save.deadline = min(save.deadline, deadline)
+        if self._ranks.rank:
+            self._board.wait(f"{save.serial}/done", save)
+        elif save.thread:
+            save.thread.join(max(0.0, deadline - time.monotonic()))
+            if save.thread.is_alive():
+                raise OutputError("the save that was under way did not end in time")
+        if save.error:
+            raise save.error
+
+    def _busy(self) -> bool:
+        return bool(self._current and self._current.thread and self._current.thread.is_alive())
+
+    def _give_up(self) -> None:
+        if self._current and self._current.thread:
+            self._current.cancelled.set()
+            self._current.thread.join()
+
+    def _snapshot(self, step: int, loop: Loop, limit: float) -> Save:
+        """Copy this rank's share of the tensors; the rest is small, and rank 0's."""
+        began = time.monotonic()
+        if self._current and self._current.thread:
+            self._current.thread.join()  # its buffers are ours now; rank 0 begins no save before the last has ended
+        tensors, rest = split(loop.shared)
+        mine = shared_out(tensors, self._ranks.world, loop.first_only)[self._ranks.rank]
+        content = {"tensors": self._copies.take({path: tensors[path] for path in mine}), "own": loop.own}
+        if self._ranks.rank == 0:
+            content["rest"] = rest
+        self._serial += 1
+        self._last = began
+        self._current = Save(self._serial, step, began + limit, content, loop.about, began)
+        self._current.blocked = time.monotonic() - began
+        return self._current
+
+    def _run(self, save: Save) -> None:
+        """Write this rank's share; rank 0 makes a checkpoint of all of them."""
+        rank, folder = self._ranks.rank, contract.checkpoint_folder(save.step, self._start)
+        try:
+            self._copies.ready()
+            parts = checkpoint.write_shard(
+                self._storage, folder, rank, save.content, deadline=save.deadline, cancelled=save.cancelled
+            )
+            if rank == 0:
+                self._commit(save, parts)
+            else:
+                self._board.post(f"{save.serial}/{rank}", [*parts])
+                if save.waits:
+                    self._board.wait(f"{save.serial}/done", save)
+        except Exception as error:  # noqa: BLE001 - told by rank 0, and raised where somebody waits
+            self._failed(save, error)
+        finally:
+            save.ended = time.monotonic()
+
+    def _commit(self, save: Save, own: tuple[Part, ...]) -> None:
+        """The other ranks' parts, the rows up to this step, the manifest, the pointer: in this order."""
+        assert self._fence is not None  # noqa: S101 - rank 0 has one
+        others = [self._board.wait(f"{save.serial}/{rank}", save) for rank in range(1, self._ranks.world)]
+        shards = (own, *(tuple(Part(*part) for part in parts) for parts in others))
+        manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
+        self._sink.flush(save.left)  # a step whose row was lost is never done again
+        self._fence.check()
+        try:
+            checkpoint.commit(self._storage.within(save.left), manifest)
+        except FileExistsError as error:
+            raise SupersededError(f"another process has written {manifest.folder}; this one leaves it alone") from error
+        save.manifest = contract.manifest(save.step, self._start)
+        self._fence.advance(save.step, save.manifest)
+        self.newest = save.step
+        seconds = time.monotonic() - save.began
+        self._sink.put([_event(manifest, seconds=round(seconds, 3), blocked=round(save.blocked, 4))])
+        self._board.post(f"{save.serial}/done", [])
+        if not save.waits:
+            self._prune()
+
+    def _prune(self) -> None:
+        """What can't be removed now is removed after the next save."""
+        try:
+            keep = self._settings
+            checkpoint.prune(self._storage, self._start, last=keep.keep_last, every=keep.keep_every)
+        except (OSError, TrainError) as error:
+            _say(f"old checkpoints can't be removed: {error}")
+
+    def prune(self) -> None:
+        """At the end of the run: a save that was waited for has left the older ones."""
+        if self._ranks.rank == 0:
+            self._prune()
+
+    def _failed(self, save: Save, error: Exception) -> None:
+        save.error = error
+        key = "done" if self._ranks.rank == 0 else str(self._ranks.rank)
+        try:
+            self._board.post(f"{save.serial}/{key}", {"error": str(error), "kind": type(error).__name__})
+        except Exception as lost:  # noqa: BLE001 - the store is gone, and with it whoever would have read this
+            _say(f"checkpoint of step {save.step}: {lost}")
+        self.superseded = error if isinstance(error, SupersededError) else None
+        if self._ranks.rank or save.waits or self.superseded or isinstance(error, CancelledError):
+            return
+        _say(f"the checkpoint of step {save.step} was not written: {error}")
+        _say(f"the run goes on, and the next try comes in {span(self._interval.seconds)}")
+        self._discard(save)
+
+    def _discard(self, save: Save) -> None:
+        """What a failed save left would fill the disk, or be billed."""
+        try:
+            checkpoint.discard(self._storage, contract.checkpoint_folder(save.step, self._start))
+        except (OSError, TrainError) as error:
+            _say(f"its parts can't be removed: {error}")
+
+
+class _Board:
+    """Where the ranks' threads leave each other word: torchrun's store, or a dict for one process alone."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._store = ranks.store
+        self._here: dict[str, str] = {}
+
+    def post(self, key: str, value: Any) -> None:
+        text = json.dumps(value)
+        if self._store is None:
+            self._here[key] = text
+        else:
+            self._store.set(f"save/{key}", text)
+
+    def wait(self, key: str, save: Save) -> Any:
+        """What another rank posted. Raises what kept it from its work, and OutputError at the save's deadline."""
+        while (text := self._look(key)) is None:
+            if save.cancelled.is_set():
+                raise CancelledError("given up for another save")
+            if time.monotonic() > save.deadline:
+                raise OutputError("the other ranks' shares did not come in time")
+            time.sleep(POLL_SECONDS)
+        value = json.loads(text)
+        if isinstance(value, dict):
+            kind = _KINDS.get(value["kind"], TrainError)
+            raise kind(value["error"])
+        return value
+
+    def _look(self, key: str) -> str | None:
+        if self._store is None:
+            return self._here.get(key)
+        name = f"save/{key}"
+        return self._store.get(name).decode() if self._store.check([name]) else None
+
+
+_KINDS: dict[str, type[TrainError]] = {
+    kind.__name__: kind for kind in (OutputError, SupersededError, CancelledError, TrainError)
+}
+
+
+def _event(manifest: Manifest, **fields: Any) -> dict[str, Any]:
+    size = round(manifest.bytes / 1e6, 3)
+    return {
+        "event": "checkpoint",
+        "time": time.time(),
+        "step": manifest.step,
+        "path": manifest.folder,
+        "mb": size,
+        **fields,
+    }
+
+
+def _say(line: str) -> None:
+    print(f"train: {line}", file=sys.stderr, flush=True)
