@@ -196,8 +196,8 @@ def test_a_peers_failure_ends_the_run_at_a_step_with_all_rows(
         return update(setup)
 
     monkeypatch.setattr(loop, "update", told)
+    config = {"data": str(text), "log_every": 100, "eval": {"every": 0}}
     with pytest.raises(SystemExit) as stopped:
-        config = {"data": str(text), "log_every": 100, "eval": {"every": 0}}
         run(tmp_path / "run", config, LAUNCH_NOTICE=str(tmp_path / "never"))
     assert stopped.value.code == 143
     assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2, 3, 4, 5, 6, 7]

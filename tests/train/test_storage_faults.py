@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from requests.adapters import HTTPAdapter
 
 from tests.googlecloud import (
     Bucket,
@@ -146,6 +147,28 @@ def test_retry_after_is_heeded(folder: GcsFolder, cloud: GoogleCloud, clock: Fak
     with pytest.raises(UnreachableError):
         folder.within(30).read("a")
     assert clock() - began < 41, "it can't help to wait"
+
+
+def test_no_request_may_outlast_its_call(
+    folder: GcsFolder, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the last ones, which began with much less time than the first."""
+    given: list[tuple[float, float]] = []
+    send = HTTPAdapter.send
+
+    def watched(self: HTTPAdapter, request: Any, stream: bool, timeout: Any, *args: Any, **options: Any) -> Any:
+        current = patience.CURRENT.get()
+        given.append((max(timeout), current.left() if current else -1))
+        return send(self, request, stream, timeout, *args, **options)
+
+    monkeypatch.setattr(HTTPAdapter, "send", watched)
+    cloud.faults.down(until=clock() + 1e6, effect=Status(503))
+    for use in USES.values():
+        with pytest.raises(UnreachableError):
+            use(folder)
+    assert len(given) > 40
+    assert all(0 < timeout <= left for timeout, left in given)
+    assert {round(timeout) for timeout, left in given} >= {30, 5}
 
 
 def test_a_stalled_request_leaves_time_for_another(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def noisy_and_scaled() -> Iterator[None]:
 # --- In a process of its own -----------------------------------------------------------------------------------------
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["train.loop", "tests.train.trials"])
+_CONTEXT.set_forkserver_preload(["train.loop", "torch._dynamo", "tensorboard.summary.writer.event_file_writer"])
 
 
 class Effects:

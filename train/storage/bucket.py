@@ -43,11 +43,10 @@ class GcsFolder:
 
     def write_file(self, name: str, path: Path) -> None:
         try:
-            file = path.open("rb")
+            with path.open("rb") as file:
+                self._upload(name, OnDisk(file, os.fstat(file.fileno()).st_size), None)
         except OSError as error:
             raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
-        with file:
-            self._upload(name, OnDisk(file, os.fstat(file.fileno()).st_size), None)
 
     def read(self, name: str) -> bytes:
         return self.read_version(name)[0]
