@@ -153,7 +153,13 @@ loop.train(parse(json.loads(os.environ["LAUNCH_CONFIG"])), Ranks(), os.environ)
 print("TIMES", json.dumps(times))
 os._exit(0)
 """
-CONFIG: dict[str, Any] = {"data": "synthetic", "eval": {"every": 0}, "batch_size": 12, "log_every": 10}
+CONFIG: dict[str, Any] = {
+    "data": "synthetic",
+    "eval": {"every": 0},
+    "batch_size": 12,
+    "log_every": 10,
+    "optimizer": {"warmup_steps": 0},
+}
 
 
 def step_times(env: Mapping[str, str], **config: Any) -> list[float]:

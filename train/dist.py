@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -63,11 +65,20 @@ def join(env: Mapping[str, str]) -> Ranks:
     if "RANK" not in env:
         return Ranks(device=device)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    _same_network(os.environ)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     group = PrefixStore("group", store)
     given = device if backend == "nccl" else None
     dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=given)
     return Ranks(rank, world, local, device, backend, PrefixStore("train", store))
+
+
+def _same_network(environ: MutableMapping[str, str]) -> None:
+    """gloo, in which the ranks agree also where NCCL carries the gradients, goes over the interface that NCCL was given
+    by name: left alone it takes the one of the host's name, which in a container may be no way to another machine."""
+    first = environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=").partition(",")[0]
+    if first in {name for _, name in socket.if_nameindex()}:  # for NCCL it may be the beginning of a name, too
+        environ.setdefault("GLOO_SOCKET_IFNAME", first)
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))

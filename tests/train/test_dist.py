@@ -101,3 +101,15 @@ def test_nothing_keeps_a_process_that_leaves(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("train: [Errno 2] No such file")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("nccl", "gloo"), [("lo", "lo"), ("=lo,eth1", "lo"), ("^lo", None), ("l", None), ("", None), (None, None)]
+)
+def test_gloo_takes_the_interface_that_nccl_was_given(nccl: str | None, gloo: str | None) -> None:
+    environ = {} if nccl is None else {"NCCL_SOCKET_IFNAME": nccl}
+    dist._same_network(environ)
+    assert environ.get("GLOO_SOCKET_IFNAME") == gloo
+    own = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "eth7"}
+    dist._same_network(own)
+    assert own["GLOO_SOCKET_IFNAME"] == "eth7"

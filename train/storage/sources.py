@@ -50,7 +50,7 @@ class Memory:
 
     def crc32c(self) -> str:
         if not self._sum:
-            self._sum = _crc32c(bytes(self._view[at : at + CACHED]) for at in range(0, self.size, CACHED))
+            self._sum = checksum(self._view)
         return self._sum
 
 
@@ -88,6 +88,13 @@ class OnDisk:
         while block := self._file.read(min(BLOCK, left)):
             left -= len(block)
             yield block
+
+
+def checksum(data: Buffer) -> str:
+    """CRC32C as Google writes it, of a buffer of any kind: in blocks that stay in the processor's cache, as
+    google-crc32c takes nothing that could be changed meanwhile."""
+    view = as_bytes(data)
+    return _crc32c(bytes(view[at : at + CACHED]) for at in range(0, len(view), CACHED))
 
 
 def _crc32c(blocks: Iterator[bytes]) -> str:
