@@ -29,8 +29,8 @@ from train.storage.sources import checksum
 FORMAT = 1
 """Counts up when an older launch could not read what is written."""
 
-PART_BYTES = 32 << 20
-"""Of one object. google-cloud-storage's transfer manager cuts its uploads into as much."""
+PART_BYTES = 16 << 20
+"""Of one object."""
 
 WORKERS = 8
 """Parts on the way at once, as many as the transfer manager's default."""
@@ -95,6 +95,10 @@ def write_shard(
         return cutter.finish()
 
 
+_SPARE: list[bytearray] = []
+"""Buffers of earlier saves, WORKERS + 1 at most: touching new memory costs as much as sending it."""
+
+
 class _Cutter:
     """A file to write to, which becomes objects of PART_BYTES. Its buffers are used again, and bound the memory."""
 
@@ -104,7 +108,6 @@ class _Cutter:
         self._storage, self._stem, self._pool = storage, stem, pool
         self._deadline, self._cancelled = deadline, cancelled
         self._free = threading.Semaphore(WORKERS + 1)
-        self._buffers: list[bytearray] = []
         self._parts: list[Future[Part]] = []
         self._buffer, self._filled = self._next_buffer(), 0
 
@@ -113,7 +116,7 @@ class _Cutter:
         size = len(view)
         while len(view) and not self._failed():  # an error raised here would come out of torch as another one
             taken = min(len(view), PART_BYTES - self._filled)
-            self._buffer[self._filled : self._filled + taken] = view[:taken]
+            _copy(view[:taken], self._buffer, self._filled)
             self._filled += taken
             view = view[taken:]
             if self._filled == PART_BYTES:
@@ -135,7 +138,11 @@ class _Cutter:
 
     def _next_buffer(self) -> bytearray:
         self._free.acquire()
-        return self._buffers.pop() if self._buffers else bytearray(PART_BYTES)
+        try:
+            buffer = _SPARE.pop()
+        except IndexError:
+            return bytearray(PART_BYTES)
+        return buffer if len(buffer) == PART_BYTES else bytearray(PART_BYTES)
 
     def _send(self) -> None:
         name = f"{self._stem}-{len(self._parts):04d}.part"
@@ -147,11 +154,19 @@ class _Cutter:
                 raise CancelledError("given up for another save")
             data = memoryview(buffer)[:size]
             digest = checksum(data)
-            self._storage.within(max(0.1, self._deadline - time.monotonic())).write(name, data)
+            self._storage.within(max(0.1, self._deadline - time.monotonic())).write(name, data, crc32c=digest)
             return Part(name.rpartition("/")[2], size, digest)
         finally:
-            self._buffers.append(buffer)
+            if len(_SPARE) <= WORKERS:
+                _SPARE.append(buffer)
             self._free.release()
+
+
+def _copy(source: memoryview, target: bytearray, at: int) -> None:
+    """NumPy lets go of the interpreter while it copies; a slice's assignment would hold up the threads that send."""
+    import numpy as np
+
+    np.frombuffer(target, np.uint8)[at : at + len(source)] = np.frombuffer(source, np.uint8)
 
 
 def commit(storage: Storage, manifest: Manifest) -> None:

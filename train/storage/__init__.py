@@ -33,9 +33,9 @@ class Storage(Protocol):
 
     url: str
 
-    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
         """Store `data`, replacing what was there, and return the object's version. With `create`, raise
-        FileExistsError if the name is taken.
+        FileExistsError if the name is taken. `crc32c` is its `checksum`, from who has it already.
 
         A create or swap whose answer was lost is recognised by its content: what is created or swapped in must
         differ from all that others write under the name (hold an id of its writer).

@@ -35,8 +35,8 @@ class GcsFolder:
         self._world = world or World()
         self._seconds = LIMIT_SECONDS
 
-    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
-        return self._upload(name, Memory(data), 0 if create else None)
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
+        return self._upload(name, Memory(data, crc32c), 0 if create else None)
 
     def swap(self, name: str, data: bytes, version: str) -> str:
         return self._upload(name, Memory(data), int(version or 0))

@@ -32,7 +32,7 @@ class LocalFolder:
         self.folder = folder.expanduser().absolute()
         self.url = str(self.folder)
 
-    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
         with self._temporary(name) as (temporary, target):
             temporary.write_bytes(data)
             _publish(temporary, target, create=create)

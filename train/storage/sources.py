@@ -41,8 +41,8 @@ class Content(Protocol):
 class Memory:
     """A buffer. Nobody may change it before the upload is through."""
 
-    def __init__(self, data: Buffer) -> None:
-        self._view, self._sum = as_bytes(data), ""
+    def __init__(self, data: Buffer, crc32c: str = "") -> None:
+        self._view, self._sum = as_bytes(data), crc32c
         self.size = len(self._view)
 
     def stream(self) -> Stream:
