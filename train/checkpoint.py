@@ -302,11 +302,12 @@ def _is_of(name: str, step: int | None) -> bool:
 # --- Keeping --------------------------------------------------------------------------------------------------------
 
 
-def prune(storage: Storage, start: str, *, last: int, every: int) -> list[str]:
-    """Remove what `keep` doesn't name: all steps but the `last` newest and the multiples of `every` (0: none), and what
-    older starts than `start` left unfinished. Returns the folders that went. The manifest goes first."""
+def prune(storage: Storage, step: int, start: str, *, last: int, every: int) -> list[str]:
+    """After `start` has saved `step`: remove what `keep` doesn't name. Of the steps up to this one the `last` newest
+    stay, and the multiples of `every` (0: none). Steps beyond it are of a checkpoint that was passed over as broken:
+    they go, and so does what older starts left unfinished. Returns the folders that went. The manifest goes first."""
     names = storage.list(f"{contract.CHECKPOINTS}/")
-    doomed = expendable(names, start, last=last, every=every)
+    doomed = expendable(names, step, start, last=last, every=every)
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
         for folder in doomed:
             storage.delete(f"{folder}/manifest.json")
@@ -315,11 +316,12 @@ def prune(storage: Storage, start: str, *, last: int, every: int) -> list[str]:
     return doomed
 
 
-def expendable(names: Sequence[str], start: str, *, last: int, every: int) -> list[str]:
+def expendable(names: Sequence[str], step: int, start: str, *, last: int, every: int) -> list[str]:
     """The folders, of one start and step each, that `prune` removes. Pure."""
     whole = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
+    whole = {folder for folder in whole if folder.rpartition("/")[2] <= start}
     newest: dict[int, str] = {}
-    for folder in sorted(whole):
+    for folder in sorted(folder for folder in whole if _step(folder) <= step):
         newest[_step(folder)] = folder
     kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}

@@ -181,7 +181,10 @@ def give_way(run: Run, told: Told) -> NoReturn:
         if run.ranks.rank == 0:
             print(f"preempted at step {step}, and not saved in time: {error}", flush=True)
         raise SystemExit(128 + signal.SIGTERM) from error
-    run.sink.close(ROWS_SECONDS)
+    try:
+        run.sink.close(ROWS_SECONDS)
+    except OutputError as error:  # the state is safe, and what is left on the disk the node sends
+        print(f"train: {error}", file=sys.stderr, flush=True)
     raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
 
 

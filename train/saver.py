@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,7 +205,7 @@ class Saver:
         others = [self._board.wait(f"{save.serial}/{rank}", save) for rank in range(1, self._ranks.world)]
         shards = (own, *(tuple(Part(*part) for part in parts) for parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
-        self._sink.flush(save.left)  # a step whose row was lost is never done again
+        self._rows_first(save)
         self._fence.check()
         try:
             checkpoint.commit(self._storage.within(save.left), manifest)
@@ -213,17 +214,25 @@ class Saver:
         save.manifest = contract.manifest(save.step, self._start)
         self._fence.advance(save.step, save.manifest)
         self.newest = save.step
-        seconds = time.monotonic() - save.began
-        self._sink.put([_event(manifest, seconds=round(seconds, 3), blocked=round(save.blocked, 4))])
         self._board.post(f"{save.serial}/done", [])
+        with suppress(OutputError):  # the checkpoint is there; a sink that is broken says so to the loop
+            seconds = time.monotonic() - save.began
+            self._sink.put([_event(manifest, seconds=round(seconds, 3), blocked=round(save.blocked, 4))])
         if not save.waits:
             self._prune()
+
+    def _rows_first(self, save: Save) -> None:
+        """A step whose row was lost is never done again, so no manifest comes before the rows up to it. But when the
+        machine is about to go the state matters more: half of what is left, and then the manifest."""
+        if self._sink.flush(save.left / 2 if save.waits else save.left) or save.waits:
+            return
+        raise OutputError("the rows up to it did not reach the run folder in time")
 
     def _prune(self) -> None:
         """What can't be removed now is removed after the next save."""
         try:
             keep = self._settings
-            checkpoint.prune(self._storage, self._start, last=keep.keep_last, every=keep.keep_every)
+            checkpoint.prune(self._storage, self.newest, self._start, last=keep.keep_last, every=keep.keep_every)
         except (OSError, TrainError) as error:
             _say(f"old checkpoints can't be removed: {error}")
 

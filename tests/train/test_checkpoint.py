@@ -243,14 +243,26 @@ def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes:
         for step, start in there
         for name in ("manifest.json", "rank-00000-0000.part")
     ]
-    doomed = checkpoint.expendable([*names, contract.LATEST], TWO, last=last, every=every)
+    doomed = checkpoint.expendable([*names, contract.LATEST], 9, TWO, last=last, every=every)
     assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
 
 
 def test_what_dead_starts_left_unfinished_goes_and_what_lives_stays() -> None:
     folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
     names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
-    assert checkpoint.expendable(names, TWO, last=3, every=0) == [folders[ONE]]
+    assert checkpoint.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE]]
+
+
+def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:
+    """Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250."""
+    names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
+    gone = checkpoint.expendable(names, 250, TWO, last=1, every=0)
+    assert gone == [contract.checkpoint_folder(200, ONE), contract.checkpoint_folder(300, ONE)]
+
+
+def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
+    names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
+    assert checkpoint.expendable(names, 200, ONE, last=1, every=0) == []
 
 
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:

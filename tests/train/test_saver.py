@@ -141,6 +141,39 @@ def test_rows_are_durable_before_the_checkpoint_behind_them(
     assert all(steps == set(range(1, step + 1)) for steps, step in found)
 
 
+def test_no_checkpoint_comes_before_rows_that_do_not_arrive(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("train.saver.LIMIT_SECONDS", 0.7)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
+    saved: list[int] = []
+    monkeypatch.setattr(checkpoint, "commit", lambda storage, manifest: saved.append(manifest.step))
+    real = loop.train_step
+
+    def slowly(run: Any) -> None:
+        real(run)
+        while run.saver._busy():
+            time.sleep(0.01)
+        if run.state["step"] == 3:
+            raise RuntimeError("enough")
+
+    monkeypatch.setattr(loop, "train_step", slowly)
+    with pytest.raises(RuntimeError, match="enough"):
+        train(RUN, checkpoint=OFTEN)
+    assert saved == []
+    assert "the rows up to it did not reach the run folder in time" in capsys.readouterr().err
+
+
+def test_a_preempted_run_whose_rows_do_not_arrive_is_saved_all_the_same(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "NOTICE_SECONDS", 3.0)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
+    with trials.sigterm_after(9), pytest.raises(PreemptedError):
+        train(RUN)
+    assert checkpoint.load(RUN)["loop"]["step"] == 10
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
