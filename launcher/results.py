@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from train import contract
 
-PART = re.compile(rf"^{contract.METRICS}/(\d+)-(\d+)-(\d+)-(\d+)\.jsonl$")
-"""The name of a part: attempt, generation, node, part."""
+PART = re.compile(rf"^{contract.METRICS}/(\d+)-(\d+)-(\d+)-(\d+)(?:-(\d+))?\.jsonl$")
+"""The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""
 
 Record = Mapping[str, Any]
 Key = tuple[int, int]
@@ -107,8 +107,9 @@ class Results(Struct, frozen=True, kw_only=True):
 
 
 def results(parts: Mapping[str, bytes]) -> Results:
-    """Read parts by name (`metrics/<attempt>-<generation>-<node>-<part>.jsonl`); other names are passed over."""
-    named = sorted((tuple(map(int, found.groups())), name) for name in parts if (found := PART.match(name)))
+    """Read parts by name (`metrics/<attempt>-<generation>-<node>-<part>[-<variant>].jsonl`); other names are passed
+    over."""
+    named = sorted((tuple(map(int, found.groups("0"))), name) for name in parts if (found := PART.match(name)))
     rows: dict[Key, dict[int, Record]] = {}
     events: dict[Key, list[Record]] = {}
     for numbers, name in named:

@@ -51,6 +51,16 @@ def test_numbers_count_as_numbers() -> None:
     assert losses(found) == {1: 2.0}
 
 
+def test_a_part_whose_name_was_taken_is_read_behind_the_one_that_has_it() -> None:
+    order = ("000000", "000000-2", "000000-10", "000001")
+    for upto in range(1, len(order) + 1):
+        parts = {
+            f"metrics/0001-0000-0000-{number}.jsonl": b'{"step": 1, "loss": %d}\n{"step": %d, "loss": 0}\n' % (n, n + 2)
+            for n, number in reversed(list(enumerate(order[:upto])))
+        }
+        assert losses(results(parts)) == {1: upto - 1, **dict.fromkeys(range(2, upto + 2), 0)}
+
+
 def test_other_names_are_passed_over() -> None:
     assert results({"metrics/readme.jsonl": b'{"step": 1, "loss": 1.0}\n'}).rows == ()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from train import contract, state
@@ -14,8 +16,8 @@ from train.dist import on_first
 from train.errors import UsageError
 from train.fence import Fence, next_start
 from train.interval import DEFAULT_MTBF_HOURS, Interval
-from train.resume import PATIENT_SECONDS, Resumed, changes, resume
-from train.saver import Loop, Saver
+from train.resume import PATIENT_SECONDS, Resumed, changes, look_first, resume
+from train.saver import Saver, Snapshot
 from train.setup import Run, seed
 from train.storage import Storage
 
@@ -29,8 +31,9 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
     if storage is None:
         return run
     fences: list[Fence] = []  # rank 0's alone: it can't travel to the others
+    on_first(run.ranks, lambda: look_first(storage.within(PATIENT_SECONDS), about(run)))
     start = on_first(run.ranks, lambda: _take(storage, env, fences))
-    resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found))
+    resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found), scratch(env))
     if run.ranks.rank == 0:
         _tell(run, storage, resumed)
     saver = Saver(
@@ -43,20 +46,26 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
         interval=interval(run.config.checkpoint, env),
         newest=resumed.step if resumed else 0,
     )
-    return replace(run, saver=saver, resumed=resumed)
+    return replace(run, saver=saver, resumed=resumed, began=time.monotonic())
 
 
 def about(run: Run, **more: Any) -> dict[str, Any]:
     """What a manifest says of the run."""
     kept = ("config", "world_size", "device", "precision", "torch", "data", "data_sha256")
-    return {key: run.facts[key] for key in kept if key in run.facts} | {"micro_batch": run.micro_batch} | more
+    own = {"micro_batch": run.micro_batch, "compiled": hasattr(run.forward, "_orig_mod")}
+    return {key: run.facts[key] for key in kept if key in run.facts} | own | more
 
 
-def to_save(run: Run, **more: Any) -> Loop:
+def to_save(run: Run, **more: Any) -> Snapshot:
     """All that a checkpoint holds, as it is now."""
     buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
     own = {"random": state.read_random(run.ranks.device)}
-    return Loop(state.read(run), own, about(run, **more), buffers)
+    return Snapshot(state.read(run), own, about(run, **more), buffers)
+
+
+def scratch(env: Mapping[str, str]) -> Path | None:
+    """Where a checkpoint is unpacked: a folder that the node removes, whatever happens to this process."""
+    return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
 
 
 def interval(settings: Checkpoint, env: Mapping[str, str]) -> Interval:
@@ -82,6 +91,8 @@ def _restore(run: Run, found: Resumed) -> None:
         else:
             seed(run.config, run.ranks, found.manifest.step)
     except (RuntimeError, KeyError, ValueError) as error:
+        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+            raise  # memory, or a device: no fault of the code, and not for good
         raise UsageError(f"{found.manifest.folder} doesn't fit this code: {error}") from error
     run.state["interruptions"] += 1
 

@@ -302,14 +302,18 @@ def _is_of(name: str, step: int | None) -> bool:
 # --- Keeping --------------------------------------------------------------------------------------------------------
 
 
-def prune(storage: Storage, step: int, start: str, *, last: int, every: int) -> list[str]:
+def prune(
+    storage: Storage, step: int, start: str, *, last: int, every: int, give_up: Callable[[], bool] = lambda: False
+) -> list[str]:
     """After `start` has saved `step`: remove what `keep` doesn't name. Of the steps up to this one the `last` newest
     stay, and the multiples of `every` (0: none). Steps beyond it are of a checkpoint that was passed over as broken:
-    they go, and so does what older starts left unfinished. Returns the folders that went. The manifest goes first."""
+    they go, and so does what was left unfinished. Returns the folders that went. The manifest goes first."""
     names = storage.list(f"{contract.CHECKPOINTS}/")
     doomed = expendable(names, step, start, last=last, every=every)
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
         for folder in doomed:
+            if give_up():
+                break
             storage.delete(f"{folder}/manifest.json")
             parts = [name for name in names if name.startswith(f"{folder}/") and not name.endswith("/manifest.json")]
             list(pool.map(storage.delete, parts))
@@ -325,7 +329,7 @@ def expendable(names: Sequence[str], step: int, start: str, *, last: int, every:
         newest[_step(folder)] = folder
     kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
-    unfinished = {folder for folder in folders - whole if folder.rpartition("/")[2] < start}
+    unfinished = {folder for folder in folders - whole if folder.rpartition("/")[2] <= start}
     return sorted(unfinished | (whole - {newest[step] for step in kept}))
 
 

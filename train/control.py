@@ -58,8 +58,12 @@ class Timing:
     settle: float = 3.0
     """When one node's processes have saved and left: what the others' get to end by themselves before they are told."""
     patience: float = 600.0
-    """How long a run folder that can't be reached is tried again between two generations, every `again` seconds."""
+    """How long a run folder that can't be reached is tried again before a generation, every `again` seconds."""
     again: float = 5.0
+    ask: float = 10.0
+    """What one call may take of a node that gets ready: it looks at signals only between two."""
+    early: float = 10.0
+    """How long to send what a start before this one left, before the first generation."""
     sweep: float = 20.0
     """How long to send what dead processes left, between two generations."""
     final: float = 300.0

@@ -35,7 +35,7 @@ class Told:
         self.alive = time.monotonic()
         """When a piece of work last ended: no peer was dead then."""
         self.saving = False
-        """All ranks have agreed to save and to leave."""
+        """At work that may take longer than a step, and for which no peer is waited for in native code."""
         self.inside = True
         """False once the loop is over."""
         self._notice = env.get(contract.NOTICE)
@@ -54,7 +54,7 @@ class Told:
     def note(self, signum: int, _frame: FrameType | None) -> None:
         """The signal's handler. A second one changes nothing."""
         if not self.signum:
-            self.signum, self.at = signum, time.monotonic()
+            self.signum, self.at = signum, self.at or time.monotonic()
 
 
 @contextmanager
@@ -83,12 +83,14 @@ def heeding_sigterm(env: Mapping[str, str], stuck: Callable[[Told], None]) -> It
 
 
 def _listen(listening: socket.socket, told: Told, stuck: Callable[[Told], None]) -> None:
-    """The C level writes a signal's number here at once; Python's handler runs when the main thread comes back."""
+    """The C level writes a signal's number here at once; Python's handler runs when the main thread comes back. Read to
+    the end: later signals write here too."""
+    first = True
     with listening:
         while received := listening.recv(64):
-            if signal.SIGTERM in received:
+            if signal.SIGTERM in received and first:
+                first, told.at = False, told.at or time.monotonic()
                 stuck(told)
-                return
 
 
 def leave(code: int, *, rank: int = 0) -> NoReturn:

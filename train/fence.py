@@ -31,20 +31,27 @@ class Fence:
         self._held: Mapping[str, Any] = {}
         self._version = self._take()
 
-    def check(self) -> None:
-        """Raise SupersededError if another start has taken over."""
-        held, version = read(self._storage)
-        if version != self._version:
+    def check(self, storage: Storage | None = None) -> None:
+        """Raise SupersededError if another start has taken over. `storage` is the same folder, perhaps with less
+        patience."""
+        held, version = read(storage or self._storage)
+        if held.get("nonce") != self._nonce:
             raise _superseded(held, self.start)
+        self._held, self._version = held, version  # ours in any case: a swap of which we heard only that it failed
 
-    def advance(self, step: int, manifest: str) -> None:
+    def advance(self, step: int, manifest: str, storage: Storage | None = None) -> None:
         """Point at a new checkpoint. Raises SupersededError if another start has taken over."""
-        content = {**self._held, "step": step, "manifest": manifest}
-        try:
-            self._version = self._storage.swap(contract.LATEST, _encoded(content), self._version)
-        except FileExistsError:
-            raise _superseded(read(self._storage)[0], self.start) from None
-        self._held = content
+        folder = storage or self._storage
+        for _ in range(TRIES):
+            content = {**self._held, "step": step, "manifest": manifest}
+            try:
+                self._version = folder.swap(contract.LATEST, _encoded(content), self._version)
+            except FileExistsError:
+                self.check(folder)
+            else:
+                self._held = content
+                return
+        raise _superseded(read(folder)[0], self.start)
 
     def _take(self) -> str:
         for _ in range(TRIES):

@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,19 +60,33 @@ class Stop:
         told = min(max(self.gone, self.since) + timing.last, self.since + timing.grace + timing.last)
         return max(0.0, min(until, told if self.signum else until) - time.monotonic())
 
+    def patience(self, timing: Timing) -> float:
+        """Seconds that a node told to stop waits for the others' word: in time for its own last words."""
+        latest = self.since + timing.grace + timing.last - 2 * timing.text_least
+        return max(0.1, min(timing.leave, latest - time.monotonic()))
+
 
 def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, stop: Stop) -> Outcome:
     """Start the order's processes and wait until they are all gone."""
     node = plan.cluster.node
-    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-        paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool)
-        prepare_notice(paths.notice)
-        inner = timing.grace - timing.report
-        argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
-        child = Child(argv, child_env(plan.env, order, node, gpus=plan.gpus, paths=paths))
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True))
+            paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool)
+            child = _start(plan, order, paths, timing)
+        except OSError as error:  # a full disk, too many processes: of this machine, and of this moment perhaps
+            note = f"the command could not be started: {error.strerror or error}"
+            return Outcome(node, code=1, signum=stop.signum, note=note)
         code, note = _watch(child, order, member, timing, stop, paths.notice)
         stop.gone = time.monotonic()
         return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
+
+
+def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:
+    prepare_notice(paths.notice)
+    inner = timing.grace - timing.report
+    argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
+    return Child(argv, child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
 
 
 def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:

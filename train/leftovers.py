@@ -35,12 +35,13 @@ class Leftovers:
         while True:
             try:
                 count = sweep(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
-            except OutputError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is: a run that went well ends well
                 self._say(f"what was left in {self.folder} can't be sent: {error}")
                 return 1
-            if not count or left() <= 0:
+            seconds = left()
+            if not count or seconds <= 0:
                 return count
-            time.sleep(min(0.5, left()))
+            time.sleep(min(0.5, seconds))
 
     def close(self, left: Callable[[], float]) -> None:
         """Send the rest; what could not be sent stays, and its place is said."""

@@ -26,8 +26,8 @@ from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks, gather, mean, meet, same_buffers
 from train.ending import PEER_SECONDS, Told, heeding_sigterm, leave
 from train.errors import DisagreementError, OutputError, PreemptedError, SupersededError, TrainError
-from train.metrics import Row
 from train.precision import autocast
+from train.rows import Row
 from train.setup import Run, setup
 
 ROWS_SECONDS = 1.5
@@ -58,7 +58,7 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
                     train_step(run)
                     report_if_due(run)
                 boundary(run, told)
-            conclude(run)
+            conclude(run, told)
         except BaseException as error:
             save_rows(run)
             if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
@@ -141,6 +141,8 @@ def evaluate(run: Run, told: Told) -> None:
             with autocast(run.numbers, run.ranks.device):
                 total += run.model(x, y) / len(parts)
         boundary(run, told)  # a preemption doesn't wait for an evaluation, which begins again after it
+        if run.saver:
+            run.saver.evaluated()
     run.model.train()
     step, run.state["eval_due"] = run.state["step"], False
     run.state["eval_loss"] = mean(run.ranks, total / batches).item()
@@ -161,20 +163,23 @@ def boundary(run: Run, told: Told) -> None:
     if agreed.stop:
         give_way(run, told)
     if saver:
-        saver.stepped(run.recorder.usual, run.seconds, run.state["interruptions"])
+        saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
+            told.saving = True
             run.sink.put(run.recorder.block())
             saver.begin(run.state["step"], to_save(run))
+            told.saving, told.alive = False, time.monotonic()
 
 
 def give_way(run: Run, told: Told) -> NoReturn:
     """A preemption: save once, and leave. All ranks are here at the same step."""
     step, left = run.state["step"], NOTICE_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
     told.saving = True
-    run.sink.put(run.recorder.block())
+    rows = run.recorder.block()
+    with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
+        run.sink.put([*rows, _event("preempted", step=step)])
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
-    run.sink.put([_event("preempted", step=step)])
     try:
         run.saver.save(step, to_save(run), limit=left)
     except OutputError as error:
@@ -183,19 +188,20 @@ def give_way(run: Run, told: Told) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM) from error
     try:
         run.sink.close(ROWS_SECONDS)
-    except OutputError as error:  # the state is safe, and what is left on the disk the node sends
+    except Exception as error:  # noqa: BLE001 - the state is safe, and what is left on the disk the node sends
         print(f"train: {error}", file=sys.stderr, flush=True)
     raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
 
 
-def conclude(run: Run) -> None:
+def conclude(run: Run, told: Told) -> None:
     """All ranks must have come to the same parameters; then they write the last checkpoint, and rank 0 the summary."""
+    told.saving = True  # a preemption that comes now is too late to change anything
     run.agreement.close()
     same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
     digest, step, seconds = parameters_sha256(run.model), run.state["step"], run.seconds
     if wrong := disagreement(gather(run.ranks, digest)):
         raise DisagreementError(wrong)
-    if run.saver and run.saver.newest < step:
+    if run.saver and not (run.resumed and run.resumed.step == step and "parameters_sha256" in run.resumed.about):
         run.saver.save(step, to_save(run, parameters_sha256=digest))
         run.saver.prune()
     if run.ranks.rank == 0:
@@ -216,8 +222,8 @@ def tell_start(run: Run) -> None:
 def leave_the_dead(run: Run, told: Told) -> None:
     """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
     native code, for a peer that has gone, and the others wait for this process."""
-    while time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
-        if told.saving or not told.inside:
+    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
+        if run.ranks.world == 1 or not told.inside:
             return
         time.sleep(0.1)
     print(f"train: rank {run.ranks.rank} waits for a peer that has gone, and leaves", file=sys.stderr, flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import operator
 import os
 import re
@@ -29,11 +28,11 @@ from typing import Any, Protocol
 
 from train import contract
 from train.errors import OutputError
-from train.spool import Outbox, open_outbox, say
+from train.rows import Row, plain
+from train.spool import Outbox, open_outbox
 from train.storage import Storage, UnreachableError, open_storage
 from train.tensorboard import Board, open_board
-
-Row = dict[str, Any]
+from train.trouble import say
 
 FLUSH_SECONDS = 3.0
 """Rows are sent at most this much later: each part costs a request."""
@@ -66,7 +65,8 @@ class Sink(Protocol):
 
     def close(self, limit: float | None = None) -> None:
         """Write what is left, and raise the error that a write met. Waits no longer than `limit` seconds, END_SECONDS
-        if not given; then OutputError says how much is left, and where. May be called again."""
+        if not given; then OutputError says how much is left, and where. May be called again. In a process that was
+        forked it does nothing: the sink is its parent's."""
 
 
 class Null:
@@ -124,6 +124,7 @@ class Parts:
         self, storage: Storage, outbox: Outbox, name: Callable[[int], str], board: Board | None = None
     ) -> None:
         self._storage, self._outbox, self._name, self._board = storage, outbox, name, board
+        self._pid = os.getpid()
         self._part: int | None = None
         # A simple queue has no lock that a signal handler could find taken by the put() which it interrupted.
         self._queue: SimpleQueue[Sequence[Row] | _Mark] = SimpleQueue()
@@ -149,6 +150,8 @@ class Parts:
         return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
 
     def close(self, limit: float | None = None) -> None:
+        if os.getpid() != self._pid:
+            return
         until = time.monotonic() + (END_SECONDS if limit is None else limit)
         if self._thread.is_alive():
             self._queue.put(_Mark(last=True))
@@ -214,38 +217,17 @@ def _first_free(storage: Storage, name: Callable[[int], str]) -> int:
 
 
 def _collect(queue: SimpleQueue[Sequence[Row] | _Mark]) -> tuple[list[Row], _Mark | None]:
-    """All rows of the next FLUSH_SECONDS, or until the next mark."""
+    """The next rows, and all that come within FLUSH_SECONDS of the first or until the next mark."""
     rows: list[Row] = []
+    item = queue.get()
     until = time.monotonic() + FLUSH_SECONDS
-    while (left := until - time.monotonic()) > 0:
-        try:
-            item = queue.get(timeout=left)
-        except Empty:
-            break
-        if isinstance(item, _Mark):
-            return rows, item
+    while not isinstance(item, _Mark):
         rows += item
-    return rows, None
-
-
-def plain(row: Mapping[str, Any]) -> Row:
-    """A row that strict JSON can hold: numbers of other kinds become float, nan and infinities null and named."""
-    values = {key: _plain(value) for key, value in row.items()}
-    lost = [key for key, value in values.items() if value is None and row[key] is not None]
-    return {**values, **({"nonfinite": lost} if lost else {})}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return plain(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if not hasattr(value, "__float__"):
-        return str(value)
-    number = float(value)
-    return number if math.isfinite(number) else None
+        try:
+            item = queue.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            return rows, None
+    return rows, item
 
 
 # --- For a script of your own ---------------------------------------------------------------------------------------
@@ -253,6 +235,9 @@ def _plain(value: Any) -> Any:
 
 def log(step: int, **values: Any) -> None:
     """One row for `step` (from 1). Values are numbers; a tensor is read at once, which waits for its device.
+
+    In a process that was forked from one that logs, rows go to parts of their own, and to no TensorBoard: its events
+    would take back the curves of the parent.
 
     Raises TypeError if `step` is no whole number.
     """
@@ -272,14 +257,32 @@ def event(name: str, **fields: Any) -> None:
     _default().put([{"event": name, "time": time.time(), **plain(fields)}])
 
 
+_forked_from_a_sink = False
+
+
 @cache
 def _default() -> Sink:
-    sink = open_sink(os.environ)
+    sink = open_sink(os.environ, tensorboard=not _forked_from_a_sink)
     atexit.register(_close, sink)
+    if multiprocessing := sys.modules.get("multiprocessing.util"):  # its children leave without atexit
+        multiprocessing.Finalize(None, _close, args=(sink,), exitpriority=0)
     main = threading.current_thread() is threading.main_thread()
     if isinstance(sink, Parts) and main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, partial(_write_and_die, sink))
     return sink
+
+
+def _after_fork() -> None:
+    """A child has no thread that would write: it opens a sink of its own if it logs, and leaves its parent's alone."""
+    global _forked_from_a_sink  # noqa: PLW0603 - of the process, as the sink is
+    _forked_from_a_sink = _forked_from_a_sink or _default.cache_info().currsize > 0
+    _default.cache_clear()
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(handler, partial) and handler.func is _write_and_die:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _close(sink: Sink, limit: float | None = None) -> None:

@@ -11,25 +11,29 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from train import checks, contract
 from train.cluster import Cluster, ClusterError, parse
 from train.command import Task, machine_env, missing, parse_args, rehearsal_env
-from train.control import Member, MemoryStore, Order, Store, Timing, TorchStore
+from train.control import Member, MemoryStore, Order, State, Store, Timing, TorchStore
 from train.errors import OutputError, TrainError, UnfitError, UsageError
+from train.find import find_store
 from train.generation import Plan, Stop, run_generation
 from train.leftovers import Leftovers, spool_folder
 from train.outcome import End, Outcome, decided
+from train.patiently import patiently
 from train.process import adopt_orphans
 from train.record import DuplicateError, Record
 from train.referee import Referee
-from train.storage import LocalFolder, open_storage
+from train.storage import LocalFolder, UnreachableError, open_storage
 from train.text import Text
+
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: Timing | None = None) -> int:
@@ -68,6 +72,10 @@ class TerminalError(TrainError):
     exit = contract.Exit.TERMINAL
 
 
+class _StoppedError(TrainError):
+    """A signal came while the run folder was waited for."""
+
+
 class Node:
     """This machine's part of the run."""
 
@@ -89,6 +97,8 @@ class Node:
     def run(self) -> End:
         """From the checks to the last node's leave."""
         alarm = self._prepare()
+        if not alarm:
+            self._sweep(self._timing.early)
         end = self._follow(alarm) if self._cluster.node else self._lead(alarm)
         if self._leftovers:
             until = time.monotonic() + self._timing.final
@@ -103,6 +113,8 @@ class Node:
             self._plan = self._checked()
         except (TerminalError, DuplicateError):  # this node's alone: it must not say it to the others
             raise
+        except _StoppedError:
+            return self._own_end()
         except TrainError as error:
             if isinstance(error, OutputError):
                 self._text.drop()
@@ -117,16 +129,27 @@ class Node:
         if not (url := self._environ.get(contract.RUN_FOLDER)):
             return
         storage, node = open_storage(url), self._cluster.node
-        record = Record(storage)
-        if reason := record.terminal():
+        record = Record(storage).within(self._timing.ask)
+        if reason := self._patiently(record.terminal):
             raise TerminalError(f"this run must not be started again: {reason}")
-        self._attempt = record.take(self._environ.get(contract.JOB_ID))
-        self._record = record
+        self._attempt = self._patiently(lambda: record.take(self._environ.get(contract.JOB_ID)))
+        self._record = Record(storage)
         spool = None
         if not isinstance(storage, LocalFolder):  # what is written to this machine's disk needs no spool on it
             spool = spool_folder(self._environ, storage.url, node)
             self._leftovers = Leftovers(spool, storage, say)
         self._text.keep(storage, self._attempt, node, spool)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """A node that comes while the bucket is away must not end the run for all. Raises _StoppedError."""
+        return patiently(ask, (UnreachableError,), self._timing, say, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stop.signum and time.monotonic() < until:
+            time.sleep(self._timing.tick)
+        if self._stop.signum:
+            raise _StoppedError
 
     def _checked(self) -> Plan:
         processes = checks.whole_number(self._environ, contract.PROCESSES, least=1)
@@ -142,7 +165,8 @@ class Node:
             say(line)
         if findings.unfit:
             raise UnfitError(findings.unfit)
-        self._record.write_node(self._cluster.node, {"host": socket.gethostname(), **facts.to_dict()})
+        mine, record = {"host": socket.gethostname(), **facts.to_dict()}, self._record.within(self._timing.ask)
+        self._patiently(lambda: record.write_node(self._cluster.node, mine))
         env, line = (rehearsal_env if self._cluster.rehearsal else machine_env)(self._environ)
         if line:
             say(line)
@@ -180,34 +204,14 @@ class Node:
         """Any other node: find node 0, take part, and find it again when it was replaced."""
         while True:
             # With bad news, it only tells the others if they are there: they may have found out for themselves.
-            store = self._find(self._timing.lost if alarm else self._timing.gather)
+            limit = self._timing.lost if alarm else self._timing.gather
+            store = find_store(self._cluster, limit, self._timing, self._stop, say)
             if store is None:
                 return alarm or self._own_end()
             end, heard = self._session(store, alarm)
             if heard or self._stop.signum or end.code == contract.Exit.PREEMPTED:  # saved: nothing to come back for
                 return end
             say("node 0 does not answer any more; waiting for it to come back")
-
-    def _find(self, limit: float) -> Store | None:
-        """The store of node 0; None if there is none in `limit` seconds, or when we are told to stop meanwhile.
-
-        Nodes start in any order.
-        """
-        host, port = self._cluster.host, self._cluster.port
-        start = said = time.monotonic()
-        while not self._stop.signum:
-            with suppress(OSError):  # StoreLostError is one too
-                socket.create_connection((host, port), timeout=2).close()
-                return TorchStore(host, port, serve=False, timeout=min(20.0, self._timing.lost))
-            now = time.monotonic()
-            if now - start > limit:
-                say(f"node 0 ({host}:{port}) did not answer within {limit:.0f} s")
-                return None
-            if now - said >= self._timing.line:
-                said = now
-                say(f"waiting for node 0 ({host}:{port}, {now - start:.0f} s)")
-            time.sleep(0.2)
-        return None
 
     def _session(self, store: Store, alarm: End | None) -> tuple[End, bool]:
         """Obey the referee until the end, and whether it was the referee who said it."""
@@ -227,30 +231,34 @@ class Node:
             state = member.state()
             if state.end or state.phase == "lost":
                 return state.end
-            if self._stop.signum and deadline == inf:
-                deadline = time.monotonic() + self._patience()
-                if not alarm and done != state.generation:
-                    member.alarm(self._own_end())
+            if self._stop.signum:
+                deadline = min(deadline, time.monotonic() + self._stop.patience(self._timing))
+                if not alarm and not (done == state.generation and self._is_settled(state)):
+                    member.alarm(alarm := self._own_end())
             elif self._plan and state.order and state.generation != done and member.belongs(state.order):
                 done = state.generation
                 member.report(done, self._generation(self._plan, state.order, member))
             time.sleep(self._timing.tick)
         return None
 
-    def _patience(self) -> float:
-        """Seconds that a node told to stop waits for the others' word: in time for its own last words."""
-        timing = self._timing
-        latest = self._stop.since + timing.grace + timing.last - 2 * timing.text_least
-        return max(0.1, min(timing.leave, latest - time.monotonic()))
+    def _is_settled(self, state: State) -> bool:
+        """Whether the outcome that was reported says all: with it the run ends, or it is good and the others work."""
+        if self._outcome is None or decided([self._outcome]) is None:
+            return False
+        return state.phase == "run" or not self._outcome.ok
 
     def _generation(self, plan: Plan, order: Order, member: Member) -> Outcome:
         """Run one, and send what its processes left before it is reported: the referee reads the run folder then."""
         self._outcome = run_generation(plan, order, member, self._timing, self._stop)
         self._text.flush()
-        if self._leftovers:
-            until = time.monotonic() + self._timing.sweep
-            self._leftovers.send(lambda: self._stop.left(until, self._timing) - self._timing.text_least)
+        self._sweep(self._timing.sweep)
         return self._outcome
+
+    def _sweep(self, seconds: float) -> None:
+        """Send what dead processes left, those of a start before this one too."""
+        if self._leftovers:
+            until = time.monotonic() + seconds
+            self._leftovers.send(lambda: self._stop.left(until, self._timing) - self._timing.text_least)
 
     def _own_end(self) -> End:
         """The end of a node that nobody else tells."""

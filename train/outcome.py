@@ -22,6 +22,8 @@ run folder is another's then, and nothing may be written to it any more."""
 _TERMINAL: Final = (Exit.USAGE, Exit.DISAGREED)
 """Of these, the ones after which no platform may start the run again: they are written to `terminal`."""
 
+_LAST_SIGNAL: Final = 64  # SIGRTMAX, see signal(7): 255 is no signal
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -93,8 +95,13 @@ def exhausted(outcomes: Sequence[Outcome], *, failures: int, restarts: int, hope
 
 
 def own_failure(outcomes: Sequence[Outcome]) -> int | None:
-    """Exit code of the first node whose command failed by itself; None if there is none."""
-    return next((outcome.code for outcome in outcomes if not outcome.ok and not outcome.note), None)
+    """Exit code of the first node whose command failed by itself; None if there is none.
+
+    Nor where a signal ended one: it may come at any step (out of memory), rows that waited in memory are lost with the
+    process, and what the others fail with then is no fault of theirs.
+    """
+    codes = [outcome.code for outcome in outcomes if not outcome.ok and not outcome.note]
+    return None if any(map(_is_signal, codes)) else next(iter(codes), None)
 
 
 def _stopped(bad: Sequence[Outcome]) -> End | None:
@@ -120,6 +127,11 @@ def _first(bad: Iterable[Outcome]) -> Outcome:
 
 def _count(failures: int) -> str:
     return "failed once" if failures == 1 else f"failed {failures} times"
+
+
+def _is_signal(code: int) -> bool:
+    """Of the command itself, or 128 + the signal of a process below it, as torchrun and shells say it."""
+    return code < 0 or 128 < code <= 128 + _LAST_SIGNAL
 
 
 def _words(code: int) -> str:

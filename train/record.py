@@ -28,6 +28,10 @@ class Record:
 
     storage: Storage | None
 
+    def within(self, seconds: float) -> Record:
+        """The same, where each call gives up after so many seconds."""
+        return Record(self.storage.within(seconds) if self.storage else None)
+
     def terminal(self) -> str | None:
         """Why the run must not be started again, or None."""
         text = self._read(contract.TERMINAL)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from train.dist import Ranks, gather_tensors
-from train.metrics import Row
+from train.rows import Row
 from train.timing import Stopwatch, Times, memory_gb
 
 _Step = tuple[int, float, Tensor, Tensor]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import TypeVar
 
 from train import contract
@@ -14,6 +15,7 @@ from train.contract import Exit
 from train.control import Order, Pulse, Store, Timing, decode_outcome, reserve_port
 from train.errors import OutputError, TrainError
 from train.outcome import End, Outcome, decided, exhausted, own_failure
+from train.patiently import patiently
 from train.record import Record
 
 Say = Callable[[str], None]
@@ -70,11 +72,15 @@ class Referee:
     def _play(self) -> End:
         code = None
         while True:
-            members = self._gather()
-            if isinstance(members, End):
-                return members
+            here = self._gather()
+            if isinstance(here, End):
+                return here
             checkpoint = self._patiently(self._record.newest_checkpoint)
             generation = self._patiently(lambda: self._record.next_generation(self._attempt))
+            self._patiently(partial(self._record.write_generation, self._attempt, generation))
+            members = self._gather()  # again: one may have been replaced while the run folder was waited for
+            if isinstance(members, End):
+                return members
             began, before = time.monotonic(), code
             outcomes = self._generation(generation, members)
             if isinstance(outcomes, End):
@@ -99,21 +105,7 @@ class Referee:
         return code
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """What `ask` reads or writes in the run folder, tried until it can: a paid run doesn't end because its bucket
-        can't be reached for a moment. Raises OutputError after `patience` seconds."""
-        start, said = time.monotonic(), float("-inf")
-        while True:
-            try:
-                return ask()
-            except (OutputError, OSError) as error:
-                now = time.monotonic()
-                if now - start >= self._timing.patience:
-                    raise
-                if now - said >= self._timing.line:
-                    said = now
-                    left = self._timing.patience - (now - start)
-                    self._say(f"{error}; trying again for {left:.0f} s")
-            self._pause(self._timing.again)
+        return patiently(ask, (OutputError, OSError), self._timing, self._say, self._pause)
 
     def _pause(self, seconds: float) -> None:
         """Wait, unless a node asks for the end meanwhile."""
@@ -147,7 +139,6 @@ class Referee:
 
     def _generation(self, generation: int, members: tuple[str, ...]) -> list[Outcome] | End:
         """Start one, and wait until it is over on every node."""
-        self._patiently(lambda: self._record.write_generation(self._attempt, generation))
         held, port = reserve_port()
         with held:
             order = Order(generation, self._attempt, port, members)
@@ -159,10 +150,9 @@ class Referee:
         """The outcomes of all nodes; the first that isn't good stops the others."""
         outcomes: dict[int, Outcome] = {}
         stopping, since = False, float("inf")
-        while len(outcomes) < self._size:
-            if alarm := self._alarm():
+        while len(outcomes := outcomes | self._news(order, outcomes)) < self._size:
+            if alarm := self._alarm():  # after the news: it can't undo what is done
                 return alarm
-            outcomes |= self._news(order, outcomes)
             bad = [outcome for outcome in outcomes.values() if not outcome.ok]
             since = min(since, time.monotonic()) if bad else since
             # Who has saved and left did so together with all: the others are on their way, and may end by themselves.

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from train import checkpoint, contract, state
 from train.checkpoint import CheckpointError, Manifest
 from train.dist import Ranks, gather, meet, on_first, once_per_node
-from train.errors import UsageError
+from train.errors import OutputError, UsageError
 from train.storage import Storage
 
 PATIENT_SECONDS = 900.0
@@ -32,7 +33,8 @@ class Resumed(NamedTuple):
     @property
     def shared(self) -> state.State:
         """The state that all ranks have alike."""
-        tensors = {path: tensor for shard in self.shards for path, tensor in shard["tensors"].items()}
+        # Copies: the optimizer keeps what it is given, and would keep the file with it.
+        tensors = {path: tensor.clone() for shard in self.shards for path, tensor in shard["tensors"].items()}
         joined: state.State = state.joined(tensors, self.shards[0]["rest"])
         return joined
 
@@ -41,11 +43,26 @@ class Resumed(NamedTuple):
         return dict(self.shards[ranks.rank]["own"]) if len(self.shards) == ranks.world else None
 
 
-def resume(ranks: Ranks, storage: Storage, about: Mapping[str, Any], use: Callable[[Resumed], None]) -> Manifest | None:
+def look_first(storage: Storage, about: Mapping[str, Any]) -> None:
+    """Before this start takes the folder over, which ends an older one: raise UsageError if it belongs to another spec,
+    going by the newest manifest that can be read."""
+    for name in checkpoint.manifests(storage.list(f"{contract.CHECKPOINTS}/")):
+        with suppress(CheckpointError):
+            return refuse_another(checkpoint.read_manifest(storage, name).about, about, storage.url)
+    return None
+
+
+def resume(
+    ranks: Ranks,
+    storage: Storage,
+    about: Mapping[str, Any],
+    use: Callable[[Resumed], None],
+    scratch: Path | None = None,
+) -> Manifest | None:
     """Give the newest usable checkpoint to `use`, on every rank, and return its manifest; None if there is none.
 
     `about` is what this run says of itself. A broken checkpoint is told and passed over. The shards are on this node's
-    disk until `use` returns.
+    disk, in `scratch`, until `use` returns.
 
     Raises, on all ranks alike: UsageError if the checkpoints are those of another spec or another version, OutputError
     if the storage can't be read.
@@ -53,7 +70,7 @@ def resume(ranks: Ranks, storage: Storage, about: Mapping[str, Any], use: Callab
     patient = storage.within(PATIENT_SECONDS)
     names = on_first(ranks, lambda: checkpoint.manifests(patient.list(f"{contract.CHECKPOINTS}/")))
     for name in names:
-        fetched = once_per_node(ranks, partial(_fetch, patient, name, about))
+        fetched = once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
             bad = next((one.reason for one in gather(ranks, fetched) if one.reason), "")
             if fetched.manifest and not bad:
@@ -78,14 +95,19 @@ class _Fetched(NamedTuple):
     reason: str = ""
 
 
-def _fetch(storage: Storage, name: str, about: Mapping[str, Any]) -> _Fetched:
-    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-"))
+def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path | None) -> _Fetched:
+    inside = scratch if scratch and scratch.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=inside))
     try:
         manifest = checkpoint.read_manifest(storage, name)
         refuse_another(manifest.about, about, storage.url)
         return _Fetched(folder, manifest, checkpoint.fetch(storage, manifest, folder))
     except CheckpointError as error:
         return _Fetched(folder, reason=str(error))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        where = f"{name} doesn't get into {folder.parent}: {error.strerror or error}"
+        raise OutputError(f"{where}. TMPDIR names another disk") from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -115,7 +137,7 @@ def _short(value: Any) -> str:
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """What may change within a run but makes its losses differ in their last digits, in words."""
     names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
-    names |= {"device": "device", "torch": "torch"}
+    names |= {"device": "device", "torch": "torch", "compiled": "torch.compile"}
     return [
         f"{words}: {theirs[key]} before, {ours[key]} now"
         for key, words in names.items()

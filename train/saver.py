@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from train import checkpoint, contract
 from train.checkpoint import CancelledError, Manifest, Part
@@ -29,15 +29,23 @@ from train.storage import Storage
 LIMIT_SECONDS = 1800.0
 """For one save: a bucket that is away for longer costs this checkpoint, not the run."""
 
+ROWS_SECONDS = 300.0
+"""For the rows of a checkpoint to arrive before it."""
+
+GIVE_UP_SECONDS = 2.0
+"""For the save before to end, once it was given up."""
+
 POLL_SECONDS = 0.02
 
 
-class Loop:
+class Snapshot(NamedTuple):
     """What the loop gives to be saved: the state that all ranks have alike, this rank's own, and what goes into the
     manifest beside them. `first_only`: tensors of which rank 0's count."""
 
-    def __init__(self, shared: State, own: State, about: Mapping[str, Any], first_only: frozenset[str]) -> None:
-        self.shared, self.own, self.about, self.first_only = shared, own, about, first_only
+    shared: State
+    own: State
+    about: Mapping[str, Any]
+    first_only: frozenset[str]
 
 
 @dataclass
@@ -55,8 +63,8 @@ class Save:
     blocked: float = 0.0
     """Seconds for which training waited: the snapshot."""
     ended: float = 0.0
-    steps: int = 0
-    """Steps that were done beside it."""
+    evaluated: bool = False
+    """Whether an evaluation went on beside it."""
     accounted: bool = False
     """Whether what it cost has been learnt."""
     manifest: str = ""
@@ -86,7 +94,7 @@ class Saver:
     ) -> None:
         self._ranks, self._storage, self._settings, self._sink = ranks, storage, settings, sink
         self._start, self._fence, self._interval = start, fence, interval
-        self._board = _Board(ranks)
+        self._notes = _Notes(ranks)
         self._copies = HostCopies()
         self._current: Save | None = None
         self._serial = 0
@@ -103,16 +111,16 @@ class Saver:
         self._asked = time.monotonic() - self._last >= self._interval.seconds
         return self._asked
 
-    def begin(self, step: int, loop: Loop) -> None:
+    def begin(self, step: int, snapshot: Snapshot) -> None:
         """Take a snapshot of this rank's share, and write it in a thread. All ranks call it at the same step."""
         self._asked = False
         if self._current and self._current.step == step:  # an evaluation has boundaries too
             return
-        save = self._snapshot(step, loop, LIMIT_SECONDS)
+        save = self._snapshot(step, snapshot, LIMIT_SECONDS)
         save.thread = threading.Thread(target=self._run, args=(save,), name="checkpoint", daemon=True)
         save.thread.start()
 
-    def save(self, step: int, loop: Loop, *, limit: float = LIMIT_SECONDS) -> None:
+    def save(self, step: int, snapshot: Snapshot, *, limit: float = LIMIT_SECONDS) -> None:
         """Save now, and wait for it. One of this step that is under way will do, an older one is given up.
 
         Raises, on all ranks alike, OutputError if it isn't durable within `limit` seconds, and SupersededError.
@@ -120,63 +128,62 @@ class Saver:
         deadline = time.monotonic() + limit
         if self._current and self._current.step == step:
             return self._finish(self._current, deadline)
-        self._give_up()
-        save = self._snapshot(step, loop, deadline - time.monotonic())
+        self._give_up(min(limit / 4, GIVE_UP_SECONDS))
+        save = self._snapshot(step, snapshot, deadline - time.monotonic())
         save.waits = True
         self._run(save)
         if save.error:
             raise save.error
         return None
 
-    def stepped(self, usual: float, trained: float, interruptions: int) -> None:
+    def stepped(self, step: int, usual: float, trained: float, interruptions: int) -> None:
         """After each step: when a save has ended meanwhile, learn what it cost. `usual` is the length of a step in
         seconds, the rest as in Interval.learn."""
         save = self._current
         if save is None or self._ranks.rank or save.accounted:
             return
-        save.steps += 1
         if self._busy():
             return
         save.accounted = True
         if save.error is None:
-            beside = time.monotonic() - save.began - save.blocked - save.steps * usual
-            cost = save.blocked + max(0.0, beside)
+            beside = time.monotonic() - save.began - save.blocked - (step - save.step) * usual
+            cost = save.blocked + (0.0 if save.evaluated else max(0.0, beside))
             if line := self._interval.learn(cost, save.ended - save.began, trained, interruptions):
                 print(line, flush=True)
+
+    def evaluated(self) -> None:
+        """A batch of an evaluation was done: the time beside the save is none of its steps'."""
+        if self._current:
+            self._current.evaluated = True
 
     def _finish(self, save: Save, deadline: float) -> None:
         """Wait for a save that is under way, on all ranks alike."""
         save.deadline = min(save.deadline, deadline)
-        if self._ranks.rank:
-            self._board.wait(f"{save.serial}/done", save)
-        elif save.thread:
-            save.thread.join(max(0.0, deadline - time.monotonic()))
-            if save.thread.is_alive():
-                raise OutputError("the save that was under way did not end in time")
-        if save.error:
-            raise save.error
+        self._notes.wait(f"{save.serial}/done", save)
 
     def _busy(self) -> bool:
         return bool(self._current and self._current.thread and self._current.thread.is_alive())
 
-    def _give_up(self) -> None:
-        if self._current and self._current.thread:
+    def _give_up(self, seconds: float) -> None:
+        """End what is under way. A part that hangs in the network is left behind, with the buffers that it reads."""
+        if self._current and self._current.thread and not self._current.cancelled.is_set():
             self._current.cancelled.set()
-            self._current.thread.join()
+            self._current.thread.join(seconds)
+            if self._current.thread.is_alive():
+                self._copies = HostCopies()
 
-    def _snapshot(self, step: int, loop: Loop, limit: float) -> Save:
+    def _snapshot(self, step: int, snapshot: Snapshot, limit: float) -> Save:
         """Copy this rank's share of the tensors; the rest is small, and rank 0's."""
         began = time.monotonic()
-        if self._current and self._current.thread:
-            self._current.thread.join()  # its buffers are ours now; rank 0 begins no save before the last has ended
-        tensors, rest = split(loop.shared)
-        mine = shared_out(tensors, self._ranks.world, loop.first_only)[self._ranks.rank]
-        content = {"tensors": self._copies.take({path: tensors[path] for path in mine}), "own": loop.own}
+        self._give_up(GIVE_UP_SECONDS)  # rank 0 has ended that one: here it can only be one that has failed there
+        tensors, rest = split(snapshot.shared)
+        mine = shared_out(tensors, self._ranks.world, snapshot.first_only)[self._ranks.rank]
+        content = {"tensors": self._copies.take({path: tensors[path] for path in mine}), "own": snapshot.own}
         if self._ranks.rank == 0:
             content["rest"] = rest
         self._serial += 1
         self._last = began
-        self._current = Save(self._serial, step, began + limit, content, loop.about, began)
+        self._current = Save(self._serial, step, began + limit, content, snapshot.about, began)
         self._current.blocked = time.monotonic() - began
         return self._current
 
@@ -191,9 +198,9 @@ class Saver:
             if rank == 0:
                 self._commit(save, parts)
             else:
-                self._board.post(f"{save.serial}/{rank}", [*parts])
+                self._notes.post(f"{save.serial}/{rank}", [*parts])
                 if save.waits:
-                    self._board.wait(f"{save.serial}/done", save)
+                    self._notes.wait(f"{save.serial}/done", save)
         except Exception as error:  # noqa: BLE001 - told by rank 0, and raised where somebody waits
             self._failed(save, error)
         finally:
@@ -202,50 +209,60 @@ class Saver:
     def _commit(self, save: Save, own: tuple[Part, ...]) -> None:
         """The other ranks' parts, the rows up to this step, the manifest, the pointer: in this order."""
         assert self._fence is not None  # noqa: S101 - rank 0 has one
-        others = [self._board.wait(f"{save.serial}/{rank}", save) for rank in range(1, self._ranks.world)]
+        others = [self._notes.wait(f"{save.serial}/{rank}", save) for rank in range(1, self._ranks.world)]
         shards = (own, *(tuple(Part(*part) for part in parts) for parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
         self._rows_first(save)
-        self._fence.check()
+        self._fence.check(self._storage.within(save.left))
+        if save.cancelled.is_set():
+            raise CancelledError("given up for another save")
         try:
             checkpoint.commit(self._storage.within(save.left), manifest)
         except FileExistsError as error:
             raise SupersededError(f"another process has written {manifest.folder}; this one leaves it alone") from error
         save.manifest = contract.manifest(save.step, self._start)
-        self._fence.advance(save.step, save.manifest)
+        self._fence.advance(save.step, save.manifest, self._storage.within(save.left))
         self.newest = save.step
-        self._board.post(f"{save.serial}/done", [])
+        self._notes.post(f"{save.serial}/done", [])
         with suppress(OutputError):  # the checkpoint is there; a sink that is broken says so to the loop
             seconds = time.monotonic() - save.began
             self._sink.put([_event(manifest, seconds=round(seconds, 3), blocked=round(save.blocked, 4))])
         if not save.waits:
-            self._prune()
+            self._prune(save)
 
     def _rows_first(self, save: Save) -> None:
-        """A step whose row was lost is never done again, so no manifest comes before the rows up to it. But when the
-        machine is about to go the state matters more: half of what is left, and then the manifest."""
-        if self._sink.flush(save.left / 2 if save.waits else save.left) or save.waits:
-            return
-        raise OutputError("the rows up to it did not reach the run folder in time")
+        """A step whose row was lost is never done again, so the rows up to it come first. But the state matters more
+        than they do: they lie on this machine's disk, and the manifest doesn't wait for ever."""
+        if not self._sink.flush(min(ROWS_SECONDS, save.left / 2)):
+            _say(
+                f"the rows up to step {save.step} are not in the run folder yet; its checkpoint does not wait for them"
+            )
 
-    def _prune(self) -> None:
+    def _prune(self, save: Save) -> None:
         """What can't be removed now is removed after the next save."""
         try:
-            keep = self._settings
-            checkpoint.prune(self._storage, self.newest, self._start, last=keep.keep_last, every=keep.keep_every)
+            checkpoint.prune(
+                self._storage,
+                save.step,
+                self._start,
+                last=self._settings.keep_last,
+                every=self._settings.keep_every,
+                give_up=save.cancelled.is_set,
+            )
         except (OSError, TrainError) as error:
             _say(f"old checkpoints can't be removed: {error}")
 
     def prune(self) -> None:
         """At the end of the run: a save that was waited for has left the older ones."""
-        if self._ranks.rank == 0:
-            self._prune()
+        if self._ranks.rank == 0 and self._current:
+            self._prune(self._current)
 
     def _failed(self, save: Save, error: Exception) -> None:
         save.error = error
         key = "done" if self._ranks.rank == 0 else str(self._ranks.rank)
         try:
-            self._board.post(f"{save.serial}/{key}", {"error": str(error), "kind": type(error).__name__})
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in (*_KINDS, "Exception"))
+            self._notes.post(f"{save.serial}/{key}", {"error": str(error), "kind": kind})
         except Exception as lost:  # noqa: BLE001 - the store is gone, and with it whoever would have read this
             _say(f"checkpoint of step {save.step}: {lost}")
         self.superseded = error if isinstance(error, SupersededError) else None
@@ -253,17 +270,19 @@ class Saver:
             return
         _say(f"the checkpoint of step {save.step} was not written: {error}")
         _say(f"the run goes on, and the next try comes in {span(self._interval.seconds)}")
-        self._discard(save)
+        if not save.manifest:
+            self._discard(save)
 
     def _discard(self, save: Save) -> None:
         """What a failed save left would fill the disk, or be billed."""
         try:
-            checkpoint.discard(self._storage, contract.checkpoint_folder(save.step, self._start))
+            folder = contract.checkpoint_folder(save.step, self._start)
+            checkpoint.discard(self._storage, folder, save.cancelled.is_set)
         except (OSError, TrainError) as error:
             _say(f"its parts can't be removed: {error}")
 
 
-class _Board:
+class _Notes:
     """Where the ranks' threads leave each other word: torchrun's store, or a dict for one process alone."""
 
     def __init__(self, ranks: Ranks) -> None:

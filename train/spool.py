@@ -6,13 +6,12 @@ killed has left in its spool, `sweep` sends. For a run folder on this machine th
 
 from __future__ import annotations
 
+import os
 import shutil
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -23,6 +22,7 @@ from train.errors import OutputError
 from train.spooled import PREFIX, Entry, Folder, GoneError, new_folder, taken_over
 from train.storage import LocalFolder, Storage, UnreachableError, store
 from train.storage.names import checked
+from train.trouble import Trouble
 
 SEND_SECONDS = 60.0
 """For one object, and as long again as SLOWEST takes to carry it."""
@@ -33,12 +33,14 @@ SLOWEST = 1e6
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between two tries: they double from the one to the other."""
 
-QUIET_SECONDS = 60.0
-"""Between two lines that trouble has begun."""
-
 
 class Outbox(Protocol):
     """Takes objects for the run folder. Any thread may put and wait."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it keeps what has not arrived: what else is put there goes with it, also when its process is killed.
+        None: it keeps nothing."""
 
     def put(self, name: str, data: bytes) -> None:
         """Create an object; if its name is taken by other content, under the next free variant of the name.
@@ -53,7 +55,8 @@ class Outbox(Protocol):
         """Whether all that was put before has arrived, after so many seconds at most. Trouble is tried again now."""
 
     def close(self, seconds: float) -> None:
-        """Wait, then stop. Raises OutputError that says how much is left, and where it lies. May be called again."""
+        """Wait, then stop. Raises OutputError that says how much is left, and where it lies. May be called again.
+        Does nothing in a process that was forked: what is put belongs to the process that opened it."""
 
 
 def open_outbox(storage: Storage, env: Mapping[str, str]) -> Outbox:
@@ -65,6 +68,8 @@ def open_outbox(storage: Storage, env: Mapping[str, str]) -> Outbox:
 
 class Direct:
     """Writes at once; errors are raised by who puts."""
+
+    folder = None
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -88,7 +93,7 @@ class Spool:
     """
 
     def __init__(self, storage: Storage, folder: Folder) -> None:
-        self._storage, self._folder = storage, folder
+        self._storage, self._folder, self._pid = storage, folder, os.getpid()
         self._fresh: OrderedDict[int, Entry] = OrderedDict()
         self._refused: OrderedDict[int, Entry] = OrderedDict()
         self._files: dict[str, Entry] = {}
@@ -104,6 +109,10 @@ class Spool:
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
     def put(self, name: str, data: bytes) -> None:
         self._add(checked(name), lambda half: half.write_bytes(data), create=True)
 
@@ -118,7 +127,7 @@ class Spool:
             return self._news.wait_for(lambda: self._first() > last, seconds)
 
     def close(self, seconds: float) -> None:
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self.wait(seconds)
         with self._news:
@@ -190,7 +199,9 @@ class Spool:
     def _failed(self, entry: Entry, error: Exception) -> None:
         with self._news:
             self._sending = None
-            if isinstance(error, UnreachableError):
+            if not entry.create and self._files.get(entry.name) != entry:
+                self._drop(entry)
+            elif isinstance(error, UnreachableError):
                 self._all = self._all.after_another()
             else:
                 self._others = self._others.after_another()
@@ -198,6 +209,13 @@ class Spool:
                 self._refused.move_to_end(entry.number)
                 self._fresh.pop(entry.number, None)
         self._trouble.met(entry.name, error)
+
+    def _drop(self, entry: Entry) -> None:
+        """While it was on its way newer content came, which it must not replace when it is tried again."""
+        entry.path.unlink(missing_ok=True)
+        self._fresh.pop(entry.number, None)
+        self._refused.pop(entry.number, None)
+        self._news.notify_all()
 
 
 @dataclass(frozen=True)
@@ -213,34 +231,6 @@ class Pause:
     def after_another(self) -> Pause:
         """The pause after one more failure."""
         return Pause(time.monotonic() + self.following, min(2 * self.following, LONGEST_WAIT))
-
-
-class Trouble:
-    """Says on stderr when it begins and when it is over, and not more than once a minute."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
-        self._since: float | None = None
-        self._spoke = -inf
-
-    def met(self, name: str, error: Exception) -> None:
-        now = time.monotonic()
-        if self._since is None and now - self._spoke >= QUIET_SECONDS:
-            self._since = self._spoke = now
-            at, place = time.strftime("%H:%M:%S"), self._folder
-            say(f"{name} can't be sent since {at}: {error}. Nothing is lost: it lies in {place} and is tried again")
-
-    def over(self) -> None:
-        if self._since is not None:
-            say(f"{self._url} takes objects again, after {time.monotonic() - self._since:.0f} s")
-            self._since = None
-
-
-def say(line: str) -> None:
-    """In one write, so that lines of several processes don't mix."""
-    with suppress(OSError, ValueError):  # stderr is closed
-        sys.stderr.write(f"train: {line}\n")
-        sys.stderr.flush()
 
 
 def _left_over(left: Sequence[Entry], url: str, folder: Path, seconds: float) -> str:
@@ -264,11 +254,19 @@ def _swept(path: Path, storage: Storage, until: float) -> int:
     with taken_over(path, storage.url) as spool:
         if spool is None:
             return 0
-        entries = spool.entries()
-        left = sum(not _arrives(entry, storage, until) for entry in entries)
+        left = sum(not _arrives(entry, storage, until) for entry in _newest(spool.entries()))
         if not left:
             spool.remove()
         return left
+
+
+def _newest(entries: Sequence[Entry]) -> list[Entry]:
+    """Of each object that is replaced only the newest content: the files of the older are removed."""
+    newest = {entry.name: entry for entry in entries if not entry.create}
+    old = [entry for entry in entries if not entry.create and newest[entry.name] != entry]
+    for entry in old:
+        entry.path.unlink(missing_ok=True)
+    return [entry for entry in entries if entry not in old]
 
 
 def _arrives(entry: Entry, storage: Storage, until: float) -> bool:

@@ -43,7 +43,7 @@ ENTRIES: dict[str, Entry] = {
     "model": Entry(_read_model, _restore_model),
     "optimizer": Entry(lambda run: run.optimizer.state_dict(), lambda run, value: run.optimizer.load_state_dict(value)),
     "scaler": Entry(lambda run: run.scaler.state_dict(), lambda run, value: run.scaler.load_state_dict(value)),
-    "loop": Entry(lambda run: dict(run.state), _restore_loop),
+    "loop": Entry(lambda run: {**run.state, "seconds": run.seconds}, _restore_loop),
     "metrics": Entry(lambda run: run.recorder.state_dict(), lambda run, value: run.recorder.load_state_dict(value)),
 }
 """`loop` has the step, the samples drawn (the position in the data), the last rate and evaluation."""

@@ -7,6 +7,7 @@ rather than torch's, so that a script without torch needs none.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
 import tempfile
@@ -29,10 +30,11 @@ Push = Callable[[Path], object]
 def open_board(storage: Storage, outbox: Outbox, start: str) -> Board | None:
     """A board in the run folder, or None, with a line that says so, if TensorBoard is not installed or can't work.
 
-    `start` names this start of the run: its files come after those of the starts before it.
+    `start` names this start of the run: its files come after those of the starts before it. The time sorts scripts
+    that know no attempt; what follows it keeps two of one moment apart.
     """
     try:
-        return _opened(storage, outbox, f"events.out.tfevents.{start}-{int(time.time()):010d}")
+        return _opened(storage, outbox, f"events.out.tfevents.{start}-{time.time():017.6f}-{secrets.token_hex(4)}")
     except ImportError:
         print("TensorBoard is not installed: no events are written", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001 - it is an extra: no trouble of it may end a run
@@ -48,7 +50,8 @@ def _opened(storage: Storage, outbox: Outbox, stem: str) -> Board:
         folder = storage.folder / contract.LOGS
         folder.mkdir(parents=True, exist_ok=True)
         return Board(folder, stem)
-    return Board(Path(tempfile.mkdtemp(prefix="launch-logs-")), stem, partial(_push, outbox))
+    folder = Path(tempfile.mkdtemp(prefix="launch-logs-", dir=outbox.folder))  # removed with the outbox after a kill
+    return Board(folder, stem, partial(_push, outbox))
 
 
 def _push(outbox: Outbox, path: Path) -> None:

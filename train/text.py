@@ -165,10 +165,12 @@ class Keeper:
         self._buffer.close()
         while self._thread.is_alive() and (seconds := left()) > 0:
             self._thread.join(min(0.1, seconds))
-        if self._dropped or self._outbox is None:
+        if self._dropped:
             return
         if self._lost or self._thread.is_alive():
             self._say("the last of the text could not be kept")
+        if self._outbox is None:  # the run folder was never reached
+            return
         try:
             while (seconds := left()) > _SLICE_S and not self._outbox.wait(_SLICE_S):
                 pass
@@ -207,14 +209,10 @@ class Keeper:
         self._part = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
         return open_outbox(self._storage, {contract.SPOOL: str(self._spool)} if self._spool else {})
 
-    def _put(self, outbox: Outbox, block: bytes) -> int:
-        """The number of the part."""
+    def _put(self, outbox: Outbox, block: bytes) -> None:
         _make_sure_of_room(self._spool or Path(self._storage.url))
-        while True:  # a name may be taken all the same: by another container of this node
-            self._part += 1
-            with suppress(FileExistsError):
-                outbox.put(contract.text_part(self._attempt, self._node, self._part - 1), block)
-                return self._part
+        outbox.put(contract.text_part(self._attempt, self._node, self._part), block)
+        self._part += 1
 
     def _complain(self, error: Exception) -> bool:
         """Say what is wrong, but not more than once a minute."""

@@ -40,7 +40,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         return not any(self.exit_codes.values())
 
     def text(self) -> str:
-        """`after 15 s at step 152; on again from step 152, 0 steps lost`."""
+        """`after 15 s at step 152; on again behind step 152, 0 steps lost`."""
         when = f"after {span(self.after)}"
         if self.done:
             return f"{when}; all ended with 0 all the same, so the job was not started again"
@@ -50,7 +50,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         if resumed is None:
             return f"{when}; started again"
         told = "" if lost is None else f", {lost} {'step' if lost == 1 else 'steps'} lost"
-        return f"{when}; on again from step {max(resumed, 1)}{told}"
+        return f"{when}; on again {f'behind step {resumed}' if resumed else 'from the beginning'}{told}"
 
     def as_data(self) -> dict[str, Any]:
         """The same for `-o json`."""
@@ -84,7 +84,8 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran
     words = f"preempting now (SIGTERM, {GRACE_SECONDS:.0f} s, SIGKILL)"
     first = start(Preemption(after, lambda: say(words)))
     if first.preempted is None:
-        say(f"the job ended before {span(after)} were over; it was not preempted")
+        what = "a replica failed" if any(first.codes.values()) else "the job ended"
+        say(f"{what} before {span(after)} were over; the job was not preempted")
         return Ran(exit_codes=first.codes)
     say(f"all were gone after {first.preempted:.1f} s: {'; '.join(endings(first.codes))}")
     if not any(first.codes.values()):

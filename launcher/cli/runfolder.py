@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from launcher.results import Results
     from train.storage import Storage
 
+READERS = 8
+"""Parts of the metrics that are read at once."""
+
 
 @contextmanager
 def opened(folder: str | None) -> Iterator[Storage | None]:
@@ -126,12 +129,15 @@ def read_results(storage: Storage | None) -> Results | None:
     """The run's metrics, or None when it wrote none."""
     if storage is None:
         return None
+    from concurrent.futures import ThreadPoolExecutor
+
     from launcher.apply.attempts import told
     from launcher.results import results
 
     with told():
         names = storage.list(f"{contract.METRICS}/")
-        return results({name: storage.read(name) for name in names}) if names else None
+        with ThreadPoolExecutor(READERS) as threads:
+            return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
 
 
 def new_run(run: str, folder: str) -> str:

@@ -70,10 +70,18 @@ def test_what_ended_well_in_spite_of_it_is_done(capsys: pytest.CaptureFixture[st
     assert "not started again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_job_that_ends_before(code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(Platform(Ended({"a": code})).start, 7200) == Ran(exit_codes={"a": code})
-    assert capsys.readouterr().err == "launch: the job ended before 2 h were over; it was not preempted\n"
+@pytest.mark.parametrize(
+    ("codes", "what"),
+    [
+        ({"a": 0, "b": 0}, "the job ended before 2 h were over"),
+        # the others may have needed longer than that to end
+        ({"a": 1, "b": 0}, "a replica failed before 2 h were over"),
+        ({"a": 0, "b": -9}, "a replica failed before 2 h were over"),
+    ],
+)
+def test_a_job_that_ends_before(codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Platform(Ended(codes)).start, 7200) == Ran(exit_codes=codes)
+    assert capsys.readouterr().err == f"launch: {what}; the job was not preempted\n"
 
 
 def test_without_it_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,11 +93,17 @@ def test_without_it_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("went_on", "text"),
     [
-        (Resumption(stopped_at=152, resumed_from=152), "after 15 s at step 152; on again from step 152, 0 steps lost"),
-        (Resumption(stopped_at=152, resumed_from=151), "after 15 s at step 152; on again from step 151, 1 step lost"),
-        (Resumption(stopped_at=152, resumed_from=0), "after 15 s at step 152; on again from step 1, 152 steps lost"),
+        (
+            Resumption(stopped_at=152, resumed_from=152),
+            "after 15 s at step 152; on again behind step 152, 0 steps lost",
+        ),
+        (Resumption(stopped_at=152, resumed_from=151), "after 15 s at step 152; on again behind step 151, 1 step lost"),
+        (
+            Resumption(stopped_at=152, resumed_from=0),
+            "after 15 s at step 152; on again from the beginning, 152 steps lost",
+        ),
         (Resumption(stopped_at=152, resumed_from=None), "after 15 s at step 152; started again"),
-        (Resumption(stopped_at=None, resumed_from=0), "after 15 s; on again from step 1"),
+        (Resumption(stopped_at=None, resumed_from=0), "after 15 s; on again from the beginning"),
         (UNKNOWN, "after 15 s; started again"),
     ],
 )
@@ -150,7 +164,7 @@ def test_the_same_request_as_the_same_attempt_on_other_ports(tmp_path: Path) -> 
     assert told[0] == "launch: preempting now (SIGTERM, 30 s, SIGKILL)"
     assert told[1].endswith("workerpool0-0 exited with 75 (saved)")
     assert told[2:] == ["launch: starting again"]
-    assert "preempted after 2 s at step 2; on again from step 2, 0 steps lost\n" in ran.out
+    assert "preempted after 2 s at step 2; on again behind step 2, 0 steps lost\n" in ran.out
     assert "3 steps; the last (3): loss 0.25" in ran.out
 
 

@@ -52,7 +52,7 @@ def check_told(ran: CompletedProcess[str], found: Results) -> int:
     resumed = found.event("resumed")
     assert resumed
     assert resumed["step"] == stopped
-    assert f"at step {stopped}; on again from step {stopped}, 0 steps lost\n" in ran.stdout
+    assert f"at step {stopped}; on again behind step {stopped}, 0 steps lost\n" in ran.stdout
     assert "launch: preempting now (SIGTERM, 30 s, SIGKILL)\n" in ran.stderr
     assert "exited with 75 (saved)\n" in ran.stderr
     assert "launch: starting again\n" in ran.stderr

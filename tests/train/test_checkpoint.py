@@ -247,10 +247,10 @@ def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes:
     assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
 
 
-def test_what_dead_starts_left_unfinished_goes_and_what_lives_stays() -> None:
+def test_what_was_left_unfinished_goes_and_what_a_later_start_writes_stays() -> None:
     folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
     names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
-    assert checkpoint.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE]]
+    assert checkpoint.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
 
 
 def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -66,14 +66,14 @@ def test_who_was_away_himself_blames_nobody() -> None:
 class Crew:
     """Some members, each with a line of its own, and a referee in between."""
 
-    def __init__(self, folder: Path, size: int, storage: Storage | None = None) -> None:
+    def __init__(self, folder: Path, size: int, storage: Storage | None = None, timing: Timing = FAST) -> None:
         self.store = MemoryStore()
         self.record = Record(storage or open_storage(str(folder)))
         self.said: list[str] = []
         self.size = size
         self.members: dict[int, Member] = {}
         self.referee = Referee(
-            self.store, self.record, attempt=1, size=size, restarts=1, timing=FAST, say=self.said.append
+            self.store, self.record, attempt=1, size=size, restarts=1, timing=timing, say=self.said.append
         )
 
     def join(self, *nodes: int) -> None:
@@ -192,10 +192,13 @@ class Shaky(LocalFolder):
 
     times = 0
     calls = 0
+    spared = 0
+    """So many calls more work."""
 
     def _shake(self) -> None:
         self.calls += 1
-        if self.times > 0:
+        self.spared -= 1
+        if self.times > 0 > self.spared:
             self.times -= 1
             raise OutputError("no answer")
 
@@ -203,7 +206,7 @@ class Shaky(LocalFolder):
         self._shake()
         return super().list(prefix)
 
-    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
         self._shake()
         return super().write(name, data, create=create)
 
@@ -249,6 +252,35 @@ def test_an_end_that_is_clear_asks_the_run_folder_nothing(shaky: Crew, outcome: 
     shaky.report(0, outcome)
     assert shaky.end().code == code
     assert shake(shaky, 0).calls == calls
+
+
+@pytest.mark.parametrize("calls", [0, 1])  # away from the first list on, or when the generation is written
+def test_a_node_replaced_while_the_run_folder_was_away_costs_no_start(tmp_path: Path, calls: int) -> None:
+    crew = Crew(tmp_path, 2, Shaky(tmp_path), replace(FAST, patience=30))
+    shake(crew, 10**9).spared = calls
+    crew.join(0, 1)
+    crew.referee.start()
+    until(lambda: crew.said != [], "the trouble")
+    crew.members[1].close()
+    crew.join(1)
+    until(lambda: crew.members[1].incarnation in (crew.store.get("beat/1") or ""), "the new node")
+    shake(crew, 0)
+    assert crew.members[1].belongs(crew.ordered(0))
+    crew.report(0, Outcome(0, 0), Outcome(1, 0))
+    assert crew.end() == End(0, "done")
+    for member in crew.members.values():
+        member.close()
+
+
+def test_an_alarm_can_not_undo_what_is_done(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, 1, timing=replace(FAST, tick=0.5))  # both come between two looks of the referee
+    crew.join(0)
+    crew.referee.start()
+    crew.ordered(0)
+    crew.store.set("outcome/0/0", json.dumps(asdict(Outcome(0, 0))))
+    crew.store.set("alarm", json.dumps(asdict(End(143, "stopped by SIGTERM"))))
+    assert crew.end() == End(0, "done")
+    crew.members[0].close()
 
 
 def test_a_reason_that_can_not_be_written_is_told_all_the_same(shaky: Crew) -> None:

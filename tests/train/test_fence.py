@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train import contract, fence
-from train.errors import SupersededError
+from train.errors import OutputError, SupersededError
 from train.fence import Fence, next_start
 from train.storage import LocalFolder
 
@@ -27,6 +27,27 @@ def test_a_later_start_takes_over_and_keeps_the_pointer(tmp_path: Path) -> None:
     second.check()
     second.advance(30, "its own")
     assert fence.read(storage)[0]["step"] == 30
+
+
+def test_a_swap_that_only_seemed_to_fail_is_no_other_start(tmp_path: Path) -> None:
+    """It had its effect, but we heard of an error: the pointer has another version, and is ours."""
+
+    class Deaf(LocalFolder):
+        def swap(self, name: str, data: bytes, version: str) -> str:
+            super().swap(name, data, version)
+            raise OutputError("no answer")
+
+    mine = Fence(LocalFolder(tmp_path), "0001-0000")
+    with pytest.raises(OutputError):
+        mine.advance(10, "manifest", Deaf(tmp_path))
+    mine.check()
+    mine.advance(20, "next")
+    assert fence.read(LocalFolder(tmp_path))[0]["step"] == 20
+    again = Fence(LocalFolder(tmp_path), "0001-0001")
+    with pytest.raises(OutputError):
+        again.advance(30, "manifest", Deaf(tmp_path))
+    again.advance(40, "later")
+    assert fence.read(LocalFolder(tmp_path))[0]["step"] == 40
 
 
 @pytest.mark.parametrize("late", ["0001-0004", "0001-0005"])

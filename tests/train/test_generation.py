@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from train.control import Timing
-from train.generation import Stop, give_notice, prepare_notice
+from train.cluster import Cluster
+from train.command import Task
+from train.control import Member, MemoryStore, Order, Timing
+from train.generation import Plan, Stop, give_notice, prepare_notice, run_generation
 
 TIMING = Timing(grace=22, last=3)
 
@@ -74,3 +76,20 @@ def _told(signum: int) -> Stop:
     stop = Stop()
     stop.note(signum, ctrl_c=signum == signal.SIGINT)
     return stop
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), BlockingIOError(11, "Try again")])
+@pytest.mark.parametrize("what", ["tempfile.mkdtemp", "os.posix_spawn"])
+def test_a_machine_that_starts_nothing_for_now_is_an_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fault: OSError
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(what, fails)
+    plan = Plan(Task("python", "command", "", ("true",)), Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
+    member = Member(MemoryStore(), 0, TIMING)
+    outcome = run_generation(plan, Order(0, 1, 0, (member.incarnation,)), member, TIMING, _told(signal.SIGTERM))
+    member.close()
+    assert (outcome.code, outcome.signum, outcome.ok) == (1, signal.SIGTERM, False)
+    assert str(outcome) == f"node 0: the command could not be started: {fault.strerror}"

@@ -19,7 +19,9 @@ from train import checkpoint, contract, loop, progress
 from train.config import parse
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
+from train.ending import Told
 from train.errors import OutputError, UsageError
+from train.metrics import Null
 from train.models import build
 from train.precision import choose
 from train.recorder import Recorder
@@ -331,3 +333,24 @@ def test_rates_have_three_figures(value: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (41.2, "0:41"), (725, "12:05"), (10800, "3:00:00")])
 def test_times(seconds: float, text: str) -> None:
     assert progress.clock(seconds) == text
+
+
+@pytest.mark.parametrize(("world", "saving", "leaves"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_who_waits_for_a_dead_peer_leaves_and_who_saves_does_not(
+    monkeypatch: pytest.MonkeyPatch, world: int, saving: bool, leaves: bool
+) -> None:
+    class Fake:
+        ranks, sink = Ranks(world=world), Null()
+        recorder = type("", (), {"usual": 0.0})
+
+    told = Told({})
+    told.at, told.saving = time.monotonic(), saving
+    left = threading.Event()
+    monkeypatch.setattr(loop, "PEER_SECONDS", 0.2)
+    monkeypatch.setattr(loop, "leave", lambda code: left.set())
+    thread = threading.Thread(target=loop.leave_the_dead, args=(Fake, told))
+    thread.start()
+    assert left.wait(0.8) == leaves
+    told.inside = False
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,23 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from queue import Empty
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
-from train import contract, metrics, spool
+from train import contract, metrics, rows, spool
 from train.errors import OutputError
 from train.spool import Direct
-from train.storage import Buffer, GcsFolder, LocalFolder
+from train.storage import Buffer, GcsFolder, LocalFolder, open_storage
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -62,8 +64,8 @@ def test_rows_reach_the_folder_while_the_run_goes_on(tmp_path: Path, monkeypatch
     written, storage = threading.Event(), LocalFolder(tmp_path)
 
     class Watched(LocalFolder):
-        def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
-            version = super().write(name, data, create=create)
+        def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
+            version = super().write(name, data, create=create, crc32c=crc32c)
             written.set()
             return version
 
@@ -89,14 +91,14 @@ def test_only_rank_0_of_all_and_only_with_a_folder(tmp_path: Path) -> None:
 def test_a_row_is_strict_json() -> None:
     row = {"step": np.int64(3), "loss": torch.tensor(0.5), "lr": float("nan"), "x": float("-inf"), "ok": True}
     row |= {"p": Path("a"), "config": {"betas": (0.9, float("inf"))}}
-    plain = metrics.plain(row)
+    plain = rows.plain(row)
     assert (plain["step"], plain["loss"], plain["ok"], plain["p"]) == (3, 0.5, True, "a")
     assert (plain["lr"], plain["x"], plain["nonfinite"]) == (None, None, ["lr", "x"])
     json.dumps(plain, allow_nan=False)
 
 
 class Broken(LocalFolder):
-    def write(self, name: str, data: Buffer, *, create: bool = False) -> str:
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
         raise OutputError("the disk is full")
 
 
@@ -119,6 +121,17 @@ def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pyt
 def test_an_error_of_the_last_write_is_raised_by_close(tmp_path: Path) -> None:
     out = parts(Broken(tmp_path))
     out.put([{"step": 1}])
+    with pytest.raises(OutputError, match="disk is full"):
+        out.close()
+
+
+def test_an_error_is_not_raised_in_a_forked_child_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = parts(Broken(tmp_path))
+    out.put([{"step": 1}])
+    assert not out.flush(10)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        out.close()
     with pytest.raises(OutputError, match="disk is full"):
         out.close()
 
@@ -164,6 +177,80 @@ def test_a_script_that_is_told_to_stop_writes_its_rows_first(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "my own\n")
 
 
+FORK = """
+import multiprocessing, os, signal, sys, time
+from train import metrics
+def log(first, last):
+    for step in range(first, last + 1): metrics.log(step, loss=1 / step)
+def child(work):
+    pid = os.fork()
+    if not pid:
+        work()
+        sys.exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def stop(): os.kill(os.getpid(), signal.SIGTERM); time.sleep(10)
+context = multiprocessing.get_context("fork")
+def process(work):
+    one = context.Process(target=work)
+    one.start()
+    one.join()
+    return one.exitcode
+"""
+
+
+@pytest.fixture(params=["local", "bucket"])
+def forking(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The environment of a script that forks."""
+    env = {"PATH": "", "PYTHONPATH": str(Path(metrics.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
+    if request.param == "local":
+        return {**env, contract.RUN_FOLDER: str(tmp_path / "run")}
+    cloud: GoogleCloud = request.getfixturevalue("cloud")
+    return {**env, **request.getfixturevalue("bucket"), "STORAGE_EMULATOR_HOST": cloud.url}
+
+
+def steps_of(env: dict[str, str], code: str) -> list[int]:
+    """The steps whose rows a script that forks has written."""
+    done = subprocess.run([sys.executable, "-c", FORK + code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    storage = open_storage(env[contract.RUN_FOLDER])
+    lines = [line for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
+    return sorted(json.loads(line)["step"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    "fork",
+    [
+        "assert child(lambda: None) == 0",
+        "assert child(stop) == -15",
+        "assert process(stop) == -15",
+        "pool = context.Pool(2); pool.map(abs, range(9)); pool.terminate(); pool.join()",
+    ],
+)
+def test_a_forked_child_leaves_its_parents_rows_alone(forking: dict[str, str], fork: str) -> None:
+    assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 400)\n") == list(range(1, 401))
+
+
+@pytest.mark.parametrize(
+    "fork",
+    [
+        "assert child(lambda: log(1001, 1400)) == 0",
+        "assert child(lambda: (log(1001, 1400), stop())) == -15",
+        "assert process(lambda: log(1001, 1400)) == 0",
+        "assert process(lambda: (log(1001, 1400), stop())) == -15",
+    ],
+)
+def test_what_a_forked_child_logs_itself_is_written_too(forking: dict[str, str], fork: str) -> None:
+    """More blocks than may wait for the thread, which a child doesn't inherit."""
+    expected = [*range(1, 7), *range(1001, 1401)]
+    assert steps_of(forking, f"log(1, 3)\n{fork}\nlog(4, 6)\n") == expected
+
+
+def test_a_forked_child_draws_no_curves(forking: dict[str, str]) -> None:
+    """A start among TensorBoard's events would take back what the parent has drawn."""
+    steps_of(forking, "log(101, 103)\nassert child(lambda: log(1, 3)) == 0\n")
+    assert len(open_storage(forking[contract.RUN_FOLDER]).list("logs/")) == 1
+
+
 @pytest.fixture
 def bucket(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of a run on a bucket."""
@@ -191,6 +278,36 @@ def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[st
         assert time.monotonic() - began < metrics.FLUSH_SECONDS, "it pushes"
     out.close()
     assert out.flush(1)
+
+
+def test_a_row_is_in_the_bucket_within_10_seconds(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
+    """With the settings of a real run, nobody flushing, and the next row far away."""
+    out, began = metrics.open_sink(bucket), time.monotonic()
+    out.put([{"step": 1}])
+    while not stored(cloud) and time.monotonic() - began < 20:
+        time.sleep(0.05)
+    assert time.monotonic() - began < 10
+    assert stored(cloud) == {"0001-0000-0000-000000.jsonl": [{"step": 1}]}
+    out.close()
+
+
+def test_nothing_wakes_while_no_row_comes() -> None:
+    """The first row is waited for without a limit; the time to the next part begins with it."""
+
+    class Queue:
+        items: Any = iter([[{"step": 1}], [{"step": 2}]])
+        limits: ClassVar[list[float | None]] = []
+
+        def get(self, timeout: float | None = None) -> Any:
+            self.limits.append(timeout)
+            if (item := next(self.items, None)) is None:
+                raise Empty
+            return item
+
+    queue: Any = Queue()
+    assert metrics._collect(queue) == ([{"step": 1}, {"step": 2}], None)
+    assert queue.limits[0] is None
+    assert metrics.FLUSH_SECONDS - 1 < queue.limits[2] <= queue.limits[1] <= metrics.FLUSH_SECONDS
 
 
 def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
@@ -318,9 +435,9 @@ def test_another_step_is_refused_at_once(step: Any) -> None:
 
 
 def test_the_thread_is_told_only_what_it_was_given(tmp_path: Path) -> None:
-    out, rows = sink(tmp_path), [{"step": 1}]
-    given: Sequence[metrics.Row] = rows
+    out, block = sink(tmp_path), [{"step": 1}]
+    given: Sequence[rows.Row] = block
     out.put(given)
     out.close()
     out.close()
-    assert rows == [{"step": 1}]
+    assert block == [{"step": 1}]

@@ -130,3 +130,44 @@ def test_a_bucket_that_can_only_be_read_is_one_line_and_at_once(bucket: Bucket) 
     assert time.monotonic() - start < 10
     assert node.text.count("\n") == 1
     assert "storage.objects.create" in node.text
+
+
+def test_a_node_that_comes_while_the_bucket_is_away_waits_for_it(bucket: Bucket) -> None:
+    bucket.cloud.faults.down(math.inf)
+    node = bucket.start("print('works')", ask=0.5, again=0.1)
+    node.await_text("; trying again for 600 s")
+    time.sleep(0.6)
+    bucket.cloud.faults.clear()
+    assert node.wait() == Exit.OK, node.text
+    assert node.text.count("trying again") == 1
+    assert "works\n" in node.text
+
+
+def test_a_node_whose_bucket_stays_away_gives_up(bucket: Bucket) -> None:
+    bucket.cloud.faults.down(math.inf)
+    node = bucket.start("", ask=0.3, again=0.1, patience=0.5)
+    assert node.wait() == Exit.UNFIT
+    assert "can't be reached" in node.text.splitlines()[-1]
+
+
+def test_a_node_that_waits_for_its_bucket_leaves_when_told(bucket: Bucket) -> None:
+    bucket.cloud.faults.down(math.inf)
+    node = bucket.start("", ask=0.5, again=100.0)
+    node.await_text("trying again")
+    start = time.monotonic()
+    node.send(signal.SIGTERM)
+    assert node.wait() == 143, node.text
+    assert time.monotonic() - start < 5
+
+
+def test_what_a_killed_node_left_is_sent_before_the_first_start(bucket: Bucket) -> None:
+    killed = DIES_WITH_A_ROW.replace("os.kill(os.getpid(), 9)", "os.kill(os.getppid(), 9)")
+    node = bucket.start(killed)
+    assert node.wait() == -signal.SIGKILL
+    assert bucket.objects("metrics/") == {}
+    reads = "import os\nfrom train.storage import open_storage\n"
+    reads += f"print(open_storage(os.environ['LAUNCH_RUN_FOLDER']).read('{PART}'))\n"
+    again = bucket.start(reads)
+    assert again.wait() == Exit.OK, again.text
+    assert "starting again" not in again.text
+    assert list(bucket.spools.iterdir()) == []

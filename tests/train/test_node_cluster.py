@@ -185,3 +185,18 @@ def test_a_signal_while_waiting_is_obeyed_at_once(two: Machines) -> None:
     worker.await_text("waiting for node 0")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 143
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_signal_to_a_node_that_waits_for_another_ends_all_soon(tmp_path: Path, began: bool) -> None:
+    with machines(tmp_path, 3) as three:
+        script = three.script(PLAIN + "time.sleep(100)\n")
+        nodes = [three.start(*python(script), node=n, timing=QUICK) for n in range(3 if began else 2)]
+        if began:
+            until(lambda: [generations(node) for node in nodes] == [["0"]] * 3, "generation 0")
+            nodes[2].send(signal.SIGKILL)
+        until(lambda: "train.node: waiting for node 2 (" in nodes[0].text, "node 0 to wait for node 2 alone")
+        start = time.monotonic()
+        nodes[1].send(signal.SIGTERM)
+        assert [node.wait() for node in nodes[:2]] == [143, 143], nodes[0].text + nodes[1].text
+        assert time.monotonic() - start < 10

@@ -88,3 +88,10 @@ def test_what_fails_twice_before_its_first_step_is_not_tried_again() -> None:
 
 def test_an_unknown_signal_has_a_number() -> None:
     assert str(Outcome(2, -40)) == "node 2: killed by signal 40"
+
+
+@pytest.mark.parametrize("code", [-9, 137, 128 + 64])
+def test_a_death_by_signal_is_nobodys_own_failure(code: int) -> None:
+    assert own_failure([Outcome(0, code)]) is None
+    assert own_failure([Outcome(0, 1), Outcome(1, code)]) is None  # node 0's may have failed because of it
+    assert own_failure([Outcome(0, 255)]) == 255

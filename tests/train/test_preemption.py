@@ -57,7 +57,8 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(tmp_path: Path, ran
     """With four ranks the order of additions depends on DDP's buckets, which change after the first step."""
     whole = start(hooked(tmp_path / "whole", micro_batch_size=micro), ranks)
     assert whole.returncode == 0, whole.stderr
-    first = start(hooked(tmp_path / "run", step=9, rank=1, how=TERM_TORCHRUN, micro_batch_size=micro), ranks)
+    often = {"micro_batch_size": micro, "checkpoint": {"minutes": 1e-6, "keep": {"last": 2}}}
+    first = start(hooked(tmp_path / "run", step=9, rank=1, how=TERM_TORCHRUN, **often), ranks)
     assert first.returncode != 0
     assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"75"}, first.stderr
     stopped = read(tmp_path / "run").event("preempted")

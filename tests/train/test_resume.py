@@ -343,3 +343,56 @@ def test_without_any_whole_checkpoint_the_run_begins_again(
     train(tmp_path / "run", generation=1)
     assert "no checkpoint can be used: the run begins at step 1 again" in capsys.readouterr().out
     assert differences(whole, tmp_path / "run") == set()
+
+
+def test_the_time_of_all_starts_is_added_up(tmp_path: Path) -> None:
+    preempted(tmp_path / "run", 5)
+    first = checkpoint.load(str(tmp_path / "run"))["loop"]["seconds"]
+    preempted(tmp_path / "run", 11, generation=1)
+    second = checkpoint.load(str(tmp_path / "run"))["loop"]["seconds"]
+    train(tmp_path / "run", generation=2)
+    ended = read(tmp_path / "run").event("end")
+    assert ended is not None
+    assert 0 < first < second < ended["seconds"]
+
+
+def test_a_start_of_another_spec_does_not_end_the_run_it_would_have_taken(tmp_path: Path) -> None:
+    preempted(tmp_path / "run", 3)
+    before = fence.read(LocalFolder(tmp_path / "run"))
+    with pytest.raises(UsageError, match="seed was"):
+        train(tmp_path / "run", generation=1, seed=2)
+    assert fence.read(LocalFolder(tmp_path / "run")) == before
+
+
+def test_a_fault_of_the_machine_in_a_restore_is_not_the_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preempted(tmp_path / "run", 3)
+    out_of_memory = state.ENTRIES["model"]._replace(restore=lambda run, value: _fail("CUDA out of memory"))
+    monkeypatch.setitem(state.ENTRIES, "model", out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(tmp_path / "run", generation=1)
+    misfit = state.ENTRIES["model"]._replace(restore=lambda run, value: run.optimizer.load_state_dict({}))
+    monkeypatch.setitem(state.ENTRIES, "model", misfit)
+    with pytest.raises(UsageError, match="doesn't fit this code"):
+        train(tmp_path / "run", generation=2)
+
+
+def _fail(words: str) -> None:
+    raise RuntimeError(words)
+
+
+def test_preempted_before_its_last_evaluation_the_last_checkpoint_has_its_digest(tmp_path: Path) -> None:
+    preempted(tmp_path / "run", STEPS - 1)
+    train(tmp_path / "run", generation=1)
+    ended = read(tmp_path / "run").event("end")
+    newest = checkpoint.manifests(LocalFolder(tmp_path / "run").list())[0]
+    manifest = checkpoint.read_manifest(LocalFolder(tmp_path / "run"), newest)
+    assert ended is not None
+    assert manifest.about["parameters_sha256"] == ended["parameters_sha256"]
+
+
+def test_no_copy_of_a_checkpoint_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    preempted(tmp_path / "run", 3)
+    train(tmp_path / "run", generation=1)
+    assert [path for path in (tmp_path / "tmp").iterdir() if "checkpoint" in path.name] == []

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
-from train import contract, spool
+from train import contract, spool, trouble
 from train.errors import OutputError
 from train.spool import Direct, Spool, open_outbox, sweep
 from train.spooled import Entry, new_folder, taken_over
@@ -36,9 +36,9 @@ class Bucket(LocalFolder):
         self.trouble: Callable[[str], Exception | None] = lambda name: None
         self.asked: list[str] = []
 
-    def write(self, name: str, data: Any, *, create: bool = False) -> str:
+    def write(self, name: str, data: Any, *, create: bool = False, crc32c: str = "") -> str:
         self._ask(name)
-        return super().write(name, data, create=create)
+        return super().write(name, data, create=create, crc32c=crc32c)
 
     def write_file(self, name: str, path: Path) -> None:
         self._ask(name)
@@ -176,7 +176,7 @@ def test_trouble_is_said_once_a_minute(
     for number in range(3):
         hiccup(number)
     assert capsys.readouterr().err.count("can't be sent") == 1
-    monkeypatch.setattr(spool, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(trouble, "QUIET_SECONDS", 0.0)
     hiccup(4)
     assert capsys.readouterr().err.count("can't be sent") == 1
 
@@ -238,6 +238,42 @@ def test_of_a_file_the_newest_content_wins(outbox: Spool, bucket: Bucket, tmp_pa
     bucket.trouble = lambda name: None
     assert outbox.wait(10)
     assert bucket.read("logs/events") == b"x" * 49
+
+
+class Slow(Bucket):
+    """Refuses, or can't be reached, after a while: `begun` is set when it is asked first, and then waits for `go`."""
+
+    def __init__(self, folder: Path, error: Exception) -> None:
+        super().__init__(folder)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.trouble = lambda name: self._first(error)
+
+    def _first(self, error: Exception) -> Exception | None:
+        if self.begun.is_set():
+            return None
+        self.begun.set()
+        assert self.go.wait(10)
+        return error
+
+
+@pytest.mark.parametrize("error", [OutputError("forbidden"), UnreachableError("away")])
+def test_an_older_content_that_failed_never_replaces_a_newer(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way when the newer came, which has a number of its own."""
+    monkeypatch.setattr(spool, "FIRST_WAIT", 0.01)
+    bucket = Slow(tmp_path / "bucket", error)
+    outbox, events = Spool(bucket, new_folder(str(tmp_path / "spool"), URL)), tmp_path / "events"
+    events.write_bytes(b"old")
+    outbox.put_file("logs/events", events)
+    assert bucket.begun.wait(10)
+    events.write_bytes(b"new")
+    outbox.put_file("logs/events", events)
+    bucket.go.set()
+    assert outbox.wait(10)
+    assert bucket.read("logs/events") == b"new"
+    assert len(bucket.asked) == 2, "the old one isn't tried again"
+    outbox.close(10)
 
 
 def test_waiting_for_a_file_means_its_newest_content(outbox: Spool, bucket: Bucket, tmp_path: Path) -> None:
@@ -324,6 +360,22 @@ def test_what_a_sweep_can_not_send_stays(bucket: Bucket, tmp_path: Path) -> None
     assert sweep(tmp_path / "nothing", bucket, 10) == 0
 
 
+def test_of_a_file_that_the_dead_left_twice_the_newest_content_wins(bucket: Bucket, tmp_path: Path) -> None:
+    """Also when the newest is refused at first: the older one doesn't come in its place, then or later."""
+    folder = new_folder(str(tmp_path), URL)
+    for data in (b"old", b"new"):
+        folder.write("logs/events", lambda half, data=data: half.write_bytes(data))  # type: ignore[misc]
+        folder.keep("logs/events", create=False, instead=None)
+    folder.lock.close()
+    errors = iter([OutputError("forbidden")])
+    bucket.trouble = lambda name: next(errors, None)
+    assert sweep(tmp_path, bucket, 10) == 1
+    assert bucket.list() == []
+    assert sweep(tmp_path, bucket, 10) == 0
+    assert bucket.read("logs/events") == b"new"
+    assert len(bucket.asked) == 2
+
+
 def test_a_sweep_that_was_killed_may_send_again(bucket: Bucket, tmp_path: Path) -> None:
     """Between the sending and the removal of the file."""
     store = LocalFolder(bucket.folder)
@@ -364,6 +416,17 @@ def test_a_forked_child_does_not_keep_its_parents_spool_alive(tmp_path: Path) ->
             assert folder is not None
     finally:
         os.kill(int(done.stdout), signal.SIGKILL)
+
+
+def test_a_forked_child_closes_nothing(outbox: Spool, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox.put("m/1", b"1")
+    assert outbox.wait(10)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        outbox.close(10)
+    outbox.put("m/2", b"2")
+    assert outbox.wait(10)
+    assert bucket.list() == ["m/1", "m/2"]
 
 
 PUTTER = """

@@ -91,7 +91,7 @@ def test_a_full_spool_is_said_by_who_puts(disk: Path) -> None:
     class Away(LocalFolder):
         """Takes nothing."""
 
-        def write(self, name: str, data: Any, *, create: bool = False) -> str:
+        def write(self, name: str, data: Any, *, create: bool = False, crc32c: str = "") -> str:
             raise OutputError("away")
 
         def write_file(self, name: str, path: Path) -> None:

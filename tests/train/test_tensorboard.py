@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from tests.googlecloud import GoogleCloud
 from train import contract, metrics, tensorboard
 from train.errors import OutputError
-from train.spool import Direct, Outbox
-from train.storage import LocalFolder
+from train.spool import Direct, Outbox, sweep
+from train.storage import GcsFolder, LocalFolder
 from train.tensorboard import Board, open_board, scalars
 
 Points = list[tuple[int, float]]
@@ -115,18 +116,57 @@ def test_two_scripts_that_know_no_attempt_lose_nothing_of_each_other(
     assert by_accumulator(tmp_path / "logs") == {"train/loss": [(1, 1), (2, 2), (3, 3), (4, 4)]}
 
 
+def test_two_starts_of_one_moment_lose_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.tensorboard.time.time", lambda: 1_700_000_000.25)
+    for _ in range(2):
+        drawing = board(LocalFolder(tmp_path))
+        drawing.add(rows(1))
+        drawing.close()
+    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert {name[:48] for name in names} == {"events.out.tfevents.0001-0000-1700000000.250000-"}
+    assert len(names) == 2
+
+
+def test_a_killed_start_leaves_its_events_in_its_spool_alone(
+    tmp_path: Path, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sweeps the spool removes them with it."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    for name in ("tmp", "spool"):
+        (tmp_path / name).mkdir()
+    code = (
+        "import os, signal; from train import metrics\n"
+        "metrics.log(1, loss=1.0); metrics._default().flush(20); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {
+        contract.RUN_FOLDER: "gs://my-bucket/r",
+        contract.SPOOL: str(tmp_path / "spool"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONPATH": str(Path(metrics.__file__).parents[1]),
+        "STORAGE_EMULATOR_HOST": cloud.url,
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+    assert list((tmp_path / "spool").glob("launch-spool-*/launch-logs-*/events.*"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert sweep(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
 class Copies:
     """An outbox that keeps what it was given."""
 
+    folder = None
+
     def __init__(self, folder: Path) -> None:
-        self.folder, self.sizes = LocalFolder(folder), list[int]()
+        self.copies, self.sizes = LocalFolder(folder), list[int]()
 
     def put(self, name: str, data: bytes) -> None:
-        self.folder.write(name, data, create=True)
+        self.copies.write(name, data, create=True)
 
     def put_file(self, name: str, path: Path) -> None:
         self.sizes.append(path.stat().st_size)
-        self.folder.write_file(name, path)
+        self.copies.write_file(name, path)
 
     def wait(self, seconds: float) -> bool:
         return True

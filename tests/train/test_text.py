@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import shutil
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -21,8 +23,14 @@ class Flaky(LocalFolder):
     """A run folder that can be broken and repaired."""
 
     broken = False
+    listed = threading.Event()
+    listed.set()
 
-    def write(self, name: str, data: bytes | bytearray | memoryview, *, create: bool = False) -> str:
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        self.listed.wait()
+        return super().list(prefix)
+
+    def write(self, name: str, data: bytes | bytearray | memoryview, *, create: bool = False, crc32c: str = "") -> str:
         if self.broken:
             raise OutputError("the folder is broken")
         return super().write(name, data, create=create)
@@ -149,3 +157,12 @@ def test_adding_never_waits() -> None:
     taken = buffer.take()
     assert taken
     assert BUFFER < len(taken) < BUFFER + 200
+
+
+def test_a_folder_that_never_answered_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flaky, "listed", threading.Event())
+    it = kept(tmp_path)
+    it.buffer.add(b"one\n")
+    it.close(0.2)
+    Flaky.listed.set()
+    assert it.said == ["the last of the text could not be kept"]

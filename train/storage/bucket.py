@@ -60,7 +60,8 @@ class GcsFolder:
             blobs = self._bucket.list_blobs(
                 prefix=self._prefix + prefix, fields="items(name),nextPageToken", timeout=tries.timeout(), retry=tries
             )
-            return sorted(blob.name[len(self._prefix) :] for blob in blobs)
+            # A name that ends with "/" is a folder that the console shows: no object of ours.
+            return sorted(blob.name[len(self._prefix) :] for blob in blobs if not blob.name.endswith("/"))
 
     def delete(self, name: str) -> None:
         try:
