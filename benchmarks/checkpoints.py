@@ -76,7 +76,7 @@ def save(gigabytes: float, runs: int) -> list[str]:
 def _round(gigabytes: float, number: int) -> dict[str, float]:
     import torch
 
-    from train import checkpoint, contract
+    from train import checkpoint, contract, cutter
     from train.checkpoint import Manifest
     from train.storage import open_storage
 
@@ -85,7 +85,7 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
     folder = contract.checkpoint_folder(1, "0001-0000")
 
     def ours() -> None:
-        parts = checkpoint.write_shard(
+        parts = cutter.write_shard(
             storage, folder, 0, {"tensors": state}, deadline=time.monotonic() + 600, cancelled=threading.Event()
         )
         checkpoint.commit(storage, Manifest(1, "0001-0000", (parts,), {}))

@@ -44,7 +44,6 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
         start=start,
         fence=fences[0] if fences else None,
         interval=interval(run.config.checkpoint, env),
-        newest=resumed.step if resumed else 0,
     )
     return replace(run, saver=saver, resumed=resumed, began=time.monotonic())
 

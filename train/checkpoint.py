@@ -14,14 +14,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from train import contract
+from train.cutter import WORKERS, Part
 from train.errors import TrainError, UsageError
 from train.storage import Storage, open_storage
 from train.storage.sources import checksum
@@ -29,30 +28,11 @@ from train.storage.sources import checksum
 FORMAT = 1
 """Counts up when an older launch could not read what is written."""
 
-PART_BYTES = 16 << 20
-"""Of one object."""
-
-WORKERS = 8
-"""Parts on the way at once, as many as the transfer manager's default."""
-
 OLD_MANIFEST = "/manifest.json"
 
 
 class CheckpointError(TrainError):
     """A checkpoint that is not there, or is not what its manifest says."""
-
-
-class CancelledError(TrainError):
-    """A save that was given up for another."""
-
-
-class Part(NamedTuple):
-    """One object of a checkpoint."""
-
-    name: str
-    bytes: int
-    crc32c: str
-    """As Google writes it. It finds every flipped bit, and costs a third of what SHA-256 does."""
 
 
 class Manifest(NamedTuple):
@@ -73,100 +53,6 @@ class Manifest(NamedTuple):
 
 
 # --- Writing --------------------------------------------------------------------------------------------------------
-
-
-def write_shard(
-    storage: Storage, folder: str, rank: int, content: Any, *, deadline: float, cancelled: threading.Event
-) -> tuple[Part, ...]:
-    """Store what one rank saves (tensors and plain values) as parts, several at once, and return them.
-
-    Raises OutputError, also when `deadline` (of time.monotonic) has come, and CancelledError once `cancelled` is set.
-    """
-    import torch
-
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
-        cutter = _Cutter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)  # a fifth of the time, and never read: our digests are
-        try:
-            torch.save(content, cutter)  # type: ignore[arg-type]  # it asks for no more than write and flush
-        finally:
-            torch.serialization.set_crc32_options(before)
-        return cutter.finish()
-
-
-_SPARE: list[bytearray] = []
-"""Buffers of earlier saves, WORKERS + 1 at most: touching new memory costs as much as sending it."""
-
-
-class _Cutter:
-    """A file to write to, which becomes objects of PART_BYTES. Its buffers are used again, and bound the memory."""
-
-    def __init__(
-        self, storage: Storage, stem: str, pool: ThreadPoolExecutor, deadline: float, cancelled: threading.Event
-    ) -> None:
-        self._storage, self._stem, self._pool = storage, stem, pool
-        self._deadline, self._cancelled = deadline, cancelled
-        self._free = threading.Semaphore(WORKERS + 1)
-        self._parts: list[Future[Part]] = []
-        self._buffer, self._filled = self._next_buffer(), 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        size = len(view)
-        while len(view) and not self._failed():  # an error raised here would come out of torch as another one
-            taken = min(len(view), PART_BYTES - self._filled)
-            _copy(view[:taken], self._buffer, self._filled)
-            self._filled += taken
-            view = view[taken:]
-            if self._filled == PART_BYTES:
-                self._send()
-                self._buffer, self._filled = self._next_buffer(), 0
-        return size
-
-    def flush(self) -> None:
-        """Parts go when they are full."""
-
-    def finish(self) -> tuple[Part, ...]:
-        """The parts, once all are stored. Raises what kept one from it."""
-        if self._filled and not self._failed():
-            self._send()
-        return tuple(part.result() for part in self._parts)
-
-    def _failed(self) -> bool:
-        return any(part.done() and part.exception() for part in self._parts[-2 * WORKERS :])
-
-    def _next_buffer(self) -> bytearray:
-        self._free.acquire()
-        try:
-            buffer = _SPARE.pop()
-        except IndexError:
-            return bytearray(PART_BYTES)
-        return buffer if len(buffer) == PART_BYTES else bytearray(PART_BYTES)
-
-    def _send(self) -> None:
-        name = f"{self._stem}-{len(self._parts):04d}.part"
-        self._parts.append(self._pool.submit(self._store, name, self._buffer, self._filled))
-
-    def _store(self, name: str, buffer: bytearray, size: int) -> Part:
-        try:
-            if self._cancelled.is_set():
-                raise CancelledError("given up for another save")
-            data = memoryview(buffer)[:size]
-            digest = checksum(data)
-            self._storage.within(max(0.1, self._deadline - time.monotonic())).write(name, data, crc32c=digest)
-            return Part(name.rpartition("/")[2], size, digest)
-        finally:
-            if len(_SPARE) <= WORKERS:
-                _SPARE.append(buffer)
-            self._free.release()
-
-
-def _copy(source: memoryview, target: bytearray, at: int) -> None:
-    """NumPy lets go of the interpreter while it copies; a slice's assignment would hold up the threads that send."""
-    import numpy as np
-
-    np.frombuffer(target, np.uint8)[at : at + len(source)] = np.frombuffer(source, np.uint8)
 
 
 def commit(storage: Storage, manifest: Manifest) -> None:
@@ -310,13 +196,16 @@ def prune(
     they go, and so does what was left unfinished. Returns the folders that went. The manifest goes first."""
     names = storage.list(f"{contract.CHECKPOINTS}/")
     doomed = expendable(names, step, start, last=last, every=every)
+
+    def delete(name: str) -> None:
+        if not give_up():
+            storage.delete(name)
+
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
         for folder in doomed:
-            if give_up():
-                break
-            storage.delete(f"{folder}/manifest.json")
+            delete(f"{folder}/manifest.json")
             parts = [name for name in names if name.startswith(f"{folder}/") and not name.endswith("/manifest.json")]
-            list(pool.map(storage.delete, parts))
+            list(pool.map(delete, parts))
     return doomed
 
 

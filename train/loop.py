@@ -60,6 +60,8 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
                 boundary(run, told)
             conclude(run, told)
         except BaseException as error:
+            if run.saver:
+                run.saver.abandon()
             save_rows(run)
             if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
                 raise SystemExit(128 + told.signum) from error

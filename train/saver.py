@@ -6,7 +6,6 @@ meet through torchrun's store and never through a collective: the training besid
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -16,13 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from train import checkpoint, contract
-from train.checkpoint import CancelledError, Manifest, Part
+from train.checkpoint import Manifest
 from train.config import Checkpoint
+from train.cutter import CancelledError, Part, write_shard
 from train.dist import Ranks
 from train.errors import OutputError, SupersededError, TrainError
 from train.fence import Fence
 from train.interval import Interval, span
 from train.metrics import Sink
+from train.notes import Notes
 from train.state import HostCopies, State, shared_out, split
 from train.storage import Storage
 
@@ -32,10 +33,11 @@ LIMIT_SECONDS = 1800.0
 ROWS_SECONDS = 300.0
 """For the rows of a checkpoint to arrive before it."""
 
+PRUNE_SECONDS = 20.0
+"""For one old object to go: the next save tries again."""
+
 GIVE_UP_SECONDS = 2.0
 """For the save before to end, once it was given up."""
-
-POLL_SECONDS = 0.02
 
 
 class Snapshot(NamedTuple):
@@ -78,7 +80,7 @@ class Save:
 
 
 class Saver:
-    """The checkpoints of one process. `fence` is rank 0's; `newest` is the newest step that is durable."""
+    """The checkpoints of one process. `fence` is rank 0's."""
 
     def __init__(
         self,
@@ -90,17 +92,15 @@ class Saver:
         start: str,
         fence: Fence | None,
         interval: Interval,
-        newest: int = 0,
     ) -> None:
         self._ranks, self._storage, self._settings, self._sink = ranks, storage, settings, sink
         self._start, self._fence, self._interval = start, fence, interval
-        self._notes = _Notes(ranks)
+        self._notes = Notes(ranks)
         self._copies = HostCopies()
         self._current: Save | None = None
         self._serial = 0
         self._last = time.monotonic()
         self._asked = False
-        self.newest = newest
         self.superseded: SupersededError | None = None
         """Why this start must not go on, if another has taken the run over."""
 
@@ -140,9 +140,7 @@ class Saver:
         """After each step: when a save has ended meanwhile, learn what it cost. `usual` is the length of a step in
         seconds, the rest as in Interval.learn."""
         save = self._current
-        if save is None or self._ranks.rank or save.accounted:
-            return
-        if self._busy():
+        if save is None or self._ranks.rank or save.accounted or self._busy():
             return
         save.accounted = True
         if save.error is None:
@@ -159,7 +157,7 @@ class Saver:
     def _finish(self, save: Save, deadline: float) -> None:
         """Wait for a save that is under way, on all ranks alike."""
         save.deadline = min(save.deadline, deadline)
-        self._notes.wait(f"{save.serial}/done", save)
+        self._notes.wait(f"{save.serial}/done", save.deadline, save.cancelled)
 
     def _busy(self) -> bool:
         return bool(self._current and self._current.thread and self._current.thread.is_alive())
@@ -192,7 +190,7 @@ class Saver:
         rank, folder = self._ranks.rank, contract.checkpoint_folder(save.step, self._start)
         try:
             self._copies.ready()
-            parts = checkpoint.write_shard(
+            parts = write_shard(
                 self._storage, folder, rank, save.content, deadline=save.deadline, cancelled=save.cancelled
             )
             if rank == 0:
@@ -200,7 +198,7 @@ class Saver:
             else:
                 self._notes.post(f"{save.serial}/{rank}", [*parts])
                 if save.waits:
-                    self._notes.wait(f"{save.serial}/done", save)
+                    self._notes.wait(f"{save.serial}/done", save.deadline, save.cancelled)
         except Exception as error:  # noqa: BLE001 - told by rank 0, and raised where somebody waits
             self._failed(save, error)
         finally:
@@ -209,7 +207,10 @@ class Saver:
     def _commit(self, save: Save, own: tuple[Part, ...]) -> None:
         """The other ranks' parts, the rows up to this step, the manifest, the pointer: in this order."""
         assert self._fence is not None  # noqa: S101 - rank 0 has one
-        others = [self._notes.wait(f"{save.serial}/{rank}", save) for rank in range(1, self._ranks.world)]
+        others = [
+            self._notes.wait(f"{save.serial}/{rank}", save.deadline, save.cancelled)
+            for rank in range(1, self._ranks.world)
+        ]
         shards = (own, *(tuple(Part(*part) for part in parts) for parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
         self._rows_first(save)
@@ -222,7 +223,6 @@ class Saver:
             raise SupersededError(f"another process has written {manifest.folder}; this one leaves it alone") from error
         save.manifest = contract.manifest(save.step, self._start)
         self._fence.advance(save.step, save.manifest, self._storage.within(save.left))
-        self.newest = save.step
         self._notes.post(f"{save.serial}/done", [])
         with suppress(OutputError):  # the checkpoint is there; a sink that is broken says so to the loop
             seconds = time.monotonic() - save.began
@@ -242,7 +242,7 @@ class Saver:
         """What can't be removed now is removed after the next save."""
         try:
             checkpoint.prune(
-                self._storage,
+                self._storage.within(PRUNE_SECONDS),
                 save.step,
                 self._start,
                 last=self._settings.keep_last,
@@ -251,6 +251,11 @@ class Saver:
             )
         except (OSError, TrainError) as error:
             _say(f"old checkpoints can't be removed: {error}")
+
+    def abandon(self) -> None:
+        """After an error elsewhere: what is under way ends at the next part."""
+        if self._current:
+            self._current.cancelled.set()
 
     def prune(self) -> None:
         """At the end of the run: a save that was waited for has left the older ones."""
@@ -261,8 +266,7 @@ class Saver:
         save.error = error
         key = "done" if self._ranks.rank == 0 else str(self._ranks.rank)
         try:
-            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in (*_KINDS, "Exception"))
-            self._notes.post(f"{save.serial}/{key}", {"error": str(error), "kind": kind})
+            self._notes.post_error(f"{save.serial}/{key}", error)
         except Exception as lost:  # noqa: BLE001 - the store is gone, and with it whoever would have read this
             _say(f"checkpoint of step {save.step}: {lost}")
         self.superseded = error if isinstance(error, SupersededError) else None
@@ -280,46 +284,6 @@ class Saver:
             checkpoint.discard(self._storage, folder, save.cancelled.is_set)
         except (OSError, TrainError) as error:
             _say(f"its parts can't be removed: {error}")
-
-
-class _Notes:
-    """Where the ranks' threads leave each other word: torchrun's store, or a dict for one process alone."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._store = ranks.store
-        self._here: dict[str, str] = {}
-
-    def post(self, key: str, value: Any) -> None:
-        text = json.dumps(value)
-        if self._store is None:
-            self._here[key] = text
-        else:
-            self._store.set(f"save/{key}", text)
-
-    def wait(self, key: str, save: Save) -> Any:
-        """What another rank posted. Raises what kept it from its work, and OutputError at the save's deadline."""
-        while (text := self._look(key)) is None:
-            if save.cancelled.is_set():
-                raise CancelledError("given up for another save")
-            if time.monotonic() > save.deadline:
-                raise OutputError("the other ranks' shares did not come in time")
-            time.sleep(POLL_SECONDS)
-        value = json.loads(text)
-        if isinstance(value, dict):
-            kind = _KINDS.get(value["kind"], TrainError)
-            raise kind(value["error"])
-        return value
-
-    def _look(self, key: str) -> str | None:
-        if self._store is None:
-            return self._here.get(key)
-        name = f"save/{key}"
-        return self._store.get(name).decode() if self._store.check([name]) else None
-
-
-_KINDS: dict[str, type[TrainError]] = {
-    kind.__name__: kind for kind in (OutputError, SupersededError, CancelledError, TrainError)
-}
 
 
 def _event(manifest: Manifest, **fields: Any) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract
-from train.checkpoint import CancelledError, CheckpointError, Manifest
+from train import checkpoint, contract, cutter
+from train.checkpoint import CheckpointError, Manifest
+from train.cutter import CancelledError
 from train.state import joined, shared_out, split
 from train.storage import LocalFolder
 
@@ -31,7 +32,7 @@ STATE = {
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PART_BYTES", 4096)
+    monkeypatch.setattr(cutter, "PART_BYTES", 4096)
 
 
 def write(
@@ -44,7 +45,7 @@ def write(
         content = {"tensors": {path: tensors[path] for path in paths}, "own": {"rank": rank}}
         content |= {"rest": rest} if rank == 0 else {}
         folder = contract.checkpoint_folder(step, start)
-        written = checkpoint.write_shard(
+        written = cutter.write_shard(
             storage, folder, rank, content, deadline=time.monotonic() + 60, cancelled=threading.Event()
         )
         shards.append(written)
@@ -204,7 +205,7 @@ def test_a_cancelled_save_stops_between_parts(tmp_path: Path) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(CancelledError):
-        checkpoint.write_shard(LocalFolder(tmp_path), "checkpoints/x", 0, STATE, deadline=1e12, cancelled=cancelled)
+        cutter.write_shard(LocalFolder(tmp_path), "checkpoints/x", 0, STATE, deadline=1e12, cancelled=cancelled)
     assert LocalFolder(tmp_path).list() == []
 
 

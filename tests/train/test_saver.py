@@ -18,7 +18,7 @@ from tests.googlecloud import GoogleCloud
 from tests.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials
 from tests.train.trials import STEPS, differences, parsed
-from train import checkpoint, contract, loop
+from train import checkpoint, contract, cutter, loop
 from train.dist import Ranks
 from train.errors import OutputError, PreemptedError
 from train.storage import LocalFolder, Storage
@@ -36,10 +36,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
+def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """A bucket in this process's environment; it stays until no save is under way any more."""
     for name, value in cloud.environ().items():
         monkeypatch.setenv(name, value)
-    return cloud
+    yield cloud
+    cloud.faults.clear()
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]:
+        thread.join(10)
 
 
 RUN = "gs://my-bucket/runs/one"
@@ -286,7 +290,7 @@ def test_the_one_before_stays_when_the_disk_is_full(small_disk: Path) -> None:
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     (small_disk / "ballast").write_bytes(bytes(free - 8_000))
     with pytest.raises(OutputError):
-        checkpoint.write_shard(
+        cutter.write_shard(
             storage,
             contract.checkpoint_folder(9, "0001-0001"),
             0,
