@@ -28,13 +28,15 @@ from train.ending import PEER_SECONDS, Told, heeding_sigterm, leave
 from train.errors import DisagreementError, OutputError, PreemptedError, SupersededError, TrainError
 from train.precision import autocast
 from train.rows import Row
-from train.setup import Run, setup
+from train.setup import Run, seed, setup
 
 ROWS_SECONDS = 1.5
 """What the last rows get when a rank has gone: the others wait for this one."""
 
 NOTICE_SECONDS = 14.0
 """From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
+
+WARM_UP_STEPS = 2
 
 LONG_STEP = 0.5
 """Seconds. Longer steps are agreed upon at once: see train.agreement."""
@@ -47,7 +49,9 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     0, which alone writes the rows, OutputError. SystemExit (143) after a SIGTERM that a peer's failure sent, or that
     left no time to save.
     """
-    run = begin(setup(config, ranks, env), env)
+    run = setup(config, ranks, env)
+    warm_up(run)
+    run = begin(run, env)
     with heeding_sigterm(env, partial(leave_the_dead, run)) as told:
         try:
             tell_start(run)
@@ -68,6 +72,21 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
             raise
         run.sink.close()
         meet(ranks)  # rank 0 may still be writing the last rows, and does so to the end
+
+
+def warm_up(run: Run) -> None:
+    """Steps that leave no trace. After its first backward pass (a static graph: its second) DDP puts the gradients into
+    other buckets, and so adds them in another order: a run that begins, and one that goes on, have both behind them."""
+    if run.ranks.world == 1:
+        return
+    buffers = [buffer.clone() for buffer in run.model.buffers()]
+    for _ in range(WARM_UP_STEPS):
+        gradients(run)
+        run.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(run.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    seed(run.config, run.ranks)
 
 
 def left_to_do(run: Run) -> bool:

@@ -36,8 +36,6 @@ from train.timing import Stopwatch, stopwatch
 DROPOUT, OWN = 2, 3
 """Streams of random numbers (train.data.source has 0 and 1): torch's, and Python's and NumPy's for who uses them."""
 
-WARM_UP_STEPS = 2
-
 FRESH: Mapping[str, Any] = MappingProxyType(
     {"step": 0, "samples": 0, "eval_loss": None, "eval_due": False, "seconds": 0.0, "interruptions": 0}
 )
@@ -113,7 +111,6 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         facts=facts,
         agreement=Agreement(ranks),
     )
-    warm_up(run)
     seed(config, ranks)
     return run
 
@@ -124,22 +121,6 @@ def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
     torch.manual_seed(drawn[0])
     random.seed(drawn[1])
     np.random.seed(drawn[1] % 2**32)
-
-
-def warm_up(run: Run) -> None:
-    """Steps that leave no trace. After its first backward pass (a static graph: its second) DDP puts the gradients into
-    other buckets, and so adds them in another order: a run that begins, and one that goes on, have both behind them."""
-    from train.loop import gradients
-
-    if run.ranks.world == 1:
-        return
-    buffers = [buffer.clone() for buffer in run.model.buffers()]
-    for _ in range(WARM_UP_STEPS):
-        gradients(run)
-        run.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in zip(run.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
 
 
 def micro_batch_size(config: Config, world: int) -> int:
