@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -165,17 +164,16 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     wanted = [name for name in manifests(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
     reasons = [] if wanted else ["there is none"]
     for name in wanted:
-        folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-"))
         try:
-            manifest = read_manifest(storage, name)
-            shards = [read_shard(path) for path in fetch(storage, manifest, folder)]
-            tensors = {path: tensor.clone() for shard in shards for path, tensor in shard["tensors"].items()}
-            state: dict[str, Any] = joined(tensors, shards[0]["rest"])
-            return state | {"ranks": [shard["own"] for shard in shards]}
+            with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
+                paths = fetch(storage, read_manifest(storage, name), Path(folder))
+                shards = [read_shard(path) for path in paths]
+                tensors = {path: tensor.clone() for shard in shards for path, tensor in shard["tensors"].items()}
         except CheckpointError as error:
             reasons.append(str(error))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            state: dict[str, Any] = joined(tensors, shards[0]["rest"])
+            return state | {"ranks": [shard["own"] for shard in shards]}
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
 

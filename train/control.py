@@ -93,7 +93,7 @@ class Store(Protocol):
         """The value, or None; raises StoreLostError."""
 
     def set(self, key: str, value: str) -> None:
-        """Write it; raises StoreLostError."""
+        """Write it; others may see it a moment later, for TCPStore sends no answer. Raises StoreLostError."""
 
 
 class MemoryStore:

@@ -288,14 +288,8 @@ class Saver:
 
 def _event(manifest: Manifest, **fields: Any) -> dict[str, Any]:
     size = round(manifest.bytes / 1e6, 3)
-    return {
-        "event": "checkpoint",
-        "time": time.time(),
-        "step": manifest.step,
-        "path": manifest.folder,
-        "mb": size,
-        **fields,
-    }
+    known = {"event": "checkpoint", "time": time.time(), "step": manifest.step, "path": manifest.folder, "mb": size}
+    return {**known, **fields}
 
 
 def _say(line: str) -> None:

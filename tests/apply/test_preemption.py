@@ -135,7 +135,7 @@ def test_ctrl_c_during_a_preemption_ends_it_all(stage: Stage, tmp_path: Path) ->
         stage.time.interrupts = True
         stage.time.pace = 3.0
 
-    stage.begins = begins  # type: ignore[method-assign]
+    stage.begins = begins  # type: ignore[method-assign]  # this one stage does something else
     with pytest.raises(KeyboardInterrupt):
         stage.run(f"open({str(pid)!r}, 'w').write(str(os.getpid())); {DEAF}")
     with pytest.raises(ProcessLookupError):

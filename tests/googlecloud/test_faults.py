@@ -16,7 +16,6 @@ import pytest
 import requests
 from google.api_core.exceptions import PreconditionFailed, ServiceUnavailable, TooManyRequests
 from google.api_core.retry import Retry
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
@@ -36,14 +35,6 @@ INSERT, GET, LIST = "storage.objects.insert", "storage.objects.get", "storage.ob
 QUICK: Retry = DEFAULT_RETRY.with_delay(initial=0.01, multiplier=1, maximum=0.01).with_timeout(5)
 CHUNK = 256 * 1024
 BROKEN = (ConnectionError, http.client.HTTPException)
-
-
-@pytest.fixture
-def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    client = storage.Client(project="my-project", credentials=AnonymousCredentials())
-    client._bucket_metadata_cache = None  # else it reads the bucket in a thread of its own, and meets planned faults
-    return client.bucket("my-bucket")
 
 
 @pytest.fixture

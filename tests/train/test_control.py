@@ -358,6 +358,7 @@ def test_the_store_of_torch_is_one_too() -> None:
     client: Store = TorchStore("127.0.0.1", port, serve=False)
     assert client.get("nothing") is None
     server.set("key", "värde")
+    assert server.get("key") == "värde"  # set() has no answer: only the same line's next call comes surely after it
     assert client.get("key") == "värde"
     with pytest.raises(StoreLostError):
         TorchStore("localhost", port, serve=True)

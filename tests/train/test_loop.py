@@ -37,15 +37,7 @@ TINY: dict[str, Any] = {
     "log_every": 4,
 }
 
-
-@pytest.fixture(autouse=True)
-def _torch_as_before() -> Any:
-    """A run switches deterministic kernels on for its process."""
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

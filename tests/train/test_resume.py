@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,7 @@ from train import begin, checkpoint, contract, dist, fence, loop, state
 from train.errors import PreemptedError, SupersededError, UsageError
 from train.storage import LocalFolder
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(before)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +65,21 @@ def test_a_second_sigterm_during_the_save_changes_nothing(
     preempted(tmp_path / "run", 9)
     monkeypatch.undo()
     train(tmp_path / "run", generation=1)
+    assert differences(whole, tmp_path / "run") == set()
+
+
+def test_a_sigterm_in_the_last_save_changes_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.commit
+
+    def commit(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(*args)
+
+    monkeypatch.setattr(checkpoint, "commit", commit)
+    train(tmp_path / "run")
+    assert read(tmp_path / "run").event("end") is not None
     assert differences(whole, tmp_path / "run") == set()
 
 
@@ -180,7 +187,8 @@ def _forget(monkeypatch: pytest.MonkeyPatch, entry: str, key: str | None) -> Non
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
-    ("kind", "number"), [("take", 1), *((kind, n) for kind in ("part", "manifest", "point", "delete") for n in (1, 2))]
+    ("kind", "number"),
+    [("take", 1), ("part", 3), *((kind, n) for kind in ("part", "manifest", "point", "delete") for n in (1, 2))],
 )
 def test_a_killed_save_is_as_if_it_had_never_begun_or_is_whole(
     whole: Path, tmp_path: Path, kind: str, number: int, after: bool

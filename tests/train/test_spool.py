@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -323,10 +324,14 @@ def test_the_end_says_what_is_left_and_where(bucket: Bucket, tmp_path: Path) -> 
 # --- What is left by those who have gone ----------------------------------------------------------------------------
 
 
+def _filled(data: bytes, half: Path) -> None:
+    half.write_bytes(data)
+
+
 def left_by_the_dead(base: Path, objects: dict[str, bytes], url: str = URL) -> Path:
     folder = new_folder(str(base), url)
     for name, data in objects.items():
-        folder.write(name, lambda half, data=data: half.write_bytes(data))  # type: ignore[misc]
+        folder.write(name, partial(_filled, data))
         folder.keep(name, create=not name.startswith("logs/"), instead=None)
     folder.lock.close()
     return folder.path
@@ -364,7 +369,7 @@ def test_of_a_file_that_the_dead_left_twice_the_newest_content_wins(bucket: Buck
     """Also when the newest is refused at first: the older one doesn't come in its place, then or later."""
     folder = new_folder(str(tmp_path), URL)
     for data in (b"old", b"new"):
-        folder.write("logs/events", lambda half, data=data: half.write_bytes(data))  # type: ignore[misc]
+        folder.write("logs/events", partial(_filled, data))
         folder.keep("logs/events", create=False, instead=None)
     folder.lock.close()
     errors = iter([OutputError("forbidden")])

@@ -417,7 +417,7 @@ def test_eight_threads_keep_their_connections(cloud: GoogleCloud, folder: GcsFol
         accepted.append(None)
         return get_request()
 
-    cloud._server.get_request = counted  # type: ignore[method-assign]
+    cloud._server.get_request = counted  # type: ignore[method-assign]  # the one place that sees each connection
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: folder.write(str(number), SMALL), range(64)))
     assert len(accepted) <= 16

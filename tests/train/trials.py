@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from launcher.results import Results, results
-from train import checkpoint, contract, loop, models, precision
-from train.config import Config, parse
+from train import checkpoint, contract, cutter, loop, models, precision
+from train.config import parse
 from train.dist import Ranks
 from train.errors import PreemptedError
+from train.setup import Run
 from train.storage import LocalFolder
 
 STEPS = 24
@@ -38,28 +40,40 @@ CONFIG: dict[str, Any] = {
 """With all that a state can have: warm-up, accumulation, dropout, evaluations that don't fall on a block's end."""
 
 
-def train(folder: Path, generation: int = 0, **config: Any) -> None:
-    """Train in this process."""
+def train(folder: Path | str, generation: int = 0, **config: Any) -> None:
+    """Train in this process; `folder` may also be gs://."""
     env = {contract.RUN_FOLDER: str(folder), contract.ATTEMPT: "1", contract.GENERATION: str(generation)}
-    loop.train(parsed(**config), Ranks(), env)
-
-
-def parsed(**config: Any) -> Config:
-    return parse({**CONFIG, **config})
+    loop.train(parse({**CONFIG, **config}), Ranks(), env)
 
 
 @contextmanager
-def sigterm_after(step: int, times: int = 1) -> Iterator[None]:
-    """SIGTERM, perhaps again and again, to this process while it computes the step after `step`."""
+def sigterm_after(step: int) -> Iterator[None]:
+    """SIGTERM to this process while it computes the step after `step`."""
     real = loop.update
 
     def update(run: Any) -> Tensor:
-        if step <= run.state["step"] < step + times:
+        if run.state["step"] == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(run)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "update", update)
+        yield
+
+
+@contextmanager
+def waiting_for_saves(then: Callable[[Run], None] = lambda _run: None) -> Iterator[None]:
+    """Each step waits until the save that is under way has ended, and then does `then`."""
+    real = loop.train_step
+
+    def train_step(run: Run) -> None:
+        real(run)
+        while run.saver and run.saver._busy():
+            time.sleep(0.01)
+        then(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", train_step)
         yield
 
 
@@ -171,6 +185,7 @@ class Effects:
 
 def _child(folder: str, kill: tuple[str, int, bool] | None, generation: int, config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    cutter.PART_BYTES = 1 << 15  # several parts in each save
     if kill:
         effects = Effects(*kill)
         for verb in Effects.VERBS:

@@ -1,0 +1,33 @@
+"""What several tests of the trainer need."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A run in this process: on one thread, and without the deterministic kernels that it leaves switched on."""
+    import torch
+
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte; only root may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
