@@ -111,7 +111,8 @@ def test_an_orphan_that_holds_the_pipe_open_costs_no_time(tmp_path: Path) -> Non
 
 
 LAUNCHING = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 from pathlib import Path
 from launcher.apply.processes import Stopped, run
 from launcher.apply.replicas import Replica

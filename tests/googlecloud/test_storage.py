@@ -11,18 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 from google.api_core.exceptions import BadRequest, Forbidden, NotFound, PreconditionFailed
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 from tests.googlecloud import Bucket, GoogleCloud
-
-
-@pytest.fixture
-def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    client = storage.Client(project="my-project", credentials=AnonymousCredentials())
-    client._bucket_metadata_cache = None  # else it reads the bucket in a thread of its own, at any time
-    return client.bucket("my-bucket")
+from tests.googlecloud.conftest import storage_client
 
 
 @pytest.mark.parametrize("data", [b"", b"text\r\n--==boundary\r\n\r\n", bytes(range(256)) * 100])
@@ -182,7 +174,7 @@ def test_a_bucket_tells_its_place_and_how_long_deleted_objects_are_kept(monkeypa
     off = Bucket("off", location="us", soft_delete_seconds=0)
     with GoogleCloud(buckets=("plain", off)) as cloud:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-        client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+        client = storage_client()
         plain, without = client.get_bucket("plain"), client.get_bucket("off")
     assert plain.soft_delete_policy.retention_duration_seconds == 604_800
     assert plain.soft_delete_policy.effective_time is not None
@@ -217,7 +209,7 @@ def test_a_bucket_without_permissions_from_the_start(monkeypatch: pytest.MonkeyP
     closed = Bucket("closed", denied=frozenset({"storage.objects.create"}))
     with GoogleCloud(buckets=(closed,)) as cloud:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-        client = storage.Client(project="my-project", credentials=AnonymousCredentials())
+        client = storage_client()
         blob = client.bucket("closed").blob("a", chunk_size=256 * 1024)
         with pytest.raises(Forbidden, match=r"storage\.objects\.create"):
             blob.upload_from_string(b"")
