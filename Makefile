@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e fuzz lint golden bench clean
+.PHONY: help demo test e2e fuzz lint golden lock audit bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,7 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 
 test: $(INSTALLED) ## The tests
 	$(BIN)/pytest -q
+	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
 
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e
@@ -37,6 +38,12 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew
+
+lock: $(INSTALLED) ## Renew the training image's locks: base digests, packages with hashes
+	$(BIN)/python -m containers.lock
+
+audit: $(INSTALLED) ## Known vulnerabilities in what is locked (asks PyPI)
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r containers/requirements.lock -r containers/torch-cu130.lock
 
 bench: $(INSTALLED) ## Start-up and planning, measured side by side
 	$(BIN)/python -m benchmarks.startup

@@ -1,6 +1,6 @@
 """What checkpoints and metrics cost, and how fast they travel, beside the plainest way to do the same.
 
-    python -m benchmarks.checkpoints [save] [overhead] [resume] [--write]
+    python -m benchmarks.checkpoints [save] [overhead] [pause] [resume] [--write]
 
 The bucket is tests/googlecloud, in a process of its own on this machine. What is compared takes turns, so that a slow
 moment of the machine weighs on both; medians are compared.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -196,6 +197,50 @@ def overhead(steps: int, runs: int) -> list[str]:
     ]
 
 
+def pause(steps: int) -> list[str]:
+    """How much longer the step takes in which a checkpoint's state is copied, and those beside which it is written."""
+    model = {"name": "gpt", "n_layer": 6, "n_head": 8, "n_embd": 512, "block_size": 32}
+    with bucket() as env:
+        url = "gs://my-bucket/pause"
+        given = {**env, "LAUNCH_RUN_FOLDER": url}
+        times = step_times(given, steps=steps, model=model, checkpoint={"minutes": 0.1})
+        with _environment(env):
+            saves = _saves(url)
+    took = [later - sooner for sooner, later in pairwise(times)]
+    usual = median(took)
+    # A state is copied right after its step, so within the time of the next: took[0] is that of step 2.
+    extra = [took[step - 1] / usual - 1 for step, _ in saves if step < steps]
+    return [
+        f"| {len(extra)} checkpoints in {steps} steps of {usual:.2f} s (median) | in steps |",
+        "|---|---:|",
+        f"| the copy (`blocked` in the checkpoint's event), median | {median(b for _, b in saves) / usual:.3f} |",
+        f"| the step with the copy and the begin of the writing, beyond a usual one, median | {median(extra):.3f} |",
+        f"| the same, most | {max(extra):.3f} |",
+        f"| the longest of all steps, beyond a usual one | {max(took) / usual - 1:.3f} |",
+    ]
+
+
+def _saves(url: str) -> list[tuple[int, float]]:
+    """(step, seconds that training stood still) of each checkpoint of a run."""
+    from launcher.cli.runfolder import read_results
+    from train.storage import open_storage
+
+    found = read_results(open_storage(url))
+    events = found.events if found else ()
+    return [(one["step"], one["blocked"]) for one in events if one["event"] == "checkpoint" and "blocked" in one]
+
+
+@contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 # --- Resume ----------------------------------------------------------------------------------------------------------
 
 
@@ -236,27 +281,34 @@ def _as_if_more_was_to_do(manifest: Path) -> None:
     folder.write(name, checkpoint.encoded(new))
 
 
+TITLES = {
+    "save": "Save and load",
+    "overhead": "The cost beside training",
+    "pause": "The pause of a save",
+    "resume": "Resume",
+}
+
+
 def main() -> None:
     """Measure, print, and with --write keep the tables under benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "what", nargs="*", choices=["save", "overhead", "resume"], default=["save", "overhead", "resume"]
-    )
+    parser.add_argument("what", nargs="*", choices=list(TITLES), default=list(TITLES))
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--pause-steps", type=int, default=200)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     options = parser.parse_args()
     tables = {
         "save": lambda: save(options.gigabytes, options.runs),
         "overhead": lambda: overhead(options.steps, options.runs),
+        "pause": lambda: pause(options.pause_steps),
         "resume": lambda: resume(options.runs),
     }
     today = datetime.now(UTC).date().isoformat()
     text = f"# Checkpoints, {today}\n\n{described('torch', 'google-cloud-storage')}.\n"
     for what in options.what:
-        title = {"save": "Save and load", "overhead": "The cost beside training", "resume": "Resume"}[what]
-        text += "\n".join(["", f"## {title}", "", *tables[what](), ""])
+        text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
         print(text, flush=True)
     if options.write:
         RESULTS.mkdir(exist_ok=True)

@@ -21,8 +21,12 @@ SKIPPED = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make room for the names of skipped tests."""
+    """Make room for the names of skipped tests, and keep google-auth from looking for a metadata server.
+
+    It reads the variable when it is first imported, in whichever test that is.
+    """
     config.stash[SKIPPED] = []
+    os.environ["NO_GCE_CHECK"] = "true"
 
 
 @pytest.hookimpl(wrapper=True)

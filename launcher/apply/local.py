@@ -8,6 +8,7 @@ command, environment and topology are rehearsed: `python` is the one that runs l
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,14 +16,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from launcher.apply.processes import REAL, Clock, Ended, OnLine, Preemption, run
-from launcher.apply.replicas import Replica, replicas, sum_gpus
+from launcher.apply.processes import run
+from launcher.apply.replicas import Own, Replica, named, replicas, shares
 from launcher.apply.requests import Job
+from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
 from launcher.errors import LaunchError
 
 ENDPOINTS = (
@@ -32,6 +34,11 @@ ENDPOINTS = (
     "STORAGE_EMULATOR_",
 )
 """Names (beginnings) of the variables that say where the cloud is and who asks; they alone come from outside."""
+
+
+GPU = re.compile(r"\d+|(GPU|MIG)-.+")
+"""An entry of CUDA_VISIBLE_DEVICES that names one. CUDA stops at any other: -1 alone means none at all
+(https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)."""
 
 
 def rehearse(
@@ -52,11 +59,12 @@ def rehearse(
     Raises:
         LaunchError: its command can't be started, or there are more replicas than this machine has room for.
     """
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(sum(pool.replica_count for pool in job.pools))]
+    addresses = here(job)
     with tempfile.TemporaryDirectory(prefix="launch-") as name:
         scratch = Path(name)
         folder = code or made(scratch / "code")
-        started = replicas(job, addresses=addresses, job_id=job_id, image_env=image_env(made(scratch / "site")))
+        own = Own(env=image_env(made(scratch / "site")))
+        started = replicas(job, addresses=addresses, job_id=job_id, own=lambda _: own)
         return run(
             with_gpus(started, visible_gpus(environ)),
             env=outside(environ),
@@ -81,8 +89,12 @@ def image_env(site: Path) -> dict[str, str]:
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
     """PATH (this Python's programs first), HOME and the endpoints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
-    endpoints = {name: value for name, value in environ.items() if name.startswith(ENDPOINTS)}
-    return {"PATH": path, "HOME": environ.get("HOME", "/"), **endpoints}
+    return {"PATH": path, "HOME": environ.get("HOME", "/"), **endpoints(environ)}
+
+
+def endpoints(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that say where the cloud is and who asks."""
+    return {name: value for name, value in environ.items() if name.startswith(ENDPOINTS)}
 
 
 def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[Replica, ...]:
@@ -90,24 +102,17 @@ def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[
 
     CUDA counts GPUs by their speed unless told otherwise, nvidia-smi by their place on the bus.
     """
-    left = iter(visible if sum_gpus(all_replicas) <= len(visible) else ())
     return tuple(
-        replace(
-            one,
-            env={
-                **one.env,
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(islice(left, one.gpus)),
-            },
-        )
-        for one in all_replicas
+        replace(one, env={**one.env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share)})
+        for one, share in zip(all_replicas, shares(all_replicas, visible), strict=True)
     )
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The NVIDIA GPUs that may be used here: the user's own CUDA_VISIBLE_DEVICES, else all of this machine."""
     if "CUDA_VISIBLE_DEVICES" in environ:
-        return tuple(one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(",") if one.strip())
+        named = (one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(","))
+        return tuple(takewhile(GPU.fullmatch, named))
     if not shutil.which("nvidia-smi"):
         return ()
     asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
@@ -116,6 +121,11 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     except subprocess.TimeoutExpired:  # a driver that hangs is no driver to train with
         return ()
     return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
+
+
+def here(job: Job) -> list[str]:
+    """An address of this machine for each replica. Raises LaunchError."""
+    return [f"127.0.0.1:{port}" for port in free_ports(len(named(job.pools)))]
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,14 +7,24 @@ expansion of `$(NAME)` is Kubernetes' own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
-from launcher.apply.requests import Job, Pool
+from launcher.apply.requests import Container, Job, Pool
 from launcher.plan.container import expand
 from train import contract
+
+
+class Own(Struct, frozen=True, kw_only=True):
+    """What an image itself says: its environment, and what it runs when the request doesn't."""
+
+    env: dict[str, str]
+    entrypoint: tuple[str, ...] = ("python", "-m", "train.node")
+    """Left out: that of our image."""
+    command: tuple[str, ...] = ()
 
 
 class Replica(Struct, frozen=True, kw_only=True):
@@ -36,14 +46,16 @@ class Seat(Struct, frozen=True):
     address: str
 
 
-def replicas(job: Job, *, addresses: Sequence[str], job_id: str, image_env: Mapping[str, str]) -> tuple[Replica, ...]:
+def replicas(job: Job, *, addresses: Sequence[str], job_id: str, own: Callable[[str], Own]) -> tuple[Replica, ...]:
     """All replicas of the job, primary first.
 
-    `addresses` are `host:port`, one for each replica in the order of the pools. `image_env` is what the image itself
-    sets; the request's own environment beats it.
+    `addresses` are `host:port`, one for each replica in the order of the pools. `own` tells what an image (its
+    imageUri) says itself; the request's own environment beats it.
     """
     seats = tuple(seated(job.pools, addresses))
-    return tuple(replica(job, seat, seats, job_id, image_env) for seat in seats)
+    return tuple(
+        replica(job, seat, seats, job_id, own(job.pools[seat.pool].container_spec.image_uri)) for seat in seats
+    )
 
 
 def seated(pools: Sequence[Pool], addresses: Sequence[str]) -> Iterator[Seat]:
@@ -54,23 +66,37 @@ def seated(pools: Sequence[Pool], addresses: Sequence[str]) -> Iterator[Seat]:
             yield Seat(number, index, next(left))
 
 
-def replica(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str, image_env: Mapping[str, str]) -> Replica:
+def named(pools: Sequence[Pool]) -> list[str]:
+    """The names of all replicas, in the order of their seats."""
+    return [f"workerpool{number}-{index}" for number, pool in enumerate(pools) for index in range(pool.replica_count)]
+
+
+def replica(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str, own: Own) -> Replica:
     """One container: the image's environment, what Vertex sets, then the request's, expanded in its order."""
     pool = job.pools[seat.pool]
     container = pool.container_spec
-    env = {**image_env, **platform_env(job, seat, seats, job_id)}
+    env = {**own.env, **platform_env(job, seat, seats, job_id)}
     for entry in container.env:
         env[entry.name] = expand(entry.value, env)
-    argv = (*container.command, *container.args)
-    if not container.command:
-        argv = ("python", "-m", "train.node", *argv)  # the entrypoint of our image
     return Replica(
         name=f"workerpool{seat.pool}-{seat.index}",
         image=container.image_uri,
-        argv=tuple(expand(word, env) for word in argv),
+        argv=argv(container, env, own),
         env=env,
         gpus=pool.machine_spec.accelerator_count,
     )
+
+
+def argv(container: Container, env: Mapping[str, str], own: Own) -> tuple[str, ...]:
+    """The request's `command` takes the place of the image's ENTRYPOINT and CMD, its `args` that of CMD alone.
+
+    Kubernetes' rule. What the image says itself is not expanded.
+    """
+    command, args = (tuple(expand(word, env) for word in words) for words in (container.command, container.args))
+    if not command:
+        command = own.entrypoint
+        args = args or own.command
+    return (*command, *args)
 
 
 def platform_env(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str) -> dict[str, str]:
@@ -99,3 +125,9 @@ def cluster_spec(raw: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> d
 def sum_gpus(all_replicas: Sequence[Replica]) -> int:
     """GPUs that the whole job asks for."""
     return sum(one.gpus for one in all_replicas)
+
+
+def shares(all_replicas: Sequence[Replica], visible: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each replica's own of the visible GPUs; none for any of them when there aren't enough for all."""
+    left = iter(visible if sum_gpus(all_replicas) <= len(visible) else ())
+    return [tuple(islice(left, one.gpus)) for one in all_replicas]

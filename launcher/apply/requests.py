@@ -73,6 +73,12 @@ class Pool(Read, frozen=True, kw_only=True, rename="camel"):
     replica_count: Annotated[int, Meta(ge=1, le=MOST)] = 1
 
 
+class OtherPool(Read, frozen=True, kw_only=True, rename="camel"):
+    """A worker pool that is not rehearsed, and may be empty."""
+
+    container_spec: Container = Container()
+
+
 class Output(Read, frozen=True, kw_only=True, rename="camel"):
     """baseOutputDirectory."""
 
@@ -102,6 +108,11 @@ class Job(Struct, frozen=True, kw_only=True):
         container = self.pools[0].container_spec
         words = (*container.command, *container.args)
         return ("--module", "train") in pairwise(words)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images of all replicas, each once."""
+        return tuple(sorted({pool.container_spec.image_uri for pool in self.pools}))
 
     @property
     def variables(self) -> frozenset[str]:
@@ -134,9 +145,10 @@ def parsed(request: Mapping[str, Any]) -> Job:
     """
     job = section(request, "jobSpec", dict, "jobSpec")
     pools = section(job, "workerPoolSpecs", list, "jobSpec.workerPoolSpecs")
-    for number, pool in enumerate(pools[:NODE_POOLS]):
-        if not isinstance(pool, dict) or "containerSpec" not in pool:
+    for number, pool in enumerate(pools):
+        if number < NODE_POOLS and (not isinstance(pool, dict) or "containerSpec" not in pool):
             raise UsageError(f"worker pool {number} has no containerSpec", "launch rehearses containers only.")
+    read(pools[NODE_POOLS:], tuple[OtherPool, ...], f"jobSpec.workerPoolSpecs[{NODE_POOLS}:]")
     output = read(job.get("baseOutputDirectory", {}), Output, "jobSpec.baseOutputDirectory")
     return Job(
         name=read(request.get("displayName", ""), str, "displayName"),
@@ -172,6 +184,18 @@ def with_folder(pool: dict[str, Any], moved: Callable[[str], str]) -> dict[str, 
         for entry in container.get("env", ())
     ]
     return {**pool, "containerSpec": {**container, "env": env}} if env else pool
+
+
+def with_image(request: Mapping[str, Any], image: str) -> dict[str, Any]:
+    """The same request (one that `parsed` has taken), each node in `image`, as a real launch fills it in."""
+
+    def with_its(pool: dict[str, Any]) -> dict[str, Any]:
+        return {**pool, "containerSpec": {**pool["containerSpec"], "imageUri": image}}
+
+    job = request["jobSpec"]
+    pools = job["workerPoolSpecs"]
+    nodes = [with_its(pool) for pool in pools[:NODE_POOLS]]
+    return {**request, "jobSpec": {**job, "workerPoolSpecs": [*nodes, *pools[NODE_POOLS:]]}}
 
 
 def section(of: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

@@ -71,6 +71,16 @@ class Catalog:
         """local-ssd (USD a GiB and hour), vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour) …"""
         return tables.rates()
 
+    @cached_property
+    def wheels(self) -> Mapping[str, str | None]:
+        """PyTorch's CUDA variant -> the least driver branch that runs it; `None` is unknown."""
+        return tables.wheels()
+
+    def runs(self, wheel: str, gpu: Gpu) -> bool:
+        """Whether a GPU takes PyTorch's CUDA variant: not one that is older than its own, nor one whose driver has
+        left the GPU behind."""
+        return wheel >= gpu.wheel and int(self.wheels[wheel] or 0) <= int(gpu.max_driver or 9999)
+
     def interruptions(self, provisioning: str) -> Interruptions | None:
         """How often one node is interrupted; `None` when that is unknown."""
         return self._interruptions.get(provisioning.partition(":")[0])

@@ -15,8 +15,13 @@ Row = Mapping[str, str]
 
 def gpus() -> dict[str, Gpu]:
     """GPU name -> GPU."""
-    drivers = {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
+    drivers = wheels()
     return {row["name"]: _gpu(row, drivers[row["wheel"]]) for row in rows("gpus")}
+
+
+def wheels() -> dict[str, str | None]:
+    """PyTorch's CUDA variant -> the least driver branch that runs it."""
+    return {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
 
 
 def machines() -> dict[str, tuple[MachineType, ...]]:

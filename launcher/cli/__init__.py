@@ -49,15 +49,25 @@ def run() -> int:
     try:
         app()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return stop_code(end) or (end.code if isinstance(end.code, int) else int(end.code is not None))
     except LaunchError as error:
         show_error(error)
         return error.exit_code
-    except KeyboardInterrupt as stop:  # or a signal that stops in the same way, which says its number
-        return 128 + getattr(stop, "signum", INTERRUPTED - 128)
+    except KeyboardInterrupt as stop:
+        return stop_code(stop)
     except BrokenPipeError:
         return 0
     return 0
+
+
+def stop_code(end: BaseException | None) -> int:
+    """128 and the number of the signal that stopped the command: Ctrl-C's, or that of `running.Stopped`. 0: none did.
+
+    Typer makes an exit with 130 of either, whose cause it keeps.
+    """
+    while end and not isinstance(end, KeyboardInterrupt):
+        end = end.__cause__ or end.__context__
+    return 128 + getattr(end, "signum", INTERRUPTED - 128) if end else 0
 
 
 def show_error(error: LaunchError) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.cli import init, local, schema, vertex, vm
+from launcher.cli import build, init, local, push, schema, vertex, vm
 
 app = typer.Typer(
     name="launch",
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.command("vertex")(vertex.vertex)
 app.command("vm")(vm.vm)
 app.command("local")(local.local)
+app.command("build")(build.build)
+app.command("push")(push.push)
 app.command("init")(init.init)
 app.command("schema")(schema.schema)
 

@@ -11,24 +11,30 @@ from typing import NamedTuple
 import msgspec
 
 from launcher import __version__
-from launcher.cli import files, gcloud
+from launcher.cli import code, files, gcloud, requirements
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
+from launcher.sources import Source
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 
 
 class Inputs(NamedTuple):
-    """A spec and what is around it. `code` is the folder with the user's code, if there is one."""
+    """A spec and what is around it: the folder with the user's code, if there is one, and the image's files."""
 
     spec: JobSpec
     context: Context
     code: Path | None
+    source: Source
 
 
-def gather(target: Target, path: Path | None, flags: Flags, *, training: bool = True) -> Inputs:
+def gather(
+    target: Target, path: Path | None, flags: Flags, *, training: bool = True, image_only: bool = False
+) -> Inputs:
     """Read the spec (the built-in default when `path` is None), apply the flags, look around.
+
+    With `image_only` nothing will run, so a project is needed only where the spec names neither repository nor image.
 
     Raises:
         SpecError: the spec or a flag can't be taken.
@@ -44,23 +50,36 @@ def gather(target: Target, path: Path | None, flags: Flags, *, training: bool = 
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
     folder = code_folder(spec, beside) if training else None
-    code = files.code(folder, no_code(spec, path, target)) if folder else []
+    found = code.code(folder, no_code(spec, path, target)) if folder else code.Code([], [])
     if folder and spec.run.script:
-        check_script(spec.run.script, folder, [file.name for file in code])
-    requirements = below(beside, "image.requirements", spec.image.requirements) if training else None
+        check_script(spec.run.script, folder, [file.name for file in found.files])
+    code.check_size(found.files, spec.image.code_limit_mb)
+    content = files.content(found.files) if folder else EMPTY
+    source = Source(
+        recipe=tuple(files.recipe()) if training else (),
+        trainer=tuple(files.trainer()) if training else (),
+        code=tuple(found.files),
+        digest=content.digest if folder else "",
+        requirements=own_requirements(spec, beside) if training else "",
+        torch=below(beside, "image.torch", spec.image.torch) if training else None,
+    )
     context = Context(
         target=target,
-        project=project(target, os.environ),
+        project=project("local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ),
         owner=owner(os.environ),
         version=__version__,
         default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),
-        recipe=files.recipe() if training else EMPTY,
-        code=files.content(code) if folder else EMPTY,
-        requirements=files.requirements(requirements) if requirements else EMPTY,
+        recipe=files.content(source.recipe) if training else EMPTY,
+        trainer=files.content(source.trainer) if training else EMPTY,
+        base=files.base_image() if training else "",
+        code=content,
+        requirements=requirements.digested(source.requirements) if source.requirements else EMPTY,
+        torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
+        secret_files=tuple(sorted(found.secrets)),
         run_id=flags.run_id,
         training=training,
     )
-    return Inputs(spec, context, folder)
+    return Inputs(spec, context, folder, source)
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:
@@ -110,6 +129,12 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
             "Say where your code is: --set image.code=/FULL/PATH",
         )
     return beside
+
+
+def own_requirements(spec: JobSpec, beside: Path | None) -> str:
+    """The text of `image.requirements`, empty where there is none. Raises UsageError."""
+    path = below(beside, requirements.FIELD, spec.image.requirements)
+    return requirements.requirements(path) if path else ""
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,21 +32,25 @@ def local(
         str | None,
         typer.Option("--preempt-after", help="Preempt the job then (15s, 2m), and start it again.", metavar="TIME"),
     ] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="Run the image: a container for each replica.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
     """Run a job on this machine as Vertex AI would.
 
-    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do.
+    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do. With --docker the
+    image is run too.
     """
     check_start(dry_run, new, preempt_after, flags, request)
     seconds = preemption_seconds(preempt_after)
     if request:
-        of_request(request, spec, code, flags, dry_run, seconds, output_format)
+        if docker and code:
+            raise UsageError("--docker runs the image, which has its own code: --code can't go with it")
+        of_request(request, spec, code, flags, dry_run, seconds, docker, output_format)
     elif code:
         raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
     else:
-        of_spec(spec, flags, dry_run, new, seconds, output_format)
+        of_spec(spec, flags, dry_run, new, seconds, docker, output_format)
 
 
 def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
@@ -75,22 +80,30 @@ def of_request(
     flags: Flags,
     dry_run: bool,
     preempt_after: float | None,
+    docker: bool,
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
+    from launcher.cli import code as codes
     from launcher.cli import files, rehearsal, request
 
     body, folder = request.load(path, spec, flags), request.folder(code)
     if dry_run:
-        request.show(body, output_format)
+        request.show(body, output_format, docker=docker)
         return
-    content = files.content(files.code(folder)).digest if folder else ""
-    job = rehearsal.Rehearsal(request=body, code=folder, content=content, preempt_after=preempt_after)
+    content = files.content(codes.code(folder).files).digest if folder else ""
+    job = rehearsal.Rehearsal(request=body, code=folder, content=content, preempt_after=preempt_after, docker=docker)
     rehearsal.run(job, output_format)
 
 
 def of_spec(
-    spec: Path | None, flags: Flags, dry_run: bool, new: bool, preempt_after: float | None, output_format: Output
+    spec: Path | None,
+    flags: Flags,
+    dry_run: bool,
+    new: bool,
+    preempt_after: float | None,
+    docker: bool,
+    output_format: Output,
 ) -> None:
     """Plan a spec; show the plan, or run it."""
     from launcher import catalog
@@ -100,12 +113,17 @@ def of_spec(
     from launcher.plan.build import plan
 
     inputs = gather("local", spec, flags)
+    if docker:
+        inputs = for_this_machine(inputs)
     made = plan(inputs.spec, catalog.load(), inputs.context)
     if dry_run:
-        show(made, output_format)
+        show(made, output_format, image=docker)
         return
     if new:
         made = anew(made, inputs)
+    image = None
+    if docker:
+        made, image = in_engine(made, inputs)
     job = rehearsal.Rehearsal(
         request=made.attempts[0].request,
         code=inputs.code,
@@ -113,8 +131,34 @@ def of_spec(
         plan=made,
         typed=(*([str(spec)] if spec else []), *words(flags)),
         preempt_after=preempt_after,
+        docker=docker,
+        image=image,
     )
     rehearsal.run(job, output_format)
+
+
+def for_this_machine(inputs: Inputs) -> Inputs:
+    """Where there are no GPUs, PyTorch without CUDA: gigabytes less, and all that can be used."""
+    from msgspec.structs import replace
+
+    from launcher.apply.local import visible_gpus
+
+    image = inputs.spec.image
+    if image.uri or image.wheel or visible_gpus(os.environ):
+        return inputs
+    return inputs._replace(spec=replace(inputs.spec, image=replace(image, wheel="cpu")))
+
+
+def in_engine(made: Plan, inputs: Inputs) -> tuple[Plan, str]:
+    """The plan with its image in this machine's engine, and the name that it has there. Raises LaunchError."""
+    from launcher.apply import images
+    from launcher.cli.images import wanted
+    from launcher.cli.progress import progress, report
+    from launcher.plan.build import with_digest
+
+    with progress() as bars:
+        found = images.here(wanted(inputs), os.environ, report(bars))
+    return (with_digest(made, found.reference) if "@" in found.reference else made), found.reference
 
 
 def anew(made: Plan, inputs: Inputs) -> Plan:

@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from train.contract import Exit
 
 if TYPE_CHECKING:
-    from launcher.apply.processes import Ended, Preemption
+    from launcher.apply.running import Ended, Preemption
     from launcher.results import Resumption
 
 
@@ -50,7 +50,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         if resumed is None:
             return f"{when}; started again"
         told = "" if lost is None else f", {lost} {'step' if lost == 1 else 'steps'} lost"
-        return f"{when}; on again {f'behind step {resumed}' if resumed else 'from the beginning'}{told}"
+        return f"{when}; on again {f'behind step {resumed}' if resumed > 0 else 'from the beginning'}{told}"
 
     def as_data(self) -> dict[str, Any]:
         """The same for `-o json`."""
@@ -77,7 +77,7 @@ def seconds_of(text: str) -> float:
 
 def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran:
     """Start a job; with `after` preempt it then, and start it again unless it was done."""
-    from launcher.apply.processes import GRACE_SECONDS, Preemption
+    from launcher.apply.running import GRACE_SECONDS, Preemption
 
     if after is None:
         return Ran(exit_codes=start(None).codes)

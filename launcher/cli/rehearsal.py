@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +17,15 @@ import msgspec
 
 from launcher.cli import preemption, runfolder
 from launcher.cli.options import Output
-from launcher.cli.preemption import Preempted, Ran
+from launcher.cli.preemption import Preempted, Ran, say
 from launcher.cli.printer import LinePrinter
 from launcher.errors import JobFailed, UsageError
 from train import contract
 
 if TYPE_CHECKING:
-    from launcher.apply import processes
     from launcher.apply.attempts import End
     from launcher.apply.requests import Job
+    from launcher.apply.running import Ended, Preemption
     from launcher.plan.model import Plan
     from launcher.results import Results
     from train.storage import Storage
@@ -40,6 +43,10 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """The spec and the flags of the command line, to type them again; a request from a file has none."""
     preempt_after: float | None = None
     """Seconds from the replicas' start to a preemption."""
+    docker: bool = False
+    """In containers, instead of as processes: the user's code is the image's then."""
+    image: str | None = None
+    """The image that the containers are of; None: what the request says."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +56,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None
     end: End
     found: Results | None
+    images: tuple[str, ...] = ()
+    """What was run in containers."""
     preempted: Preempted | None = None
 
 
@@ -59,33 +68,45 @@ def run(job: Rehearsal, output: Output) -> None:
         UsageError: the request can't be rehearsed here, or its run folder can't be used, or is in use.
         JobFailed: a replica ended with something else than 0.
     """
-    from launcher.apply.requests import fingerprint, parsed
+    from launcher.apply.requests import fingerprint, parsed, with_image
 
     gc.enable()  # from here on this process lives as long as the job
-    request = parsed(job.request)
+    request = parsed(with_image(job.request, job.image) if job.image else job.request)
     refuse_secrets(request)
-    what = fingerprint(request, job.content)
+    what = fingerprint(request, content(job, request))
     with runfolder.opened(request.run_folder) as storage:
         before = runfolder.ended_well(storage, what) if storage else None
         if before:
             runfolder.say_ended(before, job)
-            show(page(request, before, storage), job, output)
+            show(page(job, request, before, storage), job, output)
         else:
+            if job.docker:  # before anything is written: no attempt without an engine or an image
+                from launcher.apply.containers import ready
+
+                ready(request, os.environ, say)
             attempt = runfolder.prepare(storage, job, request, what) if storage else 0
             run_attempt(job, request, storage, attempt, output)
+
+
+def content(job: Rehearsal, request: Job) -> str:
+    """What stands for the code: its digest, or the images that alone have it."""
+    return " ".join(request.images) if job.docker and not job.plan else job.content
 
 
 def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), note how it ended, and show it. Raises JobFailed."""
     from launcher.apply.attempts import End
 
-    say_what_is_left_out(job)
+    if job.docker:
+        say_what_is_run(request)
+    else:
+        say_what_is_left_out(job)
     printer, begun = LinePrinter(), time.monotonic()
     ran = rehearse(job, request, printer)
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
         runfolder.note(storage, attempt, end)
-    shown = page(request, end, storage)
+    shown = page(job, request, end, storage)
     if ran.preempted is not None and job.preempt_after is not None:
         shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
     show(shown, job, output)
@@ -102,6 +123,12 @@ def refuse_secrets(request: Job) -> None:
         )
 
 
+def say_what_is_run(request: Job) -> None:
+    """The image is rehearsed too."""
+    for image in request.images:
+        say(f"in containers of {image}; image, command, environment and topology are rehearsed")
+
+
 def say_what_is_left_out(job: Rehearsal) -> None:
     """A rehearsal without an image has this Python's packages and this machine's files."""
     from launcher.cli.show import REHEARSED
@@ -116,15 +143,11 @@ def say_what_is_left_out(job: Rehearsal) -> None:
 
 def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
     """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
-    from launcher.apply.local import rehearse as start_job
+    start_job, job_id = starter(job), str(time.time_ns())
 
-    job_id = str(time.time_ns())
-
-    def start(preempted: processes.Preemption | None) -> processes.Ended:
+    def start(preempted: Preemption | None) -> Ended:
         printer.error = ""
-        return start_job(
-            request, code=job.code, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted
-        )
+        return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
 
     try:
         return preemption.run(start, job.preempt_after)
@@ -134,10 +157,25 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
         raise
 
 
-def page(request: Job, end: End, storage: Storage | None) -> Page:
+def starter(job: Rehearsal) -> Callable[..., Ended]:
+    """What starts the replicas: as containers, or as processes in the folder with the user's code."""
+    if job.docker:
+        from launcher.apply.containers import rehearse as in_containers
+
+        return partial(in_containers, say=say)
+    from launcher.apply.local import rehearse as as_processes
+
+    return partial(as_processes, code=job.code)
+
+
+def page(job: Rehearsal, request: Job, end: End, storage: Storage | None) -> Page:
     """What there is to show of a run."""
     return Page(
-        run=request.name or "the job", folder=request.run_folder, end=end, found=runfolder.read_results(storage)
+        run=request.name or "the job",
+        folder=request.run_folder,
+        end=end,
+        found=runfolder.read_results(storage),
+        images=request.images if job.docker else (),
     )
 
 
@@ -160,7 +198,7 @@ def failure(end: End, folder: str | None, error: str) -> JobFailed:
 
 
 def meaning(code: int) -> str:
-    """What one of the contract's codes says, in words."""
+    """What one of the contract's codes says, in words, or the signal that ended a container."""
     words = {
         contract.Exit.USAGE: "its config or code can't work",
         contract.Exit.UNFIT: "this machine is not fit for it",
@@ -169,6 +207,8 @@ def meaning(code: int) -> str:
         contract.Exit.SUPERSEDED: "another start of this run has taken over",
         contract.Exit.TERMINAL: "the run folder says that it must not start again",
     }
+    if code - 128 in {*signal.Signals}:  # as shells and container engines tell a signal
+        return f" ({signal.Signals(code - 128).name})"
     return next((f" ({text})" for known, text in words.items() if known == code), "")
 
 
@@ -179,12 +219,15 @@ def show(shown: Page, job: Rehearsal, output: Output) -> None:
     end, found = shown.end, shown.found
     if output is Output.text:
         preempted = shown.preempted.text() if shown.preempted else ""
-        print("\n".join(lines(shown.run, shown.folder, end.succeeded, end.seconds, found, preempted)))
+        images = ", ".join(shown.images)
+        print("\n".join(lines(shown.run, shown.folder, end.succeeded, end.seconds, found, preempted, images)))
         if end.succeeded:
             nodes = job.plan.machine.nodes if job.plan else None
             print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found)]))
         return
     data = {"run": shown.run, "exit_codes": end.exit_codes, "run_folder": shown.folder, **as_data(found)}
+    if shown.images:
+        data["images"] = list(shown.images)
     if shown.preempted:
         data["preemption"] = shown.preempted.as_data()
     if output is Output.json:

@@ -37,8 +37,9 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
         raise UsageError(f"--request {path} can't be read as JSON: {error}") from error
     if not isinstance(request, dict):
         raise UsageError(f"--request {path} isn't a JSON object", HINT)
-    if isinstance(request.get("attempts"), list) and request["attempts"]:
-        request = request["attempts"][0]["request"]  # a whole plan, as -o json prints it
+    match request:
+        case {"attempts": [{"request": dict(first)}, *_]}:  # a whole plan, as -o json prints it
+            request = first
     parsed(request)
     return rebased(request, full_path(flags.output)) if flags.output else request
 
@@ -58,8 +59,8 @@ def folder(code: Path | None) -> Path | None:
     return code.resolve()
 
 
-def show(request: dict[str, Any], output: Output) -> None:
-    """Print what would be run."""
+def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
+    """Print what would be run, in containers or without."""
     from launcher.cli.show import as_yaml
 
     if output is Output.json:
@@ -67,10 +68,10 @@ def show(request: dict[str, Any], output: Output) -> None:
     elif output is Output.yaml:
         print(f"# The CustomJob that is rehearsed.\n{as_yaml(request)}")
     else:
-        print("\n".join(page(request)))
+        print("\n".join(page(request, docker)))
 
 
-def page(request: dict[str, Any]) -> Iterator[str]:
+def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     """The request in a few lines of at most 80 columns."""
     from launcher.apply.requests import parsed
     from launcher.cli.show import REHEARSED, TARGETS, WIDTH, labelled, wrapped
@@ -80,7 +81,8 @@ def page(request: dict[str, Any]) -> Iterator[str]:
     yield ""
     for number, pool in enumerate(job.pools):
         yield from labelled(f"pool {number}", pool_text(pool))
-    yield from labelled("image", REHEARSED)
+    for image in job.images if docker else [REHEARSED]:
+        yield from labelled("image", image)
     yield from labelled("output", job.run_folder or "none")
     yield ""
     yield "Nothing was started."

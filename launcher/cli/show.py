@@ -24,14 +24,14 @@ NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
-def show(plan: Plan, output: Output) -> None:
-    """Print the plan."""
+def show(plan: Plan, output: Output, *, image: bool = False) -> None:
+    """Print the plan; `image`: of a rehearsal in containers of the image."""
     if output is Output.json:
         print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
     elif output is Output.yaml:
         print("\n".join(yaml_lines(plan)))
     else:
-        print("\n".join(page(plan)))
+        print("\n".join(page(plan, image)))
 
 
 # --- The file that gcloud takes -------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
     from launcher.plan.vertex import gcloud_command
 
     yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
-    yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image, then:"
+    yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image (launch push), then:"
     file = f"{plan.run}.vertex.yaml"  # a name of its own: the spec may be called job.yaml
     command = gcloud_command(first.request, project=plan.project, region=first.region, config=file)
     head, *flags = [" ".join(command[:4]), *command[4:]]
@@ -87,12 +87,12 @@ def style_of(value: str) -> str | None:
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def page(plan: Plan) -> Iterator[str]:
+def page(plan: Plan, image: bool = False) -> Iterator[str]:
     """The plan in at most 80 columns."""
     where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
     yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
-    for label, text in facts(plan):
+    for label, text in facts(plan, image):
         yield from labelled(label, text)
     if plan.target != "local":
         yield ""
@@ -104,10 +104,10 @@ def page(plan: Plan) -> Iterator[str]:
     yield "Nothing was sent." if plan.target != "local" else "Nothing was started."
 
 
-def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
     """What the page says above the attempts."""
     yield "machine", machine_text(plan)
-    if plan.image and plan.target == "local":
+    if plan.image and plan.target == "local" and not image:
         yield "image", REHEARSED
     elif plan.image:
         yield "image", plan.image.uri

@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 
 
 def lines(
-    run: str, folder: str | None, succeeded: bool, seconds: float, found: Results | None, preempted: str = ""
+    run: str,
+    folder: str | None,
+    succeeded: bool,
+    seconds: float,
+    found: Results | None,
+    preempted: str = "",
+    image: str = "",
 ) -> Iterator[str]:
-    """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption."""
+    """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption, `image` what
+    it ran in."""
     yield ""
     yield from labelled("run", f"{run} {'succeeded' if succeeded else 'failed'} in {duration(seconds)}")
+    if image:
+        yield from labelled("image", image)
     if preempted:
         yield from labelled("preempted", preempted)
     end = found.event("end") if found else None

@@ -12,7 +12,7 @@ from launcher.plan import compute, cost, names, refusals, vertex
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
 from launcher.plan.machines import choose, figures
-from launcher.plan.model import Attempt, Chosen, Context, Place, Plan, PlannedLimits, Shared
+from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared
 from launcher.plan.notes import warnings
 from launcher.plan.places import SERVICE, places, provisioning
 from launcher.spec.models import JobSpec
@@ -34,6 +34,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     refusals.of_machine(spec, catalog, context, chosen)
     if context.training:
         refusals.of_processes(spec, chosen)
+        refusals.of_image(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen, where)
     refusals.of_places(spec, context, where)
@@ -61,6 +62,36 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     )
 
 
+def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
+    """The image alone, which needs no place to run in.
+
+    Raises:
+        PlanRefused: there is no such machine, or it can't run this image.
+    """
+    chosen = choose(spec, catalog, context.target)
+    refusals.of_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is rented
+    return plan_image(spec, catalog, context, chosen)
+
+
+def with_digest(made: Plan, uri: str) -> Plan:
+    """The plan once its image is in the registry: `uri` names it by its digest, in the plan and in every request."""
+    if made.image is None or made.image.uri == uri:
+        return made
+    requests = [replaced(attempt.request, made.image.uri, uri) for attempt in made.attempts]
+    attempts = (msgspec.structs.replace(one, request=new) for one, new in zip(made.attempts, requests, strict=True))
+    image = msgspec.structs.replace(made.image, uri=uri, pinned=True)
+    return msgspec.structs.replace(made, image=image, attempts=tuple(attempts))
+
+
+def replaced(data: Any, old: str, new: str) -> Any:
+    """Plain data with one text in the place of another, wherever it stands: a tag is too long to be anything else."""
+    if isinstance(data, str):
+        return data.replace(old, new)
+    if isinstance(data, dict):
+        return {key: replaced(value, old, new) for key, value in data.items()}
+    return [replaced(value, old, new) for value in data] if isinstance(data, list) else data
+
+
 def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, where: tuple[Place, ...]) -> Shared:
     """Run id, image, container and limits. A VM to work on has its name for a run id, and no image."""
     run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
@@ -68,7 +99,7 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen,
         run=run,
         run_folder=run_folder(spec, context, run),
         labels=names.labels(spec, context, run),
-        image=plan_image(spec, context, chosen.machine, chosen.gpu) if context.training else None,
+        image=plan_image(spec, catalog, context, chosen) if context.training else None,
         container=None,
         hours=spec.limits.hours or (HOURS if context.training else HOURS_OF_A_WORKPLACE),
         wait_seconds=names.seconds(spec.limits.wait) if spec.limits.wait else None,

@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
-from launcher.catalog import Gpu, MachineType
+from launcher.catalog import Catalog
 from launcher.plan import names
-from launcher.plan.model import Context, Image
+from launcher.plan.model import Chosen, Context, Image
 from launcher.spec.models import JobSpec
 
 IMAGE_NAME = "train"
+DEPENDENCIES_NAME = "dependencies"
+"""A repository of its own beside the image's: it changes seldom, is large, and should be kept longer."""
 
 
-def plan_image(spec: JobSpec, context: Context, machine: MachineType | None, gpu: Gpu) -> Image:
+def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Image:
     """The image of one run.
 
-    The tag is a hash over all that goes in, so the same content on two machines has the same tag. Wheel and platform
+    A tag is a hash over all that goes in, so the same content on two machines has the same tag. Wheel and platform
     come from the machine, never from the host that builds.
     """
-    platform = f"linux/{machine.arch if machine else 'amd64'}"
-    uri = spec.image.uri or f"{repository(spec, context)}/{IMAGE_NAME}:{tag(context, platform, gpu.wheel)}"
+    platform = f"linux/{chosen.machine.arch if chosen.machine else 'amd64'}"
+    wheel = spec.image.wheel or chosen.gpu.wheel
+    own = spec.image.uri
+    base, where = spec.image.base or context.base, repository(spec, context)
+    dependencies = dependencies_tag(context, base, platform, wheel)
     return Image(
-        uri=uri,
-        pinned=spec.image.uri is not None,
+        uri=own or f"{where}/{IMAGE_NAME}:{tag(context, dependencies)}",
+        pinned=own is not None,
+        dependencies="" if own else f"{where}/{DEPENDENCIES_NAME}:{dependencies}",
+        base="" if own else base,
         platform=platform,
-        wheel=gpu.wheel,
-        min_driver=gpu.min_driver,
+        wheel=wheel,
+        min_driver=catalog.wheels.get(wheel),
         files=context.code.files,
         size=context.code.size,
     )
 
 
 def repository(spec: JobSpec, context: Context) -> str:
-    """Where the image lies; `launch local` needs no project, so it has a name of its own."""
+    """Where the image lies; `launch local` needs no project, so it has a name of its own.
+
+    In names, a project of a domain (example.com:my-project) is two parts.
+    """
     if spec.image.repository:
-        return spec.image.repository
+        host, _, path = spec.image.repository.partition("/")
+        return f"{host}/{path.replace(':', '/') if host.endswith('.pkg.dev') else path}"
     return "localhost/launch" if context.target == "local" else names.default_repository(context.project)
 
 
-def tag(context: Context, platform: str, wheel: str) -> str:
-    """Sixteen hex digits over the recipe, the platform, the wheel variant, the code and the requirements."""
-    parts = (context.recipe.digest, platform, wheel, context.code.digest, context.requirements.digest)
-    return names.digest(parts, 16)
+def dependencies_tag(context: Context, base: str, platform: str, wheel: str) -> str:
+    """Sixteen hex digits over the recipe and its locks, base, platform, wheel, and the user's requirements."""
+    own = (context.requirements.digest, context.torch.digest)
+    return names.digest((context.recipe.digest, base, platform, wheel, *own), 16)
+
+
+def tag(context: Context, dependencies: str) -> str:
+    """Sixteen hex digits over the dependencies' tag, our train package and the user's code."""
+    return names.digest((dependencies, context.trainer.digest, context.code.digest), 16)

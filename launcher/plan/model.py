@@ -36,9 +36,17 @@ class Context(Frozen, frozen=True, kw_only=True):
     default_regions: tuple[str, ...] = ()
     """From gcloud's own settings; used when the spec names none."""
     recipe: Content = EMPTY
-    """The Dockerfile and our train package: what every image of this version has in it."""
+    """The Dockerfile and the locks: what the dependency image is made by."""
+    trainer: Content = EMPTY
+    """Our train package."""
+    base: str = ""
+    """The recipe's base image, with its digest where it is known."""
     code: Content = EMPTY
     requirements: Content = EMPTY
+    torch: Content = EMPTY
+    """The spec's own PyTorch wheel."""
+    secret_files: tuple[str, ...] = ()
+    """Files of the code's folder that hold secrets, and so are left out of the image."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""
@@ -50,9 +58,13 @@ class Image(Frozen, frozen=True, kw_only=True):
     uri: str
     pinned: bool
     """True: `uri` is a digest, and a real launch sends it as it is."""
+    dependencies: str
+    """Everything but the code and our package, as an image of its own, by a tag that is a hash of its content; empty
+    for an image of the user's own, as is `base`."""
+    base: str
     platform: str
     wheel: str
-    """The CUDA variant of the PyTorch wheel, such as cu126."""
+    """The CUDA variant of the PyTorch wheel, such as cu126, or cpu."""
     min_driver: str | None
     files: int = 0
     size: int = 0

@@ -30,7 +30,7 @@ def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
         "nodes": spec.machine.nodes,
         "code": context.code.digest,
         "requirements": context.requirements.digest,
-        "image": spec.image.uri,
+        "image": [spec.image.uri, spec.image.base, spec.image.wheel, context.torch.digest],
         "project": context.project,
         "output": spec.output,
         "owner": context.owner,

@@ -19,13 +19,21 @@ def warnings(
 ) -> tuple[str, ...]:
     """Each a sentence or two, most important first."""
     if context.target == "local":
-        return ()
+        return tuple(of_code(context))
     found = [
+        *of_code(context),
         *of_machine(catalog, context, chosen, attempts),
         *of_target(spec, context, chosen),
         *of_price(spec, attempts),
     ]
     return tuple(dict.fromkeys(found))
+
+
+def of_code(context: Context) -> Iterator[str]:
+    """What the image doesn't get."""
+    if context.secret_files:
+        shown = ", ".join(context.secret_files[:5]) + (" …" if len(context.secret_files) > 5 else "")
+        yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
 
 
 def of_machine(catalog: Catalog, context: Context, chosen: Chosen, attempts: tuple[Attempt, ...]) -> Iterator[str]:
@@ -51,8 +59,6 @@ def of_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
         yield (
             f"secrets ({', '.join(spec.secrets)}) travel as references, and this version's node doesn't read them yet."
         )
-    if context.training and spec.image.uri is None:
-        yield "this version names the image and doesn't build it: it must be in the registry before the job is sent."
     if context.target == "vertex" and spec.zones:
         yield "zones narrow the regions only: Vertex AI chooses the zone itself."
     without_effect = [field for field, value in elsewhere(spec, context) if value]

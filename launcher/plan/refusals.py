@@ -16,6 +16,7 @@ PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
 MAX_ENV = 100
 """Environment variables of one container on Vertex AI (ContainerSpec.env, aiplatform_v1)."""
 LOCAL_SSD_GIB = 375
+LOOPBACK = r"(localhost|127\.0\.0\.1)[:/]"
 
 
 def of_spec(spec: JobSpec, context: Context) -> None:
@@ -95,6 +96,31 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
         raise PlanRefused(
             f"run.config.batch_size {config.batch_size} can't be shared evenly by {processes} processes{each}",
             f"It is global: {near} can.",
+        )
+
+
+def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
+    """A PyTorch that the machine's GPU can't run, or that leaves it idle."""
+    wheel = spec.image.wheel
+    if wheel == "cpu" and context.target != "local":
+        raise PlanRefused(
+            f"image.wheel: cpu has no CUDA, and {chosen.gpu.title} is paid for",
+            "Leave it out: it is for `launch local` on a machine without GPUs.",
+        )
+    if context.target != "local" and re.match(LOOPBACK, spec.image.uri or spec.image.repository or ""):
+        raise PlanRefused(
+            f"image: {spec.image.uri or spec.image.repository} is on this machine, where no other can pull it from",
+            "Name a repository of Artifact Registry (image.repository), or leave it out.",
+        )
+    if context.target != "local" and "+cpu" in (spec.image.torch or ""):
+        raise PlanRefused(
+            f"image.torch: {spec.image.torch} has no CUDA, and {chosen.gpu.title} is paid for",
+            "Leave it out, or name a wheel with CUDA.",
+        )
+    if wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
+        raise PlanRefused(
+            f"image.wheel: {wheel} doesn't run on {chosen.gpu.title}",
+            f"Leave it out: {chosen.gpu.wheel} does.",
         )
 
 

@@ -84,10 +84,19 @@ def one_image(spec: JobSpec) -> Iterator[Finding]:
     """Either an image that exists, or what it takes to put one together."""
     image = spec.image
     if image.uri:
-        for name in ("repository", "code", "requirements"):
+        for name in ("repository", "code", "requirements", "base", "torch", "wheel"):
             if getattr(image, name) is not None:
                 fix = "remove it: an image of your own (image.uri) is used as it is"
                 yield Finding(("image", name), "can't go with image.uri", fix)
+
+
+def no_container_registry(spec: JobSpec) -> Iterator[Finding]:
+    """Container Registry was shut down on 2025-03-18; what is named gcr.io now is Artifact Registry, read only."""
+    host, _, path = (spec.image.repository or "").partition("/")
+    if host.endswith("gcr.io"):
+        location = {"eu": "europe", "asia": "asia"}.get(host.partition(".")[0], "us")
+        fix = f"Artifact Registry: {location}-docker.pkg.dev/{path.partition('/')[0]}/launch"
+        yield Finding(("image", "repository"), f"{host}: Container Registry takes no writes since 2025-03-18", fix)
 
 
 def no_empty_or_double(spec: JobSpec) -> Iterator[Finding]:
@@ -243,6 +252,7 @@ CHECKS = (
     Check(started_once, (("run", "launcher"), ("run", "command"))),
     Check(own_trainer, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(one_image, (("image",),)),
+    Check(no_container_registry, (("image", "repository"),)),
     Check(no_empty_or_double, (("provisioning",), ("regions",), ("zones",))),
     Check(zones_in_regions, (("regions",), ("zones",))),
     Check(reservation_in_reach, (("provisioning",), ("regions",), ("zones",))),

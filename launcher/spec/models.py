@@ -107,14 +107,42 @@ class Image(Model, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*|localhost:[0-9]+/.+|127\.0\.0\.1:[0-9]+/.+)$",
-                description="LOCATION-docker.pkg.dev/PROJECT/REPOSITORY; launch adds the image's name and tag",
+                pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*"
+                r"|([a-z]+\.)?gcr\.io/.+"
+                r"|(localhost|127\.0\.0\.1):[0-9]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+)$",
+                description="LOCATION-docker.pkg.dev/PROJECT/REPOSITORY (or localhost:PORT/NAME for trials); "
+                "launch adds the image's name and tag",
             ),
         ]
         | None
     ) = None
     code: Annotated[str, Meta(description="the folder with your code, relative to the spec's file")] | None = None
+    code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="the most that image.code may be, in MB")] = 500
     requirements: Annotated[str, Meta(description="a requirements file, relative to the spec's file")] | None = None
+    base: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
+                description="a base image of your own, with Python 3.11 or later: HOST/NAME@sha256:…",
+            ),
+        ]
+        | None
+    ) = None
+    torch: (
+        Annotated[
+            str,
+            Meta(pattern=r"\.whl$", description="a PyTorch wheel of your own, relative to the spec's file"),
+        ]
+        | None
+    ) = None
+    wheel: (
+        Annotated[
+            Literal["cpu", "cu126", "cu130"],
+            Meta(description="PyTorch's variant; left out: the one for the machine's GPU"),
+        ]
+        | None
+    ) = None
 
 
 class Run(Model, frozen=True, kw_only=True):

@@ -71,3 +71,40 @@ def secrets_in(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[tuple[st
 def masked(value: str) -> str:
     """The first four characters: enough to tell which secret it is, too little to use it."""
     return f"'{value[:4]}…'"
+
+
+PRIVATE_NAMES: Final = (
+    r".*\.env|\.env\..*|\.envrc|\.netrc|\.pgpass|\.git-credentials|\.pypirc|\.npmrc|\.boto|\.?htpasswd"
+    r"|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|application_default_credentials\.json|kaggle\.json"
+    r"|credentials|(hf|github|gitlab|wandb|api|access|auth)?_?token(\.txt)?|.*\.(p12|pfx|jks|keystore|kdbx)"
+)
+EXAMPLES: Final = r".*\.(example|sample|template|dist)|(example|sample|template|dist)\.env"
+"""`.env.example` is there to be shared."""
+PRIVATE_FOLDERS: Final = r"(.*/)?(\.config/gcloud|\.huggingface|\.config/wandb)/.*"
+READ: Final = frozenset({"json", "pem", "key", "txt", "cfg", "ini", "yaml", "yml", "toml"})
+"""Endings of files that are looked into."""
+MOST_READ: Final = 1 << 16
+KEY_FILE: Final = (
+    r'-----BEGIN [A-Z ]*PRIVATE KEY|"type"\s*:\s*"(service_account|authorized_user|external_account)"'
+    r"|(?i:aws_secret_access_key)\s*[=:]\s*\S"
+)
+
+
+def secret_file(name: str, path: str) -> bool:
+    """Whether a file is made to hold a secret: by its name, or by a private key or Google credentials in it.
+
+    A file that can't be read is no secret here; whoever needs its content says so. `path` is empty where only the name
+    counts.
+    """
+    base = name.rpartition("/")[2].lower()
+    if re.fullmatch(PRIVATE_NAMES, base) and not re.fullmatch(EXAMPLES, base):
+        return True
+    if re.fullmatch(PRIVATE_FOLDERS, name):
+        return True
+    if not path or base.rpartition(".")[2] not in READ:
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 -- one of ten thousand
+            return bool(re.search(KEY_FILE, file.read(MOST_READ)))
+    except OSError:
+        return False

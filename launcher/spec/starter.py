@@ -34,6 +34,11 @@ run:
     batch_size: 24             # sequences a step, over all GPUs together
     optimizer: {lr: 1e-3}      # the peak, after the warm-up
 
+# image:                       # launch makes it: PyTorch, your packages, your code (docs/containers.md)
+#   code: .                    # the folder with your code; with `run.script` it is this one anyway
+#   requirements: requirements.txt                    # or pyproject.toml: its [project] dependencies
+#   repository: us-docker.pkg.dev/my-project/launch   # left out: us-docker.pkg.dev/PROJECT/launch
+
 env:                           # environment variables; values are taken as they are written
   NCCL_DEBUG: WARN
 

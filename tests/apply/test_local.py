@@ -64,3 +64,18 @@ def test_the_image_has_our_package_alone_on_its_path(tmp_path: Path) -> None:
     assert env["PYTHONPATH"] == str(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["train"]
     assert (tmp_path / "train" / "node.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("0,2", ("0", "2")),
+        (" 1 , GPU-3f,MIG-1/2/3 ", ("1", "GPU-3f", "MIG-1/2/3")),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("", ()),
+        ("none", ()),
+    ],
+)
+def test_cuda_stops_at_the_first_that_is_none(said: str, expected: tuple[str, ...]) -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": said}) == expected

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.replicas import replicas
+from launcher.apply.replicas import Own, replicas
 from launcher.apply.requests import parsed
 from launcher.plan.container import expand
 from tests.plan.planning import request
 from train import contract
 
+OWN = Own(env={"PYTHONPATH": "/site"})
 ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003"]
 
 
 def started(body: dict[str, Any]) -> Any:
-    return replicas(parsed(body), addresses=ADDRESSES, job_id="7", image_env={"PYTHONPATH": "/site"})
+    return replicas(parsed(body), addresses=ADDRESSES, job_id="7", own=lambda _: OWN)
 
 
 def test_each_replica_has_its_place_in_cluster_spec() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.requests import parsed, rebased
+from launcher.apply.requests import parsed, rebased, with_image
 from launcher.errors import UsageError
 from tests.plan.planning import env_of, request
 from train import contract
@@ -100,3 +100,33 @@ def test_a_request_without_a_place_gets_one() -> None:
 def test_a_folder_is_never_expanded() -> None:
     body = by_hand(container={"env": [{"name": contract.RUN_FOLDER, "value": "gs://b/x"}]})
     assert parsed(rebased(body, "/a$(b)$$")).run_folder == "/a$(b)$$/x"
+
+
+def test_an_image_is_filled_in_for_the_nodes_alone() -> None:
+    machine = {"type": "h100", "gpus": 8, "nodes": 2}
+    body = request(machine=machine, provisioning=["spot"], vertex={"reduction_server": {"replicas": 2}})
+    filled = with_image(body, "host/image@sha256:1")
+    assert parsed(filled).images == ("host/image@sha256:1",)
+    assert filled["jobSpec"]["workerPoolSpecs"][2] == body["jobSpec"]["workerPoolSpecs"][2]
+    assert with_image(filled, body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["imageUri"]) == body
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        *(None, 3, {"containerSpec": None}, {"containerSpec": {"env": None}}),
+        *({"containerSpec": {"env": [entry]}} for entry in ({}, 3, {"name": "LAUNCH_RUN_FOLDER", "value": 3})),
+    ],
+)
+def test_a_pool_that_is_not_rehearsed_is_looked_at_too(pool: Any) -> None:
+    """--output moves its run folder, and CLUSTER_SPEC carries it."""
+    node = {"containerSpec": {"command": ["true"]}}
+    request = {"displayName": "job", "jobSpec": {"workerPoolSpecs": [node, node, pool]}}
+    with pytest.raises(UsageError, match=r"workerPoolSpecs\[2:\]"):
+        rebased(request, "/out")
+
+
+def test_a_pool_that_is_not_rehearsed_may_be_empty() -> None:
+    node = {"containerSpec": {"command": ["true"]}}
+    request = {"displayName": "job", "jobSpec": {"workerPoolSpecs": [node, node, {}]}}
+    assert rebased(request, "/out")["jobSpec"]["workerPoolSpecs"][2] == {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.apply import local
-from launcher.apply.processes import Ended
+from launcher.apply.running import Ended
 from launcher.apply.turn import turn
 from tests.command import Ran, launch
 from tests.e2e.running import TINY, only_run

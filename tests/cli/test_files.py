@@ -1,4 +1,4 @@
-"""A folder of code as content: what is left out, and what can't be read is told in words."""
+"""Files as content: the same digest on every machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import files
+from launcher.cli import code, files
 from launcher.errors import UsageError
-from train import contract
+from launcher.sources import File
 
 
 def written(folder: Path, **texts: str) -> Path:
@@ -21,17 +21,14 @@ def written(folder: Path, **texts: str) -> Path:
     return folder
 
 
-def names(folder: Path, *without: Path) -> list[str]:
-    return sorted(file.name for file in files.code(folder, frozenset(without)))
-
-
 def test_a_file_counts_by_name_content_and_whether_it_runs(tmp_path: Path) -> None:
     def digest() -> str:
-        return files.content(files.code(tmp_path)).digest
+        return files.content(code.code(tmp_path).files).digest
 
     written(tmp_path, a__py="1")
     seen = [digest()]
     os.utime(tmp_path / "a.py", (0, 0))
+    (tmp_path / "a.py").chmod(0o600)
     assert digest() == seen[0]
     (tmp_path / "a.py").chmod(0o755)
     seen.append(digest())
@@ -39,77 +36,36 @@ def test_a_file_counts_by_name_content_and_whether_it_runs(tmp_path: Path) -> No
     seen.append(digest())
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     seen.append(digest())
-    assert len(set(seen)) == 4
+    (tmp_path / "c").symlink_to("b.py")
+    seen.append(digest())
+    (tmp_path / "c").unlink()
+    (tmp_path / "c").symlink_to("./b.py")
+    seen.append(digest())
+    assert len(set(seen)) == 6
 
 
 def test_size_and_count_of_a_file_larger_than_any_buffer(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as file:
         file.truncate(300 << 20)  # a hole: no disk, but as many bytes to read
-    found = files.content([files.File("big", tmp_path / "big")])
+    found = files.content([File("big", tmp_path / "big")])
     assert (found.files, found.size) == (1, 300 << 20)
-    assert files.hashed(written(tmp_path, a="text") / "a") == (hashlib.sha256(b"text").hexdigest(), 4)
-
-
-def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
-    raw = os.fsencode(tmp_path) + b"/caf\xe9.py"
-    with open(raw, "wb") as file:  # noqa: PTH123 -- bytes
-        file.write(b"1")
-    assert names(tmp_path) == [os.fsdecode(b"caf\xe9.py")]
-    assert files.content(files.code(tmp_path)).files == 1
-    (tmp_path / ".gitignore").write_bytes(b"caf\xe9.py\n.gitignore\n")
-    assert names(tmp_path) == []
-
-
-def test_rules_in_latin_1_and_with_a_byte_order_mark(tmp_path: Path) -> None:
-    written(tmp_path, a__py="", b__log="", c__tmp="")
-    (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbf*.log\r\n# caf\xe9\r\ncaf\xe9/\r\n")
-    (tmp_path / ".dockerignore").write_bytes(b"*.tmp\n.*ignore\n")
-    assert names(tmp_path) == ["a.py"]
-
-
-@pytest.mark.parametrize("line", ["!", "\\", "trailing\\", "[z-a]"])
-@pytest.mark.parametrize("name", files.IGNORE_FILES)
-def test_a_line_that_is_no_rule(tmp_path: Path, name: str, line: str) -> None:
-    (tmp_path / name).write_text(f"*.log\n\n{line}\n")
-    with pytest.raises(UsageError) as caught:
-        files.code(tmp_path)
-    assert f"{tmp_path / name}:3: {line!r} is no rule" in caught.value.problem
-
-
-def test_an_ignore_file_that_can_not_be_read(tmp_path: Path) -> None:
-    (tmp_path / ".gitignore").mkdir()
-    with pytest.raises(UsageError, match=r"\.gitignore can't be read: Is a directory"):
-        files.code(tmp_path)
+    assert files.hashed(written(tmp_path, a="text") / "a") == (False, hashlib.sha256(b"text").hexdigest(), 4)
 
 
 def test_a_file_that_goes_away_or_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gone can't be read: No such file"):
-        files.content([files.File("gone", tmp_path / "gone")])
+        files.content([File("gone", tmp_path / "gone")])
 
 
-@pytest.mark.parametrize("name", ["missing", "a.py", "x" * 300, "x\0"])
-def test_code_that_is_no_folder(tmp_path: Path, name: str) -> None:
-    written(tmp_path, a__py="")
-    with pytest.raises(UsageError, match="isn't a folder"):
-        files.code(tmp_path / name)
-    if name != "a.py":
-        with pytest.raises(UsageError, match="isn't a file"):
-            files.requirements(tmp_path / name)
+@pytest.mark.parametrize("name", ["missing", ".", "x" * 300, "x\0"])
+def test_a_single_file_that_is_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"image\.requirements: .* isn't a file"):
+        files.single("image.requirements", tmp_path / name)
 
 
-def test_run_folders_are_no_code_wherever_they_lie(tmp_path: Path) -> None:
-    written(tmp_path, a__py="")
-    for place in ("runs/a-1", "b-2", "deep/er/c-3"):
-        run = written(tmp_path / place, plan__json="{}", other="")
-        (run / contract.attempt_lock(1)).parent.mkdir()
-        (run / contract.attempt_lock(1)).write_text("{}")
-    written(tmp_path / "plans", plan__json="{}")
-    written(tmp_path / "mine" / "attempts", x="")
-    assert names(tmp_path) == ["a.py", "mine/attempts/x", "plans/plan.json"]
-
-
-def test_what_is_left_out_by_its_place(tmp_path: Path) -> None:
-    written(tmp_path, a__py="", spec__yaml="")
-    written(tmp_path / "out" / "x", b__py="")
-    assert names(tmp_path, tmp_path / "spec.yaml", tmp_path / "out") == ["a.py"]
-    assert names(tmp_path, tmp_path) == names(tmp_path, tmp_path.parent) == ["a.py", "out/x/b.py", "spec.yaml"]
+def test_the_recipe_is_the_dockerfile_and_the_locks_and_names_its_base() -> None:
+    names = {file.name for file in files.recipe()}
+    assert {"train.Dockerfile", "images.lock"} <= names
+    assert not [name for name in names if name.endswith(".py")]
+    assert files.base_image().startswith("docker.io/library/python:3.12-slim-bookworm")
+    assert {file.name for file in files.trainer()} > {"train/node.py", "train/storage/__init__.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tests.command import SPECS, launch
+from tests.e2e.running import run, started
 from tests.plan.planning import request
 
 SAY = "import os; print('ran', os.environ.get('A'))"
@@ -135,3 +137,62 @@ def test_an_output_that_can_not_be_written(tmp_path: Path) -> None:
             assert "ran" not in err.split()
     (tmp_path / "odd" / "by-hand" / "terminal").mkdir(parents=True)
     assert "can't be read: Is a directory" in refused("--request", path, "--output", tmp_path / "odd")
+
+
+def in_image(folder: Path) -> Path:
+    """A request that runs the command of an image, and writes into a folder beside it."""
+    pool = {"containerSpec": {"imageUri": "localhost:1/none:1"}}
+    spec = {"workerPoolSpecs": [pool, pool], "baseOutputDirectory": {"outputUriPrefix": str(folder / "out" / "run")}}
+    return saved(folder, {"displayName": "in-image", "jobSpec": spec})
+
+
+def test_a_dry_run_with_docker_names_the_image(tmp_path: Path) -> None:
+    ran = launch("local", "--docker", "--request", in_image(tmp_path), "--dry-run")
+    assert ran.code == 0
+    assert ran.out.count("image     localhost:1/none:1") == 1
+    assert "image     none" in launch("local", "--request", in_image(tmp_path), "--dry-run").out
+
+
+def test_code_is_the_images_own_with_docker(tmp_path: Path) -> None:
+    assert "--code can't go with it" in refused("--docker", "--request", in_image(tmp_path), "--code", tmp_path)
+
+
+def test_without_an_engine_nothing_is_begun(tmp_path: Path) -> None:
+    """As a process of its own: Docker's SDK doesn't close the socket that leads nowhere."""
+    env = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    ran = run("local", "--docker", "--request", in_image(tmp_path), cwd=tmp_path, env=env)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "no Docker engine" in ran.stderr
+    assert "DOCKER_HOST" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not [*tmp_path.glob("out/run/attempts/*")]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_exit_code_says_what_stopped_it(tmp_path: Path, signum: signal.Signals) -> None:
+    request = tmp_path / "request.json"
+    pool = {"containerSpec": {"command": ["python", "-c", "import time; print('ready', flush=True); time.sleep(60)"]}}
+    request.write_text(json.dumps({"displayName": "job", "jobSpec": {"workerPoolSpecs": [pool]}}))
+    with started("local", "--request", request, cwd=tmp_path) as process:
+        assert process.stderr
+        assert any("ready" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert "interrupted; everything was stopped" in err
+
+
+@pytest.mark.parametrize("attempts", ["[{}]", "[3]", '[{"request": 3}]', '{"0": 1}'])
+def test_a_plan_without_a_request(tmp_path: Path, attempts: str) -> None:
+    (tmp_path / "plan.json").write_text(f'{{"attempts": {attempts}}}')
+    assert "the request has no jobSpec" in refused("--request", tmp_path / "plan.json")
+
+
+def test_a_relative_folder_is_none_in_a_container(tmp_path: Path) -> None:
+    request = json.loads(in_image(tmp_path).read_text())
+    request["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["env"] = [{"name": "LAUNCH_RUN_FOLDER", "value": "out"}]
+    (tmp_path / "relative.json").write_text(json.dumps(request))
+    ran = launch("local", "--docker", "--request", tmp_path / "relative.json", cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "the job writes to out, which is no whole path" in ran.err
+    assert not [*tmp_path.glob("out/attempts/*")]

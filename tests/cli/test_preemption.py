@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.processes import Ended, Preemption
+from launcher.apply.running import Ended, Preemption
 from launcher.cli.preemption import Preempted, Ran, run, seconds_of
 from launcher.errors import UsageError
 from launcher.results import Resumption

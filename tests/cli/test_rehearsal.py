@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from launcher.apply import local
-from launcher.apply.requests import parsed
+from launcher.apply.attempts import End
+from launcher.apply.requests import parsed, with_image
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.printer import LinePrinter
-from launcher.cli.rehearsal import Rehearsal, run
+from launcher.cli.rehearsal import Rehearsal, content, meaning, page, run, show
 from launcher.cli.runfolder import prepare
 from launcher.cli.summary import next_commands
 from launcher.spec.models import JobSpec
@@ -60,6 +61,26 @@ def test_an_interrupt_says_what_is_left(
     assert not shown.out
 
 
+def test_in_containers_the_image_stands_for_the_code() -> None:
+    plan = planned("local")
+    body = with_image(plan.attempts[0].request, "host/image:1")
+    request = parsed(body)
+    assert content(Rehearsal(request=body, code=None, content="digest", docker=True), request) == "host/image:1"
+    assert content(Rehearsal(request=body, code=None, content="digest"), request) == "digest"
+    # The image of a plan is made of that code: it is the same run, in containers or not.
+    assert content(Rehearsal(request=body, code=None, content="digest", docker=True, plan=plan), request) == "digest"
+
+
+def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+    request = parsed(with_image(planned("local").attempts[0].request, "host/image:1"))
+    for docker in (True, False):
+        job = Rehearsal(request={}, code=None, docker=docker)
+        shown = page(job, request, End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0), None)
+        for output in (Output.text, Output.json):
+            show(shown, job, output)
+            assert ("host/image:1" in capsys.readouterr().out) is docker
+
+
 def test_the_cause_is_the_first_error_of_the_last_start(capsys: pytest.CaptureFixture[str]) -> None:
     printer = LinePrinter()
     lines = [
@@ -84,3 +105,10 @@ def test_the_next_commands_are_about_the_job_that_ran() -> None:
     assert "--nodes 2" in shown
     assert "--nodes 2" not in "\n".join(next_commands("/runs/a", typed, 2, None))
     assert "vertex" not in "\n".join(next_commands("/runs/a", [], None, None))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, ""), (137, " (SIGKILL)"), (143, " (SIGTERM)"), (128, ""), (255, ""), (-9, "")]
+)
+def test_a_container_that_a_signal_has_ended(code: int, words: str) -> None:
+    assert meaning(code) == words

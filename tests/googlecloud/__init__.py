@@ -1,4 +1,5 @@
-"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs, Cloud Storage, Compute instances.
+"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs, Cloud Storage, Compute instances, Artifact
+Registry's repositories, Cloud Build.
 
 It imports nothing of the launcher, and parses what arrives strictly into Google's own protobuf types, so that it
 can't merely agree with the code under test. `python -m tests.googlecloud --port 0` starts it by itself.

@@ -26,16 +26,25 @@ class Violation(NamedTuple):
 
 
 class ApiError(Exception):
-    """A refusal: an HTTP code, Google's wording and, for the older JSON APIs, a reason such as ``conditionNotMet``."""
+    """A refusal: an HTTP code, Google's wording and, for the older JSON APIs, a reason such as ``conditionNotMet``.
+    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED."""
 
     def __init__(
-        self, code: int, message: str, *, reason: str = "", violations: tuple[Violation, ...] = (), status: str = ""
+        self,
+        code: int,
+        message: str,
+        *,
+        reason: str = "",
+        violations: tuple[Violation, ...] = (),
+        status: str = "",
+        info: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = reason
         self.violations = violations
+        self.info = info
         self.status = status or STATUS.get(code, "UNKNOWN")
 
     def body(self) -> dict[str, Any]:
@@ -52,6 +61,9 @@ class ApiError(Exception):
         if self.violations:
             fields = [{"field": field, "description": message} for field, message in self.violations]
             status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
+        elif self.info:
+            what = {"reason": self.info, "domain": "googleapis.com"}
+            status["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", **what}]
         return status
 
 

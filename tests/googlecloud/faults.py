@@ -150,12 +150,14 @@ Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes, read in 
 
 @dataclass(frozen=True)
 class Status:
-    """A refusal; nothing is done. `retry_after` is in seconds. Reason and message are Google's if not given."""
+    """A refusal; nothing is done. `retry_after` is in seconds. Reason and message are Google's if not given;
+    `info` is the ErrorInfo's reason of a newer API."""
 
     code: int
     retry_after: int | None = None
     reason: str = ""
     message: str = ""
+    info: str = ""
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
@@ -166,8 +168,8 @@ class Status:
         if not reason:
             page = f"<html><title>Error {self.code}</title><p>{message}</html>".encode()
             return Response(page, self.code, {"Content-Type": "text/html; charset=UTF-8", **headers})
-        newer = call.operation.startswith("aiplatform.")
-        error = ApiError(self.code, message, reason="" if newer else reason)
+        newer = call.operation.startswith(("aiplatform.", "artifactregistry.", "cloudbuild."))
+        error = ApiError(self.code, message, reason="" if newer else reason, info=self.info)
         return json_response(error.body(), self.code, headers)
 
 

@@ -148,6 +148,13 @@ class Objects:
             self.buckets[bucket][blob.name] = stored
         return stored
 
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Store an object as a service of Google's own does, whatever the caller may. Raises KeyError: no bucket."""
+        drafted = draft(name, (data,), {})
+        with self._lock:
+            stored = replace(drafted, generation=next(self._generations), updated=self.clock())
+            self.buckets[bucket][name] = stored
+
     def delete(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
         """Remove an object. Raises ApiError 403, 404 or 412."""
         self.allow(bucket, "storage.objects.delete")

@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.googlecloud.artifactregistry import ArtifactRegistry
+from tests.googlecloud.cloudbuild import CloudBuild
 from tests.googlecloud.compute import Compute
 from tests.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
 from tests.googlecloud.errors import ApiError
@@ -55,11 +57,14 @@ class GoogleCloud:
         self.requests: list[Recorded] = []
         self.jobs = CustomJobs(project, number, clock, script)
         self.compute = Compute(project, number, clock, lambda: self.url)
+        self.artifacts = ArtifactRegistry(project, number, clock)
         self.objects = Objects(buckets, clock)
+        self.builds = CloudBuild(project, number, clock, self.objects)
         self.storage = Storage(self.objects, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        serial = [self._one_at_a_time(route) for route in (*self.jobs.routes, *self.compute.routes)]
+        one_lock = (*self.jobs.routes, *self.compute.routes, *self.artifacts.routes, *self.builds.routes)
+        serial = [self._one_at_a_time(route) for route in one_lock]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
         self._server = _Server(("127.0.0.1", port), _handler(self._serve))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
@@ -74,6 +79,8 @@ class GoogleCloud:
         """What a process needs in its environment so that gcloud and Google's clients come here."""
         endpoints = {
             "AIPLATFORM": f"{self.url}/",
+            "ARTIFACTREGISTRY": f"{self.url}/",
+            "CLOUDBUILD": f"{self.url}/",
             "COMPUTE": f"{self.url}/compute/v1/",
             "STORAGE": f"{self.url}/storage/v1/",
         }

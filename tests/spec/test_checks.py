@@ -28,6 +28,12 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
         ("run: {config: {step: 1}}", "run.config.step: "),
         ("run:\n  module: train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),
         (f"image: {{uri: a.b/c@{DIGEST}, code: .}}", "image.code: can't go with image.uri | remove it: an image of yo"),
+        (f"image: {{uri: a.b/c@{DIGEST}, wheel: cu130}}", "image.wheel: can't go with image.uri | remove it: an imag"),
+        (
+            "image: {repository: eu.gcr.io/p/x}",
+            "image.repository: eu.gcr.io: Container Registry takes no writes since 2025-03-18 | Artifact Registry: "
+            "europe-docker.pkg.dev/p/launch",
+        ),
         ("provisioning: []", "provisioning: is an empty list | name at least one, or remove the line"),
         ("regions: [us-east4, us-east5, us-east4]", "regions[2]: 'us-east4' is given 2 times | name each once"),
         (

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 60
+LIMIT_S = 180
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # The clocks are the only thing that a test may change of a node.

@@ -1,0 +1,213 @@
+"""From an edit to a digest in the registry: appended by launch, beside an engine that builds and pushes.
+
+    python -m benchmarks.containers [hash] [edit] [cold] [--runs N] [--write]
+
+`hash` needs nothing. The others need a Docker engine (DOCKER_HOST), the docker command, and a spec (--spec) whose
+image.repository is a registry on this machine and whose dependency image is there (`launch push SPEC` makes it). The
+engine gets the easiest way there is: a Dockerfile of three lines upon that dependency image. What is compared takes
+turns, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import described
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).with_name("results")
+LAUNCH = Path(sys.executable).with_name("launch")
+FILES, BYTES = 10_000, 200_000_000
+DOCKERFILE = """\
+FROM {base}
+COPY train /opt/launch/train
+COPY --chown=1000:1000 code /workspace
+"""
+
+
+def hashing(runs: int) -> list[str]:
+    """Listing and hashing a folder of code with ignore rules, its pages in memory."""
+    from launcher.cli import code, files
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / ".gitignore").write_text("*.log\n*.pyc\n/data/\nbuild/\n!keep.log\n")
+        for number in range(FILES):
+            path = folder / f"part{number // 100}" / f"module{number}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(os.urandom(BYTES // FILES))
+        seconds = []
+        for _ in range(runs + 1):
+            began = time.perf_counter()
+            found = code.code(folder)
+            code.check_size(found.files, 500)
+            content = files.content(found.files)
+            seconds.append(time.perf_counter() - began)
+    return [
+        f"| {content.files:,} files, {content.size / 1e6:.0f} MB, {runs} runs | s |",
+        "|---|---:|",
+        f"| listed and hashed, median | {median(seconds[1:]):.2f} |",
+        f"| least to most | {min(seconds[1:]):.2f} to {max(seconds[1:]):.2f} |",
+    ]
+
+
+class Job:
+    """A copy of a spec's folder that can be edited, and both ways to its image."""
+
+    def __init__(self, spec: Path, folder: Path) -> None:
+        self.folder = shutil.copytree(spec.parent, folder / "job")
+        self.spec = self.folder / spec.name
+        self._count = 0
+        image = self.launch("push")
+        self.base: str = image["dependencies"]
+        self.repository: str = image["image"].rpartition("/")[0]
+        self.context = folder / "context"
+        shutil.copytree(ROOT / "train", self.context / "train", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.context / "Dockerfile").write_text(DOCKERFILE.format(base=self.base))
+
+    def edit(self) -> None:
+        """Change one file of the code."""
+        self._count += 1
+        edited = self.folder / "edited.py"
+        edited.write_text(f"number = {self._count}\ntime = {time.time_ns()}\n")
+
+    def launch(self, command: str) -> dict[str, Any]:
+        """`launch COMMAND SPEC`, as data."""
+        ran = subprocess.run(
+            [LAUNCH, command, self.spec, "-o", "json"], capture_output=True, text=True, check=False, cwd=self.folder
+        )
+        if ran.returncode:
+            raise SystemExit(ran.stderr)
+        found: dict[str, Any] = json.loads(ran.stdout)
+        return found
+
+    def docker(self) -> None:
+        """What a person does without launch."""
+        shutil.rmtree(self.context / "code", ignore_errors=True)
+        shutil.copytree(self.folder, self.context / "code")
+        name = f"{self.repository}/by-docker:{self._count}"
+        for words in (["build", "--quiet", "--tag", name, str(self.context)], ["push", "--quiet", name]):
+            subprocess.run(["docker", *words], check=True, capture_output=True)
+
+    def forget(self) -> None:
+        """Take all images of this registry away from the engine, as on a machine that has never seen them."""
+        host = self.repository.partition("/")[0]
+        for name in {host, host.replace("127.0.0.1", "localhost")}:
+            listing = ["docker", "images", "--quiet", "--no-trunc"]
+            listing += [f"--filter=reference={name}/*", f"--filter=reference={name}/*/*"]
+            found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
+            subprocess.run(["docker", "rmi", "--force", *set(found)], check=False, capture_output=True)
+
+    def compressed(self) -> int:
+        """Bytes of the code's files, each compressed by itself: the least that must travel."""
+        return sum(len(gzip.compress(path.read_bytes())) for path in self.folder.rglob("*") if path.is_file())
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def edit(spec: Path, runs: int) -> list[str]:
+    """An edit of one file -> a new digest in the registry; and nothing edited."""
+    seconds: dict[str, list[float]] = {"launch push, appended": [], "docker build && docker push": [], "nothing": []}
+    sent = []
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(spec, Path(name))
+        for number in range(runs + 1):
+            job.edit()
+            appended: dict[str, Any] = {}
+            took = _seconds(lambda appended=appended: appended.update(job.launch("push")))  # type: ignore[misc]
+            nothing, docker = _seconds(lambda: job.launch("push")), _seconds(job.docker)
+            if number:
+                sent.append(appended["sent"])
+                for key, value in zip(seconds, (took, docker, nothing), strict=True):
+                    seconds[key].append(value)
+        least = job.compressed()
+    names = {"nothing": "launch push, nothing edited"}
+    return [
+        f"| {runs} rounds in turns | s, median | least to most |",
+        "|---|---:|---:|",
+        *(
+            f"| {names.get(key, key)} | {median(of):.2f} | {min(of):.2f} to {max(of):.2f} |"
+            for key, of in seconds.items()
+        ),
+        "",
+        f"Sent by launch: {median(sent):,.0f} bytes (median), code, config and manifest; "
+        f"the code's files compressed one by one have {least:,}.",
+    ]
+
+
+def cold(spec: Path, runs: int) -> list[str]:
+    """The same edit where the engine has neither the image nor its base: it pulls what launch mounts."""
+    seconds: dict[str, list[float]] = {"launch": [], "docker": []}
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(spec, Path(name))
+        for _ in range(runs):
+            job.edit()
+            seconds["launch"].append(_seconds(lambda: job.launch("push")))
+            job.forget()
+            seconds["docker"].append(_seconds(job.docker))
+        pulled = _layer_bytes(job.base)
+    return [
+        f"| {runs} rounds in turns, nothing on the machine | s, median | pulled |",
+        "|---|---:|---:|",
+        f"| launch push, appended | {median(seconds['launch']):.2f} | 0 |",
+        f"| docker build && docker push | {median(seconds['docker']):.2f} | {pulled / 1e6:,.0f} MB |",
+    ]
+
+
+def _layer_bytes(reference: str) -> int:
+    """The compressed layers of an image."""
+    from launcher.apply.registry import Registry, parse
+
+    parsed = parse(reference)
+    with Registry(parsed.host, os.environ) as registry:
+        manifest = registry.manifest(parsed.repository, parsed.tag or "")
+    return sum(one["size"] for one in manifest.body["layers"]) if manifest else 0
+
+
+TITLES = {"hash": "Listing and hashing", "edit": "An edit", "cold": "An edit on a new machine"}
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.containers", description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="*", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("--spec", type=Path, help="a spec whose image.repository is a registry on this machine")
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
+    options = parser.parse_args()
+    if options.what != ["hash"] and options.spec is None:
+        parser.error("edit and cold need --spec")
+    tables = {
+        "hash": lambda: hashing(options.runs),
+        "edit": lambda: edit(options.spec.resolve(), options.runs),
+        "cold": lambda: cold(options.spec.resolve(), max(1, options.runs // 2)),
+    }
+    today = datetime.now(UTC).date().isoformat()
+    text = f"# Containers, {today}\n\n{described('docker', 'requests')}.\n"
+    for what in options.what:
+        text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
+        print(text, flush=True)
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"containers-{today}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The names of images: HOST/REPOSITORY[:TAG][@DIGEST], and which places launch can push to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from launcher.errors import UsageError
+
+HUB: Final = "docker.io"
+"""Docker Hub's name in references; a name without a host is there."""
+
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?")
+_REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+"""https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests, and image-spec 1.1 on
+descriptors for the digests."""
+
+LONGEST_NAME: Final = 255
+"""Characters of host and repository: the distribution spec's advice to clients."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One image, or with neither tag nor digest the repository of many."""
+
+    host: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Host and repository."""
+        return f"{self.host}/{self.repository}"
+
+    @property
+    def scheme(self) -> str:
+        """Registries on this machine need no TLS, as for Docker; all others do."""
+        return scheme(self.host)
+
+    def with_tag(self, tag: str) -> Reference:
+        """The same repository at `tag`. Raises UsageError."""
+        return replace(self, tag=_checked(tag, _TAG, "tag", tag), digest=None)
+
+    def with_digest(self, digest: str) -> Reference:
+        """The same name pinned to `digest`; the tag stays, and no longer says which image it is. Raises UsageError."""
+        return replace(self, digest=_checked(digest, _DIGEST, "digest", digest))
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse(text: str) -> Reference:
+    """A reference as Docker reads it: `python:3.12` is docker.io/library/python:3.12.
+
+    Raises:
+        UsageError: it isn't one.
+    """
+    if "://" in text:
+        raise UsageError(f"{text!r} is not an image: it is an address", "Leave the scheme out: HOST/NAME:TAG")
+    name, _, digest = text.partition("@")
+    host, path = _split_host(name)
+    repository, colon, tag = path.partition(":")
+    if host == HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    if len(host) + 1 + len(repository) > LONGEST_NAME:
+        raise UsageError(f"{text!r} is not an image: its name has more than {LONGEST_NAME} characters")
+    return Reference(
+        _checked(host, _HOST, "host", text),
+        _checked(repository, _REPOSITORY, "name", text),
+        _checked(tag, _TAG, "tag", text) if colon else None,
+        _checked(digest, _DIGEST, "digest", text) if "@" in text else None,
+    )
+
+
+def _split_host(name: str) -> tuple[str, str]:
+    """The first part is a host when it has a dot or a port, or is localhost: Docker's rule."""
+    first, slash, rest = name.partition("/")
+    if slash and (first == "localhost" or "." in first or ":" in first):
+        return first, rest
+    return HUB, name
+
+
+def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str:
+    if pattern.fullmatch(value):
+        return value
+    hint = "Images are named HOST/NAME:TAG or HOST/NAME@sha256:…"
+    if what == "name" and pattern.fullmatch(value.lower()):
+        hint = f"Names are in lower case: {value.lower()}"
+    raise UsageError(f"{whole!r} is not an image: {value!r} is not a {what}", hint)
+
+
+def scheme(host: str) -> str:
+    """`http` for a registry on this machine, which needs no TLS; `https` for all others."""
+    return "http" if is_loopback(host) else "https"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (with or without a port) is this machine."""
+    host = host.rpartition("@")[2]  # localhost@elsewhere.com is elsewhere
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def is_digest(text: str) -> bool:
+    """Whether it is a whole digest, of a kind that images are named by."""
+    return bool(_DIGEST.fullmatch(text))
+
+
+def is_googles(host: str) -> bool:
+    """Whether Google's credentials are for `host`: Artifact Registry, and the names of Container Registry."""
+    return host.endswith(".pkg.dev") or _is_container_registry(host)
+
+
+def _is_container_registry(host: str) -> bool:
+    return host == "gcr.io" or host.endswith(".gcr.io")
+
+
+_LOCATIONS = {"us.gcr.io": "us", "eu.gcr.io": "europe", "asia.gcr.io": "asia"}
+_ARTIFACT_REGISTRY = re.compile(r"([a-z]+(?:-[a-z0-9]+)*)-docker\.pkg\.dev")
+_PROJECT = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_REPOSITORY_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""https://cloud.google.com/artifact-registry/docs/docker/names and …/docs/repositories/create-repos, read in 2026."""
+
+
+class Place(NamedTuple):
+    """A repository of Artifact Registry; `project` with its domain is example.com:my-project."""
+
+    location: str
+    project: str
+    repository: str
+
+
+def place(host: str, repository: str) -> Place | None:
+    """Where in Artifact Registry a name lies, as far as images below a repository go; None: nowhere there.
+
+    A project of a domain, example.com:my-project, stands as example.com/my-project in names.
+    """
+    found, parts = _ARTIFACT_REGISTRY.fullmatch(host), repository.split("/")
+    domain = f"{parts.pop(0)}:" if "." in parts[0] else ""
+    if not found or len(parts) < 2 or not _PROJECT.fullmatch(parts[0]) or not _REPOSITORY_ID.fullmatch(parts[1]):
+        return None
+    return Place(found[1], domain + parts[0], parts[1])
+
+
+def check_repository(text: str) -> None:
+    """Refuse a place to which no image can be pushed: of Google's, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY can.
+
+    Raises:
+        UsageError: the name can't be taken.
+    """
+    reference = parse(text)
+    if reference.tag or reference.digest:
+        raise UsageError(
+            f"image.repository: {text} names one image", f"launch adds name and tag itself: {reference.name}"
+        )
+    if _is_container_registry(reference.host):
+        raise _no_writes(reference)
+    if reference.host.endswith("pkg.dev") and place(reference.host, reference.repository) is None:
+        raise UsageError(
+            f"image.repository: {reference.name} is not a repository of Artifact Registry",
+            "It is LOCATION-docker.pkg.dev/PROJECT/REPOSITORY, such as us-docker.pkg.dev/my-project/launch",
+        )
+
+
+def _no_writes(reference: Reference) -> UsageError:
+    project = reference.repository.partition("/")[0]
+    better = f"{_LOCATIONS.get(reference.host, 'us')}-docker.pkg.dev/{project}/launch"
+    return UsageError(
+        f"image.repository: {reference.name}: Container Registry takes no writes since 2025-03-18",
+        f"Use Artifact Registry: {better}  (launch build --create-repository makes it)",
+    )

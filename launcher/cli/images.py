@@ -1,0 +1,150 @@
+"""What `launch build` and `launch push` share: which image, what it says of itself, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.cli.options import Flags, Output
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.apply.append import Stamp
+    from launcher.apply.dependencies import Wanted
+    from launcher.apply.images import Made
+    from launcher.cli.inputs import Inputs
+
+TITLE = "launch train"
+LABEL = 10
+BuilderFlag = Annotated[
+    str,
+    typer.Option("--builder", help="auto, append (needs no engine), docker or cloud-build.", metavar="BUILDER"),
+]
+CreateRepository = Annotated[
+    bool, typer.Option("--create-repository", help="Make the Artifact Registry repository first.")
+]
+
+
+def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
+    """Make the image of a spec and show it. Raises LaunchError."""
+    from launcher.cli.inputs import gather
+    from launcher.cli.progress import progress, report
+
+    begun = time.monotonic()
+    inputs = gather("vertex", spec, flags, image_only=True)
+    job = wanted(inputs, builder)
+    for warning in warnings(inputs):
+        typer.echo(f"launch: {warning}", err=True)
+    with progress() as bars:
+        if create_repository:
+            create(job, bars.line)
+        try:
+            made = make(job, os.environ, report(bars))
+        except KeyboardInterrupt:
+            bars.line("interrupted; no half of an image can be seen, and the same command goes on from there")
+            raise
+    show(job, made, time.monotonic() - begun, output)
+
+
+def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
+    """The image of a spec, and what goes into it. Raises UsageError: there is no such builder."""
+    from launcher import catalog
+    from launcher.apply.dependencies import BUILDERS, Wanted
+    from launcher.plan.build import image
+
+    known = next((one for one in BUILDERS if one == builder), None)
+    if known is None:
+        raise UsageError(f"--builder {builder}: there is no such way", f"There are {', '.join(BUILDERS)}.")
+    made = image(inputs.spec, catalog.load(), inputs.context)
+    return Wanted(image=made, source=inputs.source, stamp=stamp(inputs), builder=known, project=inputs.context.project)
+
+
+def stamp(inputs: Inputs) -> Stamp:
+    """The labels of the OCI image specification; the commit is that of the user's code."""
+    from launcher.apply.append import OCI, Stamp
+    from launcher.apply.dependencies import NO_TIME
+    from launcher.cli.git import commit
+
+    found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
+    known = {"title": TITLE, "version": inputs.context.version}
+    if found:
+        known |= {"revision": found.revision, "source": found.source, "created": found.time}
+    return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
+
+
+def warnings(inputs: Inputs) -> tuple[str, ...]:
+    """What the image doesn't get."""
+    from launcher.plan.notes import of_code
+
+    return tuple(of_code(inputs.context))
+
+
+def create(job: Wanted, say: Callable[[str], None]) -> None:
+    """Make the repository unless it is there. Raises LaunchError."""
+    from launcher.apply import repositories
+
+    repository = job.image.uri.rpartition("/")[0]
+    made = repositories.create(repository, os.environ)
+    say(f"{repository} {'was made' if made else 'is there'}")
+
+
+def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
+    """The result on stdout."""
+    if output is Output.text:
+        print("\n".join(lines(job, made, seconds)))
+        return
+    image = job.image
+    data = {
+        "image": image.uri,
+        "reference": made.reference,
+        "how": made.how,
+        "pushed": made.pushed,
+        "sent": made.sent,
+        "dependencies": image.dependencies or None,
+        "platform": image.platform,
+        "wheel": image.wheel,
+        "code": {"files": image.files, "bytes": image.size},
+    }
+    if output is Output.json:
+        print(json.dumps(data, indent=2))
+    else:
+        from launcher.cli.show import as_yaml
+
+        print(as_yaml(data))
+
+
+def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
+    """The result for a person."""
+    image = job.image
+    told = [f"{'image':{LABEL}}{image.uri}"]
+    if "@" in made.reference and made.reference != image.uri:
+        told.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
+    if not image.pinned:
+        from launcher.cli.progress import in_bytes
+
+        files = "1 file" if image.files == 1 else f"{image.files:,} files"
+        code = f"{files}, {in_bytes(image.size)}" if image.files else "none of your own"
+        told.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
+    return [*told, "", how(made, seconds)]
+
+
+def how(made: Made, seconds: float) -> str:
+    """How it came about, in a sentence."""
+    from launcher.cli.progress import in_bytes
+
+    took = f"{seconds:.1f} s"
+    made_too = "The dependency image was made and pushed; t" if made.dependencies else "T"
+    return {
+        "own": "Nothing to do: the spec names an image that is there.",
+        "there": f"Nothing to do: the registry has it already ({took}).",
+        "appended": f"{made_too}he code was appended in the registry: {in_bytes(made.sent or 0)} sent, {took}.",
+        "docker": f"Built by the Docker engine{' and pushed' if made.pushed else ''} in {took}."
+        + ("" if made.pushed else "\nIt is on this machine alone; `launch push` sends it."),
+        "pulled": f"Pulled in {took}.",
+    }[made.how]

@@ -1,0 +1,183 @@
+"""What a job in containers takes from this machine, and the words for what an engine refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import requests
+from docker.utils.proxy import ProxyConfig
+
+from launcher.apply import containers
+from launcher.apply.requests import Job, parsed
+from launcher.apply.settings import Mount, Settings
+from launcher.errors import LaunchError, UsageError
+
+
+def job(gpus: int = 0, base: str = "") -> Job:
+    pool = {"containerSpec": {"imageUri": "host/image:1"}, "machineSpec": {"acceleratorCount": gpus}}
+    return parsed({"jobSpec": {"workerPoolSpecs": [pool], "baseOutputDirectory": {"outputUriPrefix": base}}})
+
+
+def settings(**given: Any) -> Settings:
+    fields: dict[str, Any] = {"argv": ("python", "x.py"), "env": {}, "network": "n", "shm": 1, **given}
+    return Settings(name="workerpool0-0", job="7", image="sha256:1", platform="linux/arm64", **fields)
+
+
+def test_folders_are_made_and_files_come_along_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key.json").write_text("")
+    given = containers.from_outside(
+        {"GOOGLE_APPLICATION_CREDENTIALS": "key.json", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": "none", "HOME": "/nobody"}
+    )
+    assert given == {
+        "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json"),
+        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "none"),
+    }
+    out = tmp_path / "out" / "run"
+    found = containers.mounted(job(base=f"{out}/"), given)
+    assert found == (Mount(str(out), True), Mount(str(tmp_path / "key.json"), False))
+    assert out.is_dir()
+    assert containers.mounted(job(base="gs://bucket/run"), {}) == ()
+
+
+def test_the_credentials_that_gcloud_keeps_for_all_programs(tmp_path: Path) -> None:
+    usual = tmp_path / ".config" / "gcloud" / "application_default_credentials.json"
+    assert containers.from_outside({"HOME": str(tmp_path)}) == {}
+    usual.parent.mkdir(parents=True)
+    usual.write_text("")
+    assert containers.from_outside({"HOME": str(tmp_path)}) == {"GOOGLE_APPLICATION_CREDENTIALS": str(usual)}
+    assert containers.from_outside({"CLOUDSDK_CONFIG": str(usual.parent)})["GOOGLE_APPLICATION_CREDENTIALS"] == str(
+        usual
+    )
+    own = {"HOME": str(tmp_path), "GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
+    assert containers.from_outside(own) == {"GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
+
+
+def test_who_writes_as_us() -> None:
+    assert containers.user_of({"SecurityOptions": ["name=seccomp,profile=default"]}) == f"{os.getuid()}:{os.getgid()}"
+    assert containers.user_of({"SecurityOptions": None}) == f"{os.getuid()}:{os.getgid()}"
+    assert containers.user_of({"SecurityOptions": ["name=rootless"]}) == "0:0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "runtimes", "expected", "told"),
+    [
+        (2, {"nvidia": {}, "runc": {}}, ("0", "1"), False),
+        (2, {"runc": {}}, (), True),
+        (0, {"runc": {}}, (), False),
+        (0, {"nvidia": {}}, (), False),
+    ],
+)
+def test_gpus_that_the_engine_can_hand_on(gpus: int, runtimes: Any, expected: tuple[str, ...], told: bool) -> None:
+    said: list[str] = []
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert containers.gpus_of(job(gpus), {"Runtimes": runtimes}, environ, said.append) == expected
+    assert any("can't hand on GPUs" in line for line in said) is told
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            'runc create failed: unable to start container process: exec: "python": executable file not found in $PATH',
+            "python: no such command in the image",
+        ),
+        ('exec: "python": stat python: no such file or directory: unknown', "python: no such file in the image"),
+        ('unable to start container process: exec: "python": permission denied', "python: no program in the image"),
+        ("standard_init_linux.go:228: exec user process caused: exec format error", "its image is for linux/arm64"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "can't be given GPUs"),
+        ("error while mounting: permission denied", "can't be started: error while mounting: permission denied"),
+    ],
+)
+def test_why_a_container_was_not_started(said: str, words: str) -> None:
+    error = containers.refused(settings(), said)
+    assert words in error.problem
+    assert error.problem.startswith("workerpool0-0 can't be ")
+
+
+def test_nothing_to_run() -> None:
+    with pytest.raises(LaunchError, match="workerpool0-0: neither the request nor the image says what to run"):
+        containers.create(None, settings(argv=()))
+
+
+def test_an_image_is_named() -> None:
+    with pytest.raises(LaunchError, match="the request has no imageUri"):
+        containers.inspected(None, "", print)  # type: ignore[arg-type]  # no engine is asked
+
+
+class Api(docker.APIClient):  # type: ignore[misc]  # the SDK has no types
+    """The SDK's client, which keeps what it would send."""
+
+    def __init__(self) -> None:
+        super().__init__(base_url="http+unix:///none", version="1.41")
+        self.config: Any = None
+        self.name = ""
+
+    def create_container_from_config(self, config: Any, name: str, platform: Any = None) -> dict[str, str]:
+        self.config, self.name = config, name
+        return {"Id": "1"}
+
+
+@pytest.mark.parametrize("network", ["launch-7", "host"])
+def test_what_the_engine_is_asked_for(network: str) -> None:
+    api = Api()
+    api._proxy_configs = ProxyConfig(http="http://user:password@proxy")
+    given = settings(network=network, env={"A": "1"}, user="1:2")
+    assert containers.create(api, given) == "1"
+    sent = api.config
+    assert (api.name, sent["Image"], sent["Labels"]) == ("launch-7-workerpool0-0", "sha256:1", {"launch.job": "7"})
+    assert (sent["Entrypoint"], sent["Cmd"]) == (["python", "x.py"], None)
+    assert sent["Env"] == ["A=1"], "no proxy of Docker's configuration"
+    assert (sent["User"], sent["Healthcheck"]["Test"]) == ("1:2", ["NONE"])
+    assert (sent["Tty"], sent["OpenStdin"]) == (False, False)
+    if network == "host":
+        assert (sent["Hostname"], sent["NetworkingConfig"]) == (None, {})
+    else:
+        assert sent["Hostname"] == "workerpool0-0"
+        assert sent["NetworkingConfig"]["EndpointsConfig"]["launch-7"]["Aliases"] == ["workerpool0-0"]
+
+
+def test_what_it_gets_of_this_machine() -> None:
+    api = Api()
+    given = settings(gpus=("2", "GPU-3"), mounts=(Mount("/out", True), Mount("/key", False)), shm=1 << 30)
+    made = containers.host_config(api, given)
+    assert (made["NetworkMode"], made["ShmSize"], made["Init"]) == ("n", 1 << 30, False)
+    assert [(one["Source"], one["Target"], one["ReadOnly"]) for one in made["Mounts"]] == [
+        ("/out", "/out", False),
+        ("/key", "/key", True),
+    ]
+    (gpus,) = made["DeviceRequests"]
+    assert (gpus["DeviceIDs"], gpus["Capabilities"], gpus["Count"]) == (["2", "GPU-3"], [["gpu"]], 0)
+    assert not containers.host_config(api, settings()).get("DeviceRequests")
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/run can't be made: Not a directory"):
+        containers.mounted(job(base=f"{tmp_path}/file/run"), {})
+
+
+class Gone:
+    """An engine that has made the network, and is not there any more."""
+
+    def create_network(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def containers(self, **_: Any) -> None:
+        raise requests.exceptions.ConnectionError("gone")
+
+
+def test_what_went_wrong_before_is_told_rather_than_that_it_can_not_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watcher:
+        monkeypatch.setattr(containers, "watch", lambda *_: watcher)
+        with pytest.raises(LaunchError, match="first"), containers.cleared(Gone(), "7", "launch-7", {}):
+            raise LaunchError("first")
+        with pytest.raises(LaunchError, match="what the job 7 left can't be removed"):  # noqa: SIM117 -- at its end
+            with containers.cleared(Gone(), "7", "launch-7", {}):
+                pass
+        assert not watcher.communicate()[0], "it was told nothing, so it has it to do"

@@ -1,0 +1,139 @@
+"""The rules that processes and containers share, on replicas that do as they are told and a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from launcher.apply import running
+from launcher.apply.running import GRACE_SECONDS, PEERS_SECONDS, Clock, Ended, Preemption, run
+
+FOREVER = float("inf")
+
+
+class World:
+    """A clock, and all that happens on it: `told` has a line for each call that has an effect."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.told: list[str] = []
+        self.at: dict[float, Callable[[], None]] = {}
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.seconds, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        for when in sorted(when for when in self.at if when <= self.seconds):
+            self.at.pop(when)()
+
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        self.told.append("entered")
+        try:
+            yield
+        finally:
+            self.told.append("cleared")
+
+
+class Fake:
+    """A replica that ends by itself after `seconds`, or so long `after` SIGTERM (with 75)."""
+
+    def __init__(
+        self, world: World, name: str, *, seconds: float = FOREVER, code: int = 0, after: float = 1, known: bool = True
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.ends = world.seconds + seconds
+        self.code = code
+        self.after = after
+        self.known = known
+        world.told.append(f"{name} started")
+
+    def poll(self) -> int | None:
+        return self.code if self.known and self.world.seconds >= self.ends else None
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            self.world.told.append(f"{self.name} SIGTERM")
+            if self.world.seconds + self.after < self.ends:
+                self.ends, self.code = self.world.seconds + self.after, 75
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.world.told.append(f"{self.name} SIGKILL")
+            self.ends, self.code = self.world.seconds, -9
+
+    def drain(self) -> None:
+        self.world.told.append(f"{self.name} drained")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def ran(world: World, *starts: Callable[[], Fake], preemption: Preemption | None = None) -> Ended:
+    started = (start() for start in starts)
+    return run(started, cleared=world.cleared(), preemption=preemption, clock=world.clock())
+
+
+def test_all_run_to_their_end_and_are_cleared_away_before_their_last_lines(world: World) -> None:
+    ended = ran(world, lambda: Fake(world, "a", seconds=3), lambda: Fake(world, "b", seconds=5))
+    assert ended == Ended({"a": 0, "b": 0}, None)
+    assert world.told == ["entered", "a started", "b started", "cleared", "a drained", "b drained"]
+    assert world.seconds == pytest.approx(5, abs=0.2)
+
+
+def test_when_one_fails_the_others_have_time_to_notice_and_are_stopped(world: World) -> None:
+    ended = ran(world, lambda: Fake(world, "a", seconds=10, code=3), lambda: Fake(world, "b"))
+    assert ended.codes == {"a": 3, "b": 75}
+    assert world.seconds == pytest.approx(10 + PEERS_SECONDS + 1, abs=0.5)
+
+
+def test_who_notices_is_not_stopped(world: World) -> None:
+    ended = ran(world, lambda: Fake(world, "a", seconds=1, code=3), lambda: Fake(world, "b", seconds=5, code=1))
+    assert ended.codes == {"a": 3, "b": 1}
+    assert "b SIGTERM" not in world.told
+
+
+def test_who_does_not_obey_is_killed_after_the_grace(world: World) -> None:
+    ended = ran(world, lambda: Fake(world, "a", seconds=1, code=3), lambda: Fake(world, "b", after=FOREVER))
+    assert ended.codes == {"a": 3, "b": -9}
+    assert world.seconds == pytest.approx(1 + PEERS_SECONDS + GRACE_SECONDS, abs=0.5)
+
+
+def test_a_preemption_begins_in_time_and_tells_how_long_it_took(world: World) -> None:
+    begun: list[float] = []
+    preemption = Preemption(60, lambda: begun.append(world.seconds))
+    ended = ran(world, lambda: Fake(world, "a", after=7), lambda: Fake(world, "b", after=2), preemption=preemption)
+    assert ended.codes == {"a": 75, "b": 75}
+    assert ended.preempted == pytest.approx(7, abs=0.2)
+    assert begun == [pytest.approx(60, abs=0.2)]
+
+
+def test_a_start_that_fails_stops_those_before_it(world: World) -> None:
+    def fails() -> Fake:
+        raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011 -- nothing but `fails` raises here
+        ran(world, lambda: Fake(world, "a"), fails)
+    assert world.told == ["entered", "a started", "a SIGTERM", "cleared", "a drained"]
+
+
+def test_an_interrupt_stops_all_and_a_second_one_kills_them(world: World) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    world.at = {5.0: interrupted, 8.0: interrupted}
+    with pytest.raises(KeyboardInterrupt):
+        ran(world, lambda: Fake(world, "a", after=FOREVER))
+    assert world.told == ["entered", "a started", "a SIGTERM", "a SIGKILL", "cleared", "a drained"]
+    assert world.seconds == pytest.approx(8, abs=0.2)
+
+
+def test_an_end_that_nobody_could_tell_is_no_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "wait", lambda *_: False)
+    assert ran(world, lambda: Fake(world, "a", known=False)).codes == {"a": -9}

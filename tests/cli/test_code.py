@@ -1,0 +1,217 @@
+"""A folder of code: what is left out, and what can't be taken is told in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import code, files
+from launcher.errors import UsageError
+from tests.cli.test_files import written
+from train import contract
+
+
+def names(folder: Path, *without: Path) -> list[str]:
+    return sorted(file.name for file in code.code(folder, frozenset(without)).files)
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    raw = os.fsencode(tmp_path) + b"/caf\xe9.py"
+    with open(raw, "wb") as file:  # noqa: PTH123 -- bytes
+        file.write(b"1")
+    assert names(tmp_path) == [os.fsdecode(b"caf\xe9.py")]
+    assert files.content(code.code(tmp_path).files).files == 1
+    (tmp_path / ".gitignore").write_bytes(b"caf\xe9.py\n.gitignore\n")
+    assert names(tmp_path) == []
+
+
+def test_rules_in_latin_1_and_with_a_byte_order_mark(tmp_path: Path) -> None:
+    written(tmp_path, a__py="", b__log="", c__tmp="")
+    (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbf*.log\r\n# caf\xe9\r\ncaf\xe9/\r\n")
+    (tmp_path / ".dockerignore").write_bytes(b"*.tmp\n.*ignore\n")
+    assert names(tmp_path) == ["a.py"]
+
+
+@pytest.mark.parametrize("line", ["!", "\\", "trailing\\", "[z-a]"])
+@pytest.mark.parametrize("name", code.IGNORE_FILES)
+def test_a_line_that_is_no_rule(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / name).write_text(f"*.log\n\n{line}\n")
+    with pytest.raises(UsageError) as caught:
+        code.code(tmp_path)
+    assert f"{tmp_path / name}:3: {line!r} is no rule" in caught.value.problem
+
+
+def test_an_ignore_file_that_can_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").mkdir()
+    with pytest.raises(UsageError, match=r"\.gitignore can't be read: Is a directory"):
+        code.code(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["missing", "a.py", "x" * 300, "x\0"])
+def test_code_that_is_no_folder(tmp_path: Path, name: str) -> None:
+    written(tmp_path, a__py="")
+    with pytest.raises(UsageError, match="isn't a folder"):
+        code.code(tmp_path / name)
+
+
+def test_run_folders_are_no_code_wherever_they_lie(tmp_path: Path) -> None:
+    written(tmp_path, a__py="")
+    for place in ("runs/a-1", "b-2", "deep/er/c-3"):
+        run = written(tmp_path / place, plan__json="{}", other="")
+        (run / contract.attempt_lock(1)).parent.mkdir()
+        (run / contract.attempt_lock(1)).write_text("{}")
+    written(tmp_path / "plans", plan__json="{}")
+    written(tmp_path / "mine" / "attempts", x="")
+    assert names(tmp_path) == ["a.py", "mine/attempts/x", "plans/plan.json"]
+
+
+def test_what_is_left_out_by_its_place(tmp_path: Path) -> None:
+    written(tmp_path, a__py="", spec__yaml="")
+    written(tmp_path / "out" / "x", b__py="")
+    assert names(tmp_path, tmp_path / "spec.yaml", tmp_path / "out") == ["a.py"]
+    assert names(tmp_path, tmp_path) == names(tmp_path, tmp_path.parent) == ["a.py", "out/x/b.py", "spec.yaml"]
+
+
+def test_links_inside_stay_links(tmp_path: Path) -> None:
+    written(tmp_path / "deep", a__py="1")
+    (tmp_path / "b.py").symlink_to("deep/a.py")
+    (tmp_path / "folder").symlink_to("deep")
+    (tmp_path / "deep" / "absolute").symlink_to(tmp_path / "deep" / "a.py")
+    (tmp_path / "dangling").symlink_to("not-yet")
+    found = {file.name: file.link for file in code.code(tmp_path).files}
+    assert found == {
+        "b.py": "deep/a.py",
+        "folder": "deep",
+        "deep/absolute": "a.py",
+        "deep/a.py": None,
+        "dangling": "not-yet",
+    }
+
+
+def test_links_that_lead_out_or_in_a_circle(tmp_path: Path) -> None:
+    folder, outside = written(tmp_path / "code", a__py=""), written(tmp_path / "outside", data="1")
+    inner = folder / "deep" / "er"
+    inner.mkdir(parents=True)
+    (inner / "up").symlink_to("../..")  # inside still
+    targets = [str(outside), "../outside/data", "deep/er/up/../outside/data", "/etc/hostname", "../gone"]
+    for target in targets:
+        (folder / "link").symlink_to(target)
+        with pytest.raises(UsageError, match=r"link is a link to .*, outside the code's folder") as caught:
+            code.code(folder)
+        assert target in caught.value.problem
+        assert ".dockerignore" in caught.value.hint
+        (folder / "link").unlink()
+    (folder / "link").symlink_to("other")
+    (folder / "other").symlink_to("link")
+    with pytest.raises(UsageError, match="which leads in a circle"):
+        code.code(folder)
+    (folder / ".dockerignore").write_text("link\nother\n")
+    assert names(folder) == [".dockerignore", "a.py", "deep/er/up"]
+
+
+def test_what_is_neither_file_nor_link_is_no_code(tmp_path: Path) -> None:
+    os.mkfifo(written(tmp_path, a__py="") / "pipe")
+    assert names(tmp_path) == ["a.py"]
+
+
+KEY = '{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\\n"}'
+
+
+def test_secrets_are_left_out_and_named(tmp_path: Path) -> None:
+    written(tmp_path, __env="A=1", __env__example="A=", a__py="1", key__json=KEY, data__json="{}", id_rsa="x")
+    written(tmp_path / "conf", server__pem="-----BEGIN RSA PRIVATE KEY-----\n", ca__pem="-----BEGIN CERTIFICATE-----")
+    written(tmp_path / ".ssh", config="x")
+    written(tmp_path / ".git", config="x")
+    found = code.code(tmp_path)
+    assert sorted(file.name for file in found.files) == [".env.example", "a.py", "conf/ca.pem", "data.json"]
+    assert sorted(found.secrets) == [".env", "conf/server.pem", "id_rsa", "key.json"]
+
+
+def test_a_link_to_a_secret_is_left_out_too(tmp_path: Path) -> None:
+    written(tmp_path, __env="A=1")
+    (tmp_path / "settings.json").symlink_to(".env")
+    (tmp_path / "mine").symlink_to(".env")
+    found = code.code(tmp_path)
+    assert {file.name: file.link for file in found.files} == {"settings.json": ".env", "mine": ".env"}
+    assert found.secrets == [".env"]  # what the links lead to isn't there
+
+
+def test_code_that_is_too_large_names_the_largest_and_reads_none(tmp_path: Path) -> None:
+    for number in range(7):
+        with (written(tmp_path) / f"w{number}.bin").open("wb") as file:
+            file.truncate((number + 1) * 400_000_000)
+    found = code.code(tmp_path).files
+    with pytest.raises(UsageError) as caught:
+        code.check_size(found, 500)
+    lines = caught.value.problem.splitlines()
+    assert lines[0] == "the code has 11,200 MB, and image.code_limit_mb is 500; the largest files:"
+    assert [line.split()[-1] for line in lines[1:]] == ["w6.bin", "w5.bin", "w4.bin", "w3.bin", "w2.bin"]
+    code.check_size(found, 11_200)
+
+
+def test_what_is_ignored_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set of a million files beside the code, or a folder that only root may read."""
+    written(tmp_path, a__py="1")
+    written(tmp_path / "data" / "deep", x="1")
+    written(tmp_path / "other", x="1")
+    looked: list[str] = []
+    scandir = os.scandir
+
+    def look(path: str) -> object:
+        looked.append(os.path.relpath(path, tmp_path))
+        if path.endswith("data"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", look)
+    with pytest.raises(UsageError, match=r"data can't be read: Permission denied") as refused:
+        code.code(tmp_path)
+    assert ".dockerignore" in refused.value.hint
+    looked.clear()
+    (tmp_path / ".dockerignore").write_text("data/\n.*\n")
+    assert names(tmp_path) == ["a.py", "other/x"]
+    assert looked == [".", "other"]
+    (tmp_path / ".dockerignore").write_text("data/\n.*\n!other\n")
+    assert names(tmp_path) == ["a.py", "other/x"]
+
+
+def test_a_rule_takes_something_in_again(tmp_path: Path) -> None:
+    written(tmp_path / "data", a="1", keep="1")
+    (tmp_path / ".dockerignore").write_text("data/*\n!data/keep\n.*\n")
+    assert names(tmp_path) == ["data/keep"]
+
+
+def test_a_link_by_the_folders_own_name_leads_to_the_same_in_the_image(tmp_path: Path) -> None:
+    folder = written(tmp_path / "code" / "deep", a__py="1").parent
+    (folder / "one").symlink_to("../code/deep/a.py")
+    (folder / "deep" / "two").symlink_to("../../code/deep")
+    (folder / "deep" / "three").symlink_to("../deep/a.py")
+    found = {file.name: file.link for file in code.code(folder).files}
+    assert found == {"one": "deep/a.py", "deep/two": ".", "deep/three": "../deep/a.py", "deep/a.py": None}
+
+
+def test_a_link_to_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "settings.json").symlink_to("pipe")
+    assert names(tmp_path) == ["settings.json"]
+
+
+def test_a_file_that_goes_away_meanwhile(tmp_path: Path) -> None:
+    found = code.code(written(tmp_path, a__py="1")).files
+    (tmp_path / "a.py").unlink()
+    with pytest.raises(UsageError, match=r"a\.py can't be read: No such file"):
+        code.check_size(found, 1)
+
+
+def test_what_a_mac_leaves_makes_no_other_image(tmp_path: Path) -> None:
+    written(tmp_path, a__py="1", __DS_Store="1")
+    assert names(tmp_path) == ["a.py"]
+
+
+def test_files_of_variables_by_any_name(tmp_path: Path) -> None:
+    written(tmp_path, prod__env="A=1", __env__local="A=1", example__env="A=", environment="x")
+    found = code.code(tmp_path)
+    assert sorted(found.secrets) == [".env.local", "prod.env"]
+    assert sorted(file.name for file in found.files) == ["environment", "example.env"]

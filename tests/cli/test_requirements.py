@@ -1,0 +1,93 @@
+"""Requirements as one text: what is included is there, and what the image can't have is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.requirements import digested, requirements
+from launcher.errors import UsageError
+
+
+def written(folder: Path, text: str, name: str = "requirements.txt") -> Path:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_file_with_what_it_includes(tmp_path: Path) -> None:
+    written(tmp_path, "einops\n-r deeper.txt\n", "more/base.txt")
+    written(tmp_path, "rich==15.0\n", "more/deeper.txt")
+    path = written(
+        tmp_path, "\ufeffnumpy>=2  # ours\n--requirement=more/base.txt\n--extra-index-url https://e.com/simple\n"
+    )
+    assert requirements(path) == "numpy>=2  # ours\neinops\nrich==15.0\n--extra-index-url https://e.com/simple\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-f https://data.pyg.org/whl/torch-2.13.0+cpu.html",
+        "--find-links=https://data.pyg.org/whl/torch.html",
+        "-c https://example.com/limits.txt",
+        "-e git+https://github.com/a/b#egg=b",
+        "mine @ https://example.com/mine-1.0-py3-none-any.whl",
+        "https://example.com/mine-1.0.tar.gz",
+        "zipp  # not a .zip",
+        "e3nn[dev]>=0.5; python_version > '3'",
+    ],
+)
+def test_addresses_are_no_files_of_this_machine(tmp_path: Path, line: str) -> None:
+    assert requirements(written(tmp_path, f"{line}\n")) == f"{line}\n"
+
+
+def test_a_password_is_told_where_it_stands(tmp_path: Path) -> None:
+    base = written(tmp_path, "rich\n--index-url https://me:hunter22@pypi.example/simple\n", "base.txt")
+    path = written(tmp_path, "numpy\nscipy\n-r base.txt\n")
+    with pytest.raises(UsageError) as refused:
+        requirements(path)
+    assert f"{base}: line 2 holds a password" in refused.value.problem
+    assert "hunter22" not in str(refused.value)
+
+
+def test_the_dependencies_of_a_pyproject_and_nothing_else_of_it(tmp_path: Path) -> None:
+    text = '[project]\nname = "x"\nversion = "1"\ndependencies = ["einops>=0.8", "rich; python_version > \'3\'"]\n'
+    one = requirements(written(tmp_path, text, "pyproject.toml"))
+    assert one == "einops>=0.8\nrich; python_version > '3'\n"
+    other = requirements(written(tmp_path, text.replace('"1"', '"2"'), "pyproject.toml"))
+    assert digested(one) == digested(other) != digested(one + "x\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("requirements.txt", "numpy\n-e .\n", "requirements.txt:2: '-e .' names something on this machine"),
+        ("requirements.txt", "./wheels/x.whl", "names something on this machine"),
+        ("requirements.txt", "mine @ file:///home/x", "names something on this machine"),
+        ("requirements.txt", "--find-links=wheels", "names something on this machine"),
+        ("requirements.txt", "-e git+file:///home/x", "names something on this machine"),
+        ("requirements.txt", "mine-1.0-py3-none-any.whl", "names something on this machine"),
+        ("requirements.txt", "wheels/mine-1.0.tar.gz ; python_version > '3'", "names something on this machine"),
+        ("requirements.txt", "-c limits.txt", "names something on this machine"),
+        ("requirements.txt", "-r gone.txt", "gone.txt can't be read: No such file"),
+        ("requirements.txt", "-r requirements.txt", "includes itself"),
+        ("requirements.txt", "--index-url https://me:hunter22@pypi.example/simple", "line 1 holds a password"),
+        ("requirements.txt", "git+https://ghp_" + "a" * 20 + "@github.com/a/b", "line 1 holds a password"),
+        ("pyproject.toml", "[project", "isn't TOML"),
+        ("pyproject.toml", "[project]\nname = 'x'\n", r"has no \[project\] dependencies"),
+        ("pyproject.toml", "project = 1\n", r"has no \[project\] dependencies"),
+        ("pyproject.toml", "[project]\ndependencies = ['x @ file:///a']\n", "names something on this machine"),
+    ],
+)
+def test_what_can_not_be_taken(tmp_path: Path, name: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        requirements(written(tmp_path, text, name))
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UsageError, match="can't be read"):
+        requirements(tmp_path / "requirements.txt")
+    with pytest.raises(UsageError, match="can't be read"):
+        requirements(tmp_path / ("x" * 300))

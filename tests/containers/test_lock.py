@@ -1,0 +1,86 @@
+"""The locks are whole, agree with the recipe, and name no place but the packages'."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from containers import lock
+from launcher.apply.registry import parse
+from launcher.cli import files
+
+HERE = Path(lock.__file__).parent
+LOCKS = ("requirements.lock", "torch-cu130.lock")
+
+LOCKED = """\
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:01 \\
+    --hash=sha256:02
+nvidia-nccl-cu13==2.29.7 ; sys_platform == 'linux' \\
+    --hash=sha256:03
+torch==2.13.0 \\
+    --hash=sha256:04
+torchmetrics==1.0 \\
+    --hash=sha256:05
+"""
+
+
+def packages(name: str) -> dict[str, str]:
+    """Name -> version of a lock's packages."""
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (HERE / name).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_each_package_has_a_version_and_hashes_and_no_address(name: str) -> None:
+    text = (HERE / name).read_text(encoding="utf-8")
+    blocks = [block for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE) if block]
+    assert len(blocks) > 10
+    for block in blocks:
+        first, *rest = block.splitlines()
+        assert re.fullmatch(r"[a-z0-9-]+==[^ ;]+( ; .+)? \\", first)
+        assert rest
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in rest)
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|file:", text)
+
+
+def test_the_locks_have_what_the_recipe_and_the_requirements_want() -> None:
+    dockerfile = (HERE / "train.Dockerfile").read_text(encoding="utf-8")
+    assert packages("torch-cu130.lock")["torch"] == lock.torch_version(dockerfile)
+    wanted = re.findall(r"^([a-z0-9-]+)", (HERE / "requirements.in").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(wanted) == {"numpy", "tensorboard", "google-cloud-storage", "google-crc32c"}
+    assert set(wanted) <= set(packages("requirements.lock"))
+    assert {"sympy", "jinja2", "filelock", "fsspec", "networkx"} <= set(packages("requirements.lock"))  # PyTorch's
+    assert not [name for name in packages("requirements.lock") if re.match(r"torch$|triton|nvidia-|cuda-", name)]
+
+
+def test_what_is_pytorchs_is_split_off_by_its_name() -> None:
+    others, torch = lock.split(LOCKED)
+    assert re.findall(r"^\S+?(?===)", others, re.MULTILINE) == ["numpy", "torchmetrics"]
+    assert re.findall(r"^\S+?(?===)", torch, re.MULTILINE) == ["nvidia-nccl-cu13", "torch"]
+    assert others.count("--hash") == 3
+    assert sorted(others + torch) == sorted(LOCKED)
+
+
+def test_the_first_base_is_the_recipes_own_and_no_digest_is_invented() -> None:
+    rows = [row.split(",") for row in (HERE / "images.lock").read_text(encoding="utf-8").splitlines()]
+    assert rows[0] == ["reference", "digest"]
+    assert f"ARG BASE={rows[1][0]}\n" in (HERE / "train.Dockerfile").read_text(encoding="utf-8")
+    assert parse(files.base_image()).tag == "3.12-slim-bookworm"
+    assert all(not digest or re.fullmatch(r"sha256:[0-9a-f]{64}", digest) for _, digest in rows[1:])
+
+
+def test_digests_are_filled_in_where_a_registry_says_them_and_stay_where_it_does_not() -> None:
+    table = "reference,digest\na/x:1,\nb/y:2,sha256:old\nc/z:3,sha256:kept\nd/w:4,\n"
+    found = {"a/x:1": "sha256:new", "b/y:2": "sha256:newer"}
+    renewed, problems = lock.renewed(table, found.get)
+    assert renewed.splitlines() == [
+        "reference,digest", "a/x:1,sha256:new", "b/y:2,sha256:newer", "c/z:3,sha256:kept", "d/w:4,",
+    ]  # fmt: skip
+    assert [problem.split(":")[0] for problem in problems] == ["c/z", "d/w"]
+
+
+def test_a_registry_that_does_not_answer_has_no_digest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lock.digest("localhost:9/no/such:1", {"PATH": ""}) is None
+    assert "localhost:9" in capsys.readouterr().err

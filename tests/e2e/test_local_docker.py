@@ -1,0 +1,256 @@
+"""`launch local --docker`: the replicas of a request as real containers, and nothing of them left."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from launcher.apply.settings import LABEL
+from tests.e2e.engine import Running
+from tests.e2e.running import run, started
+
+pytestmark = pytest.mark.e2e
+
+PREEMPTED = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(os.environ["LAUNCH_RUN_FOLDER"])
+def told(*_):
+    print("pid", os.getpid(), "saves", flush=True)
+    (folder / "saved").write_text("")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, told)
+if (folder / "saved").exists():
+    sys.exit(0)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+PRIMARY = """
+import json, os, socket, sys, time
+host, _, port = json.loads(os.environ["CLUSTER_SPEC"])["cluster"]["workerpool0"][0].rpartition(":")
+"""
+
+LISTENS = (
+    PRIMARY
+    + """
+with socket.create_server(("", int(port))) as server:
+    print("from", server.accept()[0].recv(99).decode(), "to", socket.gethostname())
+"""
+)
+
+CONNECTS = (
+    PRIMARY
+    + """
+deadline = time.monotonic() + 20
+while True:
+    try:
+        with socket.create_connection((host, int(port)), 5) as peer:
+            sys.exit(peer.sendall(socket.gethostname().encode()))
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.1)
+"""
+)
+
+ASKS = """
+import os, urllib.request
+print(urllib.request.urlopen(os.environ["STORAGE_EMULATOR_HOST"]).read().decode(), end=" ", flush=True)
+print(open(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read(), flush=True)
+"""
+
+
+class Docker:
+    """The engine, what it has of any job's, and a folder to run `launch` in."""
+
+    def __init__(self, env: Mapping[str, str], image: str, folder: Path) -> None:
+        self.env = dict(env)
+        self.image = image
+        self.folder = folder
+        self.api: Any = docker.APIClient(version="auto", base_url=env["DOCKER_HOST"])
+
+    def left(self) -> list[str]:
+        """Containers and networks of jobs."""
+        filters = {"label": LABEL}
+        containers = [one["Names"][0] for one in self.api.containers(all=True, filters=filters)]
+        return [*containers, *(one["Name"] for one in self.api.networks(filters=filters))]
+
+    def request(self, *codes: str, image: str = "", output: Path | None = None, **container: Any) -> Path:
+        """A request with a pool for each line of Python; the first has one replica, as have the others."""
+        pools = [
+            {"containerSpec": {"imageUri": image or self.image, "command": ["python3", "-uc", code], **container}}
+            for code in codes
+        ]
+        spec: dict[str, Any] = {"workerPoolSpecs": pools}
+        if output:
+            spec["baseOutputDirectory"] = {"outputUriPrefix": str(output)}
+            for pool in pools:
+                pool["containerSpec"]["env"] = [{"name": "LAUNCH_RUN_FOLDER", "value": str(output)}]
+        path = self.folder / "request.json"
+        path.write_text(json.dumps({"displayName": "job", "jobSpec": spec}))
+        return path
+
+    def local(
+        self, request: Path, *flags: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return run("local", "--docker", "--request", request, *flags, cwd=self.folder, env={**self.env, **(env or {})})
+
+    def start(self, request: Path) -> subprocess.Popen[str]:
+        return started("local", "--docker", "--request", request, cwd=self.folder, env=self.env)
+
+    def changed(self, *changes: str, files: Mapping[str, bytes] | None = None) -> str:
+        """The image with changes (`USER 1000`) and executable files in /; its id."""
+        made = self.api.create_container(self.image, ["true"])
+        try:
+            if files:
+                self.api.put_archive(made, "/", archive(files))
+            return str(self.api.commit(made, changes=list(changes))["Id"])
+        finally:
+            self.api.remove_container(made)
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def engine(containers: Running, tmp_path: Path) -> Iterator[Docker]:
+    """The engine, of which all jobs have gone at the end."""
+    made = Docker(containers.environ, containers.base, tmp_path)
+    with contextlib.closing(made.api):
+        yield made
+        assert made.left() == []
+
+
+def until(true: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.1)
+
+
+def test_two_replicas_see_each_other_by_their_names(engine: Docker) -> None:
+    ran = engine.local(engine.request(LISTENS, CONNECTS))
+    assert ran.returncode == 0, ran.stderr
+    assert "[workerpool0-0] from workerpool1-0 to workerpool0-0" in ran.stderr
+    assert f"in containers of {engine.image}; image, command" in ran.stderr
+    assert f"image     {engine.image}" in ran.stdout
+
+
+def test_two_jobs_beside_each_other(engine: Docker) -> None:
+    request = engine.request(LISTENS, CONNECTS)
+    running = [engine.start(request) for _ in range(2)]
+    for process in running:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+
+
+def test_it_is_as_in_a_container_of_vertex(engine: Docker) -> None:
+    code = "import os, shutil; print('I', os.getpid(), shutil.disk_usage('/dev/shm').total >> 20, *sorted(os.environ))"
+    image = engine.changed("ENV OWN=1", "USER 1000:1000", 'ENTRYPOINT ["python3", "-c"]', f"CMD {json.dumps([code])}")
+    ran = engine.local(engine.request("", image=image, command=[]), env={"CANARY": "1"})
+    assert ran.returncode == 0, ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("[workerpool0-0] I ")]
+    pid, shm, *names = line.split()[2:]
+    assert pid == "1"
+    assert int(shm) > 1000
+    assert set(names) >= {"CLUSTER_SPEC", "CLOUD_ML_JOB_ID", "OWN", "PATH"}
+    assert not {"CANARY", "DOCKER_HOST", "CLOUDSDK_CORE_PROJECT"} & set(names)
+
+
+def test_a_replica_that_fails(engine: Docker) -> None:
+    ran = engine.local(engine.request("import time; time.sleep(1)", "raise SystemExit(7)"), "-o", "json")
+    assert ran.returncode == 3
+    assert json.loads(ran.stdout)["exit_codes"] == {"workerpool0-0": 0, "workerpool1-0": 7}
+    assert "workerpool1-0 exited with 7" in ran.stderr
+
+
+def test_a_preemption_reaches_pid_1_which_saves_as_who_asked(engine: Docker, tmp_path: Path) -> None:
+    """The image's own user could not write here, and nobody else could remove what it wrote."""
+    folder, image = tmp_path / "out" / "run", engine.changed("USER 1000:1000")
+    ran = engine.local(engine.request(PREEMPTED, image=image, output=folder), "--preempt-after", "6s")
+    assert ran.returncode == 0, ran.stderr
+    assert "[workerpool0-0] pid 1 saves" in ran.stderr
+    assert "workerpool0-0 exited with 75 (saved)" in ran.stderr
+    assert (folder / "saved").stat().st_uid == os.getuid()
+    assert (folder / "saved").stat().st_gid == os.getgid()
+    assert "preempted after 6 s" in ran.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_launch_nothing_is_left(engine: Docker, tmp_path: Path, signum: signal.Signals) -> None:
+    folder = tmp_path / "out" / "run"
+    process = engine.start(engine.request(PREEMPTED, output=folder))
+    assert process.stderr
+    lines = iter(process.stderr.readline, "")
+    assert any("[workerpool0-0] ready" in line for line in lines)
+    assert len(engine.left()) == 2
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    assert process.returncode == (-9 if signum == signal.SIGKILL else 128 + signum)
+    until(lambda: not engine.left())
+    assert (folder / "saved").exists()
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Plays an endpoint."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
+        pass
+
+
+def test_an_endpoint_on_loopback_is_reached(engine: Docker, tmp_path: Path) -> None:
+    key = tmp_path / "key.json"
+    key.write_text("the key")
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        env = {"STORAGE_EMULATOR_HOST": place, "GOOGLE_APPLICATION_CREDENTIALS": "key.json"}
+        ran = engine.local(engine.request(ASKS + LISTENS, ASKS + CONNECTS), env=env)
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    assert "[workerpool0-0] hello the key" in ran.stderr
+    assert "[workerpool1-0] hello the key" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["no-such-program"], "no-such-program: no such command in the image"),
+        (["/etc/passwd"], "/etc/passwd: no program in the image"),
+        (["/foreign"], "exec format error"),
+    ],
+)
+def test_what_the_image_can_not_run(engine: Docker, command: list[str], words: str) -> None:
+    image = engine.changed(files={"foreign": b"\x01no program of this machine"})
+    ran = engine.local(engine.request("", image=image, command=command))
+    assert ran.returncode == 1
+    assert "error: workerpool0-0" in ran.stderr
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr

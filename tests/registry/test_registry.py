@@ -1,0 +1,219 @@
+"""The registry itself: as strict as real ones, so that a client can't be right here and wrong there."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import pytest
+
+from tests.registry import Basic, Bearer, CutOff, FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Torn, digest
+
+OCI = "application/vnd.oci.image.manifest.v1+json"
+
+
+class Answer(NamedTuple):
+    """Status, headers and body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        """The first error's code."""
+        return str(json.loads(self.body)["errors"][0]["code"])
+
+
+def ask(
+    registry: OciRegistry, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> Answer:
+    """One request on a connection of its own."""
+    connection = http.client.HTTPConnection(registry.host, timeout=10)
+    try:
+        url = urlsplit(path)
+        connection.request(method, f"{url.path}?{url.query}" if url.query else url.path, body, dict(headers or {}))
+        response = connection.getresponse()
+        return Answer(response.status, {key.lower(): value for key, value in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def registry() -> Iterator[OciRegistry]:
+    """Open to everybody."""
+    with OciRegistry() as running:
+        yield running
+
+
+def begun(registry: OciRegistry) -> str:
+    """The address of a new upload."""
+    answer = ask(registry, "POST", "/v2/a/b/blobs/uploads/")
+    assert answer.status == 202
+    return answer.headers["location"]
+
+
+def manifest(config: bytes, size: int | None = None) -> bytes:
+    """An image without layers."""
+    settings = {"mediaType": "x", "digest": digest(config), "size": len(config) if size is None else size}
+    return json.dumps({"schemaVersion": 2, "mediaType": OCI, "config": settings, "layers": []}).encode()
+
+
+def test_pieces_must_follow_one_another(registry: OciRegistry) -> None:
+    place = begun(registry)
+    first = ask(registry, "PATCH", place, b"abc", {"Content-Range": "0-2"})
+    assert (first.status, first.headers["range"]) == (202, "0-2")
+    assert ask(registry, "PATCH", place, b"abc", {"Content-Range": "0-2"}).status == 416
+    assert ask(registry, "PATCH", place, b"f", {"Content-Range": "5-5"}).status == 416
+    status = ask(registry, "GET", place)
+    assert (status.status, status.headers["range"]) == (204, "0-2")
+    assert ask(registry, "PATCH", place, b"de").status == 202, "a stream has no range"
+    done = ask(registry, "PUT", f"{place}?digest={digest(b'abcdef')}", b"f")
+    assert (done.status, done.headers["docker-content-digest"]) == (201, digest(b"abcdef"))
+    assert ask(registry, "GET", f"/v2/a/b/blobs/{digest(b'abcdef')}").body == b"abcdef"
+    assert ask(registry, "GET", place).code == "BLOB_UPLOAD_UNKNOWN"
+
+
+def test_a_digest_that_isnt_the_bytes(registry: OciRegistry) -> None:
+    answer = ask(registry, "PUT", f"{begun(registry)}?digest={digest(b'x')}", b"y")
+    assert (answer.status, answer.code) == (400, "DIGEST_INVALID")
+    assert ask(registry, "HEAD", f"/v2/a/b/blobs/{digest(b'x')}").status == 404
+
+
+def test_a_cancelled_upload_is_gone(registry: OciRegistry) -> None:
+    place = begun(registry)
+    assert ask(registry, "DELETE", place).status == 204
+    assert ask(registry, "PATCH", place, b"x").status == 404
+
+
+def test_an_upload_belongs_to_its_repository(registry: OciRegistry) -> None:
+    place = begun(registry).replace("/a/b/", "/a/c/")
+    assert ask(registry, "PATCH", place, b"x").status == 404
+
+
+def test_a_manifest_is_checked(registry: OciRegistry) -> None:
+    kind, put = {"Content-Type": OCI}, "/v2/a/b/manifests/t"
+    assert ask(registry, "PUT", put, manifest(b"{}"), kind).code == "MANIFEST_BLOB_UNKNOWN"
+    registry.store.add("a/b", b"{}")
+    assert ask(registry, "PUT", put, manifest(b"{}", size=3), kind).code == "SIZE_INVALID"
+    assert ask(registry, "PUT", put, b"[]", kind).code == "MANIFEST_INVALID"
+    assert ask(registry, "PUT", put, manifest(b"{}"), {"Content-Type": "text/plain"}).code == "MANIFEST_INVALID"
+    wrong = f"/v2/a/b/manifests/{digest(b'other')}"
+    assert ask(registry, "PUT", wrong, manifest(b"{}"), kind).code == "DIGEST_INVALID"
+    assert registry.tag("a/b", "t") is None
+    assert ask(registry, "PUT", put, manifest(b"{}"), kind).status == 201
+    assert ask(registry, "GET", "/v2/a/b/tags/list").body == b'{"tags": ["t"]}'
+
+
+def test_a_manifest_is_given_to_who_accepts_it(registry: OciRegistry) -> None:
+    registry.store.add("a/b", b"{}")
+    registry.store.put("a/b", "t", OCI, manifest(b"{}"))
+    assert ask(registry, "GET", "/v2/a/b/manifests/t").code == "MANIFEST_UNKNOWN"
+    assert ask(registry, "GET", "/v2/a/b/manifests/t", headers={"Accept": f"text/plain, {OCI}"}).status == 200
+
+
+def test_a_mount_needs_the_blob(registry: OciRegistry) -> None:
+    found = registry.store.add("a/b", b"x")
+    query = urlencode({"mount": found, "from": "a/b"})
+    assert ask(registry, "POST", f"/v2/c/blobs/uploads/?{query}").status == 201
+    assert ask(registry, "HEAD", f"/v2/c/blobs/{found}").status == 200
+    query = urlencode({"mount": found, "from": "elsewhere"})
+    assert ask(registry, "POST", f"/v2/d/blobs/uploads/?{query}").status == 202
+    assert ask(registry, "HEAD", f"/v2/d/blobs/{found}").status == 404
+    assert registry.steps == ["mount", "blob.head", "mount", "blob.head"]
+
+
+def test_repositories_that_must_be_made_first() -> None:
+    with OciRegistry(repositories=["project/launch"]) as registry:
+        assert ask(registry, "POST", "/v2/project/launch/train/blobs/uploads/").status == 202
+        assert ask(registry, "POST", "/v2/project/launcher/blobs/uploads/").code == "NAME_UNKNOWN"
+
+
+def test_an_old_registry_loses_a_broken_upload() -> None:
+    with OciRegistry(resumes=False) as registry:
+        place = begun(registry)
+        second = ask(registry, "PATCH", place, b"abc").headers["location"]
+        assert ask(registry, "GET", place).status == 404, "an outdated address"
+        assert ask(registry, "GET", second).status == 204
+        registry.faults.add(Fault("upload.chunk", CutOff(1)))
+        with pytest.raises(ConnectionError):
+            ask(registry, "PATCH", second, b"def")
+        assert ask(registry, "GET", second).status == 404
+
+
+def test_faults_are_counted(registry: OciRegistry) -> None:
+    fault = registry.faults.add(Fault("manifest.*", Refuse(503, retry_after=3), after=1, times=2))
+    answers = [ask(registry, "GET", "/v2/a/manifests/t") for _ in range(4)]
+    assert [answer.status for answer in answers] == [404, 503, 503, 404]
+    assert answers[1].headers["retry-after"] == "3"
+    assert registry.faults.used[fault] == 2
+
+
+def test_what_becomes_of_a_body(registry: OciRegistry) -> None:
+    for effect, kept in ((Reset(), 0), (Lost(), 3), (CutOff(2), 2)):
+        place = begun(registry)
+        registry.faults.add(Fault("upload.chunk", effect))
+        with pytest.raises(ConnectionError):
+            ask(registry, "PATCH", place, b"abc")
+        assert ask(registry, "GET", place).headers["range"] == f"0-{max(kept - 1, 0)}"
+    registry.faults.add(Fault("upload.finish", Torn()))
+    assert ask(registry, "PUT", f"{begun(registry)}?digest={digest(b'x')}", b"x").code == "DIGEST_INVALID"
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """The header of a login."""
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+
+
+def test_passwords() -> None:
+    with OciRegistry(access=Basic({"me": "x"})) as registry:
+        refused = ask(registry, "GET", "/v2/")
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, 'Basic realm="registry"')
+        assert ask(registry, "GET", "/v2/", headers=basic("me", "y")).status == 401
+        assert ask(registry, "GET", "/v2/", headers=basic("me", "x")).status == 200
+
+
+def token(registry: OciRegistry, *scopes: str, headers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header of a token for some scopes."""
+    query = "&".join(f"scope={quote(scope)}" for scope in scopes)
+    answer = ask(registry, "GET", f"/token?{query}", headers=headers)
+    assert answer.status == 200
+    return {"Authorization": f"Bearer {json.loads(answer.body)['token']}"}
+
+
+def test_tokens_are_for_their_scopes_and_die() -> None:
+    time = FakeTime()
+    with OciRegistry(access=Bearer({"me": "x"}, lifetime=60, clock=time.now)) as registry:
+        post = ("POST", "/v2/a/blobs/uploads/")
+        refused = ask(registry, *post)
+        assert refused.status == 401
+        assert 'scope="repository:a:pull,push"' in refused.headers["www-authenticate"]
+        pull = token(registry, "repository:a:pull", headers=basic("me", "x"))
+        assert 'error="insufficient_scope"' in ask(registry, *post, headers=pull).headers["www-authenticate"]
+        push = token(registry, "repository:a:pull,push", headers=basic("me", "x"))
+        assert ask(registry, *post, headers=push).status == 202
+        assert ask(registry, "POST", "/v2/b/blobs/uploads/", headers=push).status == 401
+        mount = ("POST", f"/v2/a/blobs/uploads/?mount={digest(b'x')}&from=b")
+        assert ask(registry, *mount, headers=push).status == 401, "the source must be readable too"
+        both = token(registry, "repository:a:pull,push", "repository:b:pull", headers=basic("me", "x"))
+        assert ask(registry, *mount, headers=both).status == 202
+        time.advance(60)
+        assert 'error="invalid_token"' in ask(registry, *post, headers=push).headers["www-authenticate"]
+
+
+def test_a_token_service_knows_who_asks() -> None:
+    access = Bearer({"me": "x"}, identity_tokens={"me": "1d"}, reads={None: frozenset({"public"})}, denies=403)
+    with OciRegistry(access=access) as registry:
+        assert ask(registry, "GET", "/token?scope=repository:a:pull", headers=basic("me", "y")).status == 401
+        nobody = token(registry, "repository:public:pull,push", "repository:a:pull")
+        assert ask(registry, "HEAD", f"/v2/public/blobs/{digest(b'x')}", headers=nobody).status == 404
+        assert ask(registry, "POST", "/v2/public/blobs/uploads/", headers=nobody).code == "DENIED"
+        assert ask(registry, "HEAD", f"/v2/a/blobs/{digest(b'x')}", headers=nobody).status == 403
+        for value, status in (("1d", 200), ("2d", 401)):
+            form = urlencode({"grant_type": "refresh_token", "refresh_token": value, "scope": "repository:a:pull"})
+            assert ask(registry, "POST", "/token", form.encode()).status == status
+        assert access.asked[-1] == ("me", ("repository:a:pull",))
