@@ -292,13 +292,15 @@ TITLES = {
 def main() -> None:
     """Measure, print, and with --write keep the tables under benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="*", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--pause-steps", type=int, default=200)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     options = parser.parse_args()
+    if unknown := set(options.what) - set(TITLES):
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
     tables = {
         "save": lambda: save(options.gigabytes, options.runs),
         "overhead": lambda: overhead(options.steps, options.runs),
@@ -307,7 +309,7 @@ def main() -> None:
     }
     today = datetime.now(UTC).date().isoformat()
     text = f"# Checkpoints, {today}\n\n{described('torch', 'google-cloud-storage')}.\n"
-    for what in options.what:
+    for what in options.what or TITLES:
         text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
         print(text, flush=True)
     if options.write:

@@ -1,6 +1,6 @@
 """From an edit to a digest in the registry: appended by launch, beside an engine that builds and pushes.
 
-    python -m benchmarks.containers [hash] [edit] [cold] [--runs N] [--write]
+    python -m benchmarks.containers [hash] [edit] [cold --prune] [--runs N] [--write]
 
 `hash` needs nothing. The others need a Docker engine (DOCKER_HOST), the docker command, and a spec (--spec) whose
 image.repository is a registry on this machine and whose dependency image is there (`launch push SPEC` makes it). The
@@ -103,13 +103,8 @@ class Job:
             subprocess.run(["docker", *words], check=True, capture_output=True)
 
     def forget(self) -> None:
-        """Take all images of this registry away from the engine, as on a machine that has never seen them."""
-        host = self.repository.partition("/")[0]
-        for name in {host, host.replace("127.0.0.1", "localhost")}:
-            listing = ["docker", "images", "--quiet", "--no-trunc"]
-            listing += [f"--filter=reference={name}/*", f"--filter=reference={name}/*/*"]
-            found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
-            subprocess.run(["docker", "rmi", "--force", *set(found)], check=False, capture_output=True)
+        """Take all images away from the engine, as on a machine that has never seen them."""
+        subprocess.run(["docker", "image", "prune", "--all", "--force"], check=True, capture_output=True)
 
     def compressed(self) -> int:
         """Bytes of the code's files, each compressed by itself: the least that must travel."""
@@ -187,13 +182,18 @@ TITLES = {"hash": "Listing and hashing", "edit": "An edit", "cold": "An edit on 
 def main() -> None:
     """Measure, print, and with --write keep the tables under benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.containers", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="*", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--spec", type=Path, help="a spec whose image.repository is a registry on this machine")
+    parser.add_argument("--prune", action="store_true", help="`cold` may remove all images from the engine")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     options = parser.parse_args()
+    if unknown := set(options.what) - set(TITLES):
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
     if options.what != ["hash"] and options.spec is None:
         parser.error("edit and cold need --spec")
+    if "cold" in (options.what or TITLES) and not options.prune:
+        parser.error("cold removes all images from the engine of DOCKER_HOST: say --prune if it may")
     tables = {
         "hash": lambda: hashing(options.runs),
         "edit": lambda: edit(options.spec.resolve(), options.runs),
@@ -201,7 +201,7 @@ def main() -> None:
     }
     today = datetime.now(UTC).date().isoformat()
     text = f"# Containers, {today}\n\n{described('docker', 'requests')}.\n"
-    for what in options.what:
+    for what in options.what or TITLES:
         text += "\n".join(["", f"## {TITLES[what]}", "", *tables[what](), ""])
         print(text, flush=True)
     if options.write:

@@ -124,9 +124,13 @@ def test_secrets_are_left_out_and_named(tmp_path: Path) -> None:
     written(tmp_path / "conf", server__pem="-----BEGIN RSA PRIVATE KEY-----\n", ca__pem="-----BEGIN CERTIFICATE-----")
     written(tmp_path / ".ssh", config="x")
     written(tmp_path / ".git", config="x")
+    written(tmp_path / "aws", credentials="x", config__ini="aws_secret_access_key = x\n", other__ini="region = x\n")
+    written(tmp_path / "hf", hf_token__txt="x", tokens__txt="a b", token__py="")
     found = code.code(tmp_path)
-    assert sorted(file.name for file in found.files) == [".env.example", "a.py", "conf/ca.pem", "data.json"]
-    assert sorted(found.secrets) == [".env", "conf/server.pem", "id_rsa", "key.json"]
+    taken = [".env.example", "a.py", "aws/other.ini", "conf/ca.pem", "data.json", "hf/token.py", "hf/tokens.txt"]
+    assert sorted(file.name for file in found.files) == taken
+    secrets = [".env", "aws/config.ini", "aws/credentials", "conf/server.pem", "hf/hf_token.txt", "id_rsa", "key.json"]
+    assert sorted(found.secrets) == secrets
 
 
 def test_a_link_to_a_secret_is_left_out_too(tmp_path: Path) -> None:

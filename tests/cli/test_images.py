@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -221,6 +222,24 @@ def test_a_missing_repository_is_told_before_anything_is_built(tmp_path: Path, b
         ran = refused(spec, "--builder", builder)
     assert f"{registry.host}/p/r/dependencies: there is no such repository" in ran.err
     assert "socket" not in ran.err
+
+
+def test_a_protected_registry_takes_what_dockers_configuration_says(
+    job: Path, registry: OciRegistry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    registry.access = Bearer({"me": "right"})
+    folder = tmp_path_factory.mktemp("docker")
+    auth = base64.b64encode(b"me:right").decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+    steps = len(registry.steps)
+    ran = launch("push", job, "-o", "json", env={**NO_ENGINE, "DOCKER_CONFIG": str(folder)})
+    assert ran.code == 0, ran.shown
+    found = json.loads(ran.out)
+    assert found["how"] == "appended"
+    assert "token" in registry.steps[steps:]
+    assert registry.tag("p/r/train", found["image"].rpartition(":")[2]) == found["reference"].partition("@")[2]
+    assert "right" not in ran.shown
+    assert auth not in ran.shown
 
 
 def test_a_tag_that_moves_does_not_move_the_digest(job: Path, registry: OciRegistry) -> None:
