@@ -48,9 +48,11 @@ def base_image() -> str:
 
 def names_below(folder: Path) -> Iterator[str]:
     """All files below a folder of launch's own."""
-    for parent, folders, names in os.walk(folder):
+    top = str(folder)
+    for parent, folders, names in os.walk(top):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in names)
+        below = f"{parent[len(top) + 1 :]}/".lstrip("/")
+        yield from (below + name for name in names)
 
 
 def single(field: str, path: Path) -> Content:
@@ -62,6 +64,11 @@ def single(field: str, path: Path) -> Content:
     if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
         raise UsageError(f"{field}: {path} isn't a file", "It is relative to the spec's file.")
     return content([File(path.name, path)])
+
+
+def of_text(text: str) -> Content:
+    """The same text is the same content, whatever its file's name."""
+    return Content(digest=hashlib.sha256(text.encode()).hexdigest(), files=1, size=len(text.encode()))
 
 
 def content(files: Iterable[File]) -> Content:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from launcher import __version__
-from launcher.cli import code, files, gcloud, requirements
+from launcher.cli import code, files, gcloud
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
@@ -73,7 +73,7 @@ def gather(
         trainer=files.content(source.trainer) if training else EMPTY,
         base=files.base_image() if training else "",
         code=content,
-        requirements=requirements.digested(source.requirements) if source.requirements else EMPTY,
+        requirements=files.of_text(source.requirements) if source.requirements else EMPTY,
         torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
         run_id=flags.run_id,
@@ -133,8 +133,12 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
 
 def own_requirements(spec: JobSpec, beside: Path | None) -> str:
     """The text of `image.requirements`, empty where there is none. Raises UsageError."""
-    path = below(beside, requirements.FIELD, spec.image.requirements)
-    return requirements.requirements(path) if path else ""
+    path = below(beside, "image.requirements", spec.image.requirements)
+    if path is None:
+        return ""
+    from launcher.cli.requirements import requirements
+
+    return requirements(path)
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:

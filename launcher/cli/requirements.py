@@ -6,13 +6,11 @@ anything is built.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.plan.model import Content
 
 FIELD = "image.requirements"
 INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]*(\S+)")
@@ -30,11 +28,6 @@ def requirements(path: Path) -> str:
         UsageError: it can't be read, holds a password, or names what the image can't have.
     """
     return of_pyproject(path) if path.name == "pyproject.toml" else "".join(with_included(path, ()))
-
-
-def digested(text: str) -> Content:
-    """The same text is the same content, whatever its file's name."""
-    return Content(digest=hashlib.sha256(text.encode()).hexdigest(), files=1, size=len(text.encode()))
 
 
 def read(path: Path) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.requirements import digested, requirements
+from launcher.cli.files import of_text
+from launcher.cli.requirements import requirements
 from launcher.errors import UsageError
 
 
@@ -56,7 +57,7 @@ def test_the_dependencies_of_a_pyproject_and_nothing_else_of_it(tmp_path: Path) 
     one = requirements(written(tmp_path, text, "pyproject.toml"))
     assert one == "einops>=0.8\nrich; python_version > '3'\n"
     other = requirements(written(tmp_path, text.replace('"1"', '"2"'), "pyproject.toml"))
-    assert digested(one) == digested(other) != digested(one + "x\n")
+    assert of_text(one) == of_text(other) != of_text(one + "x\n")
 
 
 @pytest.mark.parametrize(
