@@ -50,10 +50,7 @@ def gather(
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
     folder = code_folder(spec, beside) if training else None
-    found = code.code(folder, no_code(spec, path, target)) if folder else code.Code([], [])
-    if folder and spec.run.script:
-        check_script(spec.run.script, folder, [file.name for file in found.files])
-    code.check_size(found.files, spec.image.code_limit_mb)
+    found = own_code(spec, folder, no_code(spec, path, target))
     content = files.content(found.files) if folder else EMPTY
     source = Source(
         recipe=tuple(files.recipe()) if training else (),
@@ -80,6 +77,17 @@ def gather(
         training=training,
     )
     return Inputs(spec, context, folder, source)
+
+
+def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code.Code:
+    """The user's files, which are not too many, and `run.script` is among them. Raises UsageError."""
+    if folder is None:
+        return code.Code([], [])
+    found = code.code(folder, without)
+    if spec.run.script:
+        check_script(spec.run.script, folder, [file.name for file in found.files])
+    code.check_size(found.files, spec.image.code_limit_mb)
+    return found
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:
