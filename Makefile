@@ -21,7 +21,8 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
 test: $(INSTALLED) ## The tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile --ignore=tests/train
+	$(BIN)/pytest -q tests/train # by itself: these start processes of their own, and stop them within seconds
 	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
 
 e2e: $(INSTALLED) ## The whole way, with real processes

@@ -49,8 +49,18 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes (pytest -n 2) is done: what it skipped was skipped. All of them collect every file."""
+    kept = node.config.stash[SKIPPED]
+    kept.extend(line for line in getattr(node, "workeroutput", {}).get("skipped", ()) if line not in kept)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Turn skips into a failure where they are forbidden."""
+    if hasattr(session.config, "workeroutput"):  # the process that started this one decides
+        session.config.workeroutput["skipped"] = session.config.stash[SKIPPED]
+        return
     passed = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if session.config.stash[SKIPPED] and os.environ.get(NO_SKIPS) == "1" and passed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

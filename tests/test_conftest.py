@@ -51,9 +51,10 @@ def test_by_expectation():
 }
 
 
-def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path) -> None:
-    allowed = _pytest(tmp_path, SKIPS, no_skips="")
-    forbidden = _pytest(tmp_path, SKIPS, no_skips="1")
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path, processes: str) -> None:
+    allowed = _pytest(tmp_path, SKIPS, no_skips="", processes=processes)
+    forbidden = _pytest(tmp_path, SKIPS, no_skips="1", processes=processes)
     assert allowed.returncode == pytest.ExitCode.OK, allowed.stdout
     assert forbidden.returncode == pytest.ExitCode.TESTS_FAILED, forbidden.stdout
     told = forbidden.stdout.partition("FAILED: 4 skipped, and LAUNCH_NO_SKIPS=1 allows none")[2]
@@ -71,10 +72,13 @@ def test_a_session_without_skips_passes(tmp_path: Path) -> None:
     assert "allows none" not in done.stdout
 
 
-def _pytest(folder: Path, files: dict[str, str], no_skips: str) -> subprocess.CompletedProcess[str]:
-    """A session of its own in `folder`, under our conftest.py."""
+def _pytest(
+    folder: Path, files: dict[str, str], no_skips: str, processes: str = "0"
+) -> subprocess.CompletedProcess[str]:
+    """A session of its own in `folder`, under our conftest.py; in as many processes (0: in its own)."""
     for name, text in {**files, "conftest.py": CONFTEST.read_text()}.items():
         (folder / name).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider"]
+    command += ["--rootdir", str(folder), str(folder)]
     environment = {**os.environ, "LAUNCH_NO_SKIPS": no_skips, "PYTHONPATH": str(CONFTEST.parent.parent)}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False)

@@ -47,6 +47,7 @@ EVERYTHING = {
     "machine": {"type": "a3-highgpu-8g", "nodes": 3, "boot_disk_gb": 200, "boot_disk_type": "pd-ssd"},
     "provisioning": "reservation:projects/p/zones/us-central1-a/reservations/y",
     "regions": ["us-central1"],
+    "image": {"base": "us-docker.pkg.dev/p/r/with-the-plugin@sha256:" + "1" * 64},
     "run": {"command": ["echo", *NASTY]},
     "env": {f"V{n}": value for n, value in enumerate(NASTY[:60]) if value},
     "output": "gs://my-bucket/runs",

@@ -42,6 +42,10 @@ The trainer's checkpoint interval comes from it."""
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, read on the node; never a value."""
 
+ENDED: Final = "LAUNCH_ENDED"
+"""JSON: the ids of the run's jobs that had ended when this one was made. Only in the request of a launch that could
+write no lock for it, or that knows of such jobs: their claims (`claim`) hold no more."""
+
 NCCL_SCRIPT: Final = "LAUNCH_NCCL_SCRIPT"
 """A shell script of the machine's image that sets NCCL up for its network; the node sources it if it is there."""
 
@@ -146,6 +150,20 @@ def attempt_lock(attempt: int) -> str:
 def attempt_end(attempt: int) -> str:
     """Name of how an attempt ended (JSON: exit_codes, seconds, time), where whoever started it was there to see it."""
     return f"{ATTEMPTS}/{attempt:04d}.end.json"
+
+
+def attempt_job(attempt: int) -> str:
+    """Name of the job that came of an attempt in the cloud (JSON: name, the resource's)."""
+    return f"{ATTEMPTS}/{attempt:04d}.job"
+
+
+def attempt_verdict(attempt: int) -> str:
+    """Name of how an attempt in the cloud ended, and what that means (JSON: state, kind, scope, cause, fix, time)."""
+    return f"{ATTEMPTS}/{attempt:04d}.verdict.json"
+
+
+NOW: Final = "attempts/now"
+"""Written to ask the bucket what time it is."""
 
 
 def claim(attempt: int) -> str:

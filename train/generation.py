@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.cluster import Cluster
@@ -20,7 +20,8 @@ from train.process import Child
 @dataclass(frozen=True)
 class Plan:
     """What this node starts in every generation: `env` is its environment, `processes` how many torchrun starts, `gpus`
-    how many GPUs they can see, `code` the folder of the user's code, and `spool` that of what waits to be sent."""
+    how many GPUs they can see, `code` the folder of the user's code, `spool` that of what waits to be sent, and
+    `secrets` what only its processes may know."""
 
     task: Task
     cluster: Cluster
@@ -31,6 +32,7 @@ class Plan:
     run: str
     restarts: int | None = None
     spool: Path | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -86,7 +88,8 @@ def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:
     prepare_notice(paths.notice)
     inner = timing.grace - timing.report
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
-    return Child(argv, child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
+    env = {**plan.env, **plan.secrets}
+    return Child(argv, child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
 
 
 def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:

@@ -28,8 +28,9 @@ from train.leftovers import Leftovers, spool_folder
 from train.outcome import End, Outcome, decided
 from train.patiently import patiently
 from train.process import adopt_orphans
-from train.record import DuplicateError, Record
+from train.record import DuplicateError, Record, ended_jobs
 from train.referee import Referee
+from train.secrets import AwayError, secrets_of
 from train.storage import LocalFolder, UnreachableError, open_storage
 from train.text import Text
 
@@ -132,7 +133,8 @@ class Node:
         record = Record(storage).within(self._timing.ask)
         if reason := self._patiently(record.terminal):
             raise TerminalError(f"this run must not be started again: {reason}")
-        self._attempt = self._patiently(lambda: record.take(self._environ.get(contract.JOB_ID)))
+        job, ended = self._environ.get(contract.JOB_ID), ended_jobs(self._environ)
+        self._attempt = self._patiently(lambda: record.take(job, ended))
         self._record = Record(storage)
         spool = None
         if not isinstance(storage, LocalFolder):  # what is written to this machine's disk needs no spool on it
@@ -141,8 +143,8 @@ class Node:
         self._text.keep(storage, self._attempt, node, spool)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """A node that comes while the bucket is away must not end the run for all. Raises _StoppedError."""
-        return patiently(ask, (UnreachableError,), self._timing, say, self._pause)
+        """A node that comes while its bucket is away must not end the run for all. Raises _StoppedError."""
+        return patiently(ask, (UnreachableError, AwayError), self._timing, say, self._pause)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -175,7 +177,8 @@ class Node:
             env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
         run = self._environ.get(contract.RUN) or "run"
         spool = self._leftovers.folder if self._leftovers else None
-        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool)
+        secrets = secrets_of(self._environ, self._timing.ask, self._patiently, say)
+        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool, secrets)
 
     def _lead(self, alarm: End | None) -> End:
         """Node 0: host the store and the referee, and take part like any other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,13 @@ class DuplicateError(TrainError):
     exit = contract.Exit.OK
 
 
+class UnlockedError(DuplicateError):
+    """The same for a job that was launched without a lock: who launched it can't see the claims, and must not take its
+    end for the run's."""
+
+    exit = contract.Exit.SUPERSEDED
+
+
 @dataclass(frozen=True)
 class Record:
     """The run folder as the node sees it. Without storage it is empty, and what is written is dropped."""
@@ -37,9 +44,10 @@ class Record:
         text = self._read(contract.TERMINAL)
         return None if text is None else text.strip() or "no reason given"
 
-    def take(self, job: str | None) -> int:
+    def take(self, job: str | None, ended: Collection[str] | None = None) -> int:
         """Claim an attempt for `job`, and its number: the newest, unless the job has claimed one before (a container
-        that was started again, another node). Without a job id nobody is told apart: nothing is written.
+        that was started again, another node). Without a job id nobody is told apart: nothing is written. `ended`
+        (contract.ENDED) are jobs that make way, whose attempt is followed by the next.
 
         Raises DuplicateError when another job has it, and SupersededError when another has claimed a later one.
         """
@@ -50,12 +58,16 @@ class Record:
         for attempt in sorted(_numbers(_CLAIM, names), reverse=True):
             if self._holder(attempt) == job:
                 return self._own(attempt, names)
+        if ended is not None:
+            newest = max([newest, *_numbers(_CLAIM, names)])
+            newest += self._holder(newest) in ended
         try:
             # Content that is unique to the job: the other nodes write the same, and take it for their own.
             self.storage.write(contract.claim(newest), json.dumps({"job": job}).encode(), create=True)
         except FileExistsError as error:
             if (holder := self._holder(newest)) != job:
-                raise DuplicateError(f"job {holder} has attempt {newest} of this run; this one has none") from error
+                kind = DuplicateError if ended is None else UnlockedError
+                raise kind(f"job {holder} has attempt {newest} of this run; this one has none") from error
         return newest
 
     def _own(self, attempt: int, names: list[str]) -> int:
@@ -114,6 +126,15 @@ class Record:
     def _write(self, name: str, text: str) -> None:
         if self.storage:
             self.storage.write(name, text.encode())
+
+
+def ended_jobs(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """The jobs that make way (contract.ENDED); None where the request says nothing of them that can be read."""
+    try:
+        found = json.loads(environ.get(contract.ENDED, ""))
+    except ValueError:
+        return None
+    return frozenset(map(str, found)) if isinstance(found, list) else None
 
 
 def _numbers(pattern: re.Pattern[str], names: list[str]) -> list[int]:

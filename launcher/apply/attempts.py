@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from launcher.errors import UsageError
+from launcher.errors import NotAuthorised, UsageError
 from train import contract
 from train.storage import OutputError, Storage, open_storage
 
@@ -35,6 +35,8 @@ def told() -> Iterator[None]:
     try:
         yield
     except OutputError as error:
+        if type(error.__cause__).__module__.startswith("google.auth"):
+            raise NotAuthorised(f"the run folder can't be used: {error}") from error
         raise UsageError(f"the run folder can't be used: {error}", "Write somewhere else: --output DIR") from error
 
 

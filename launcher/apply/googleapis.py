@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
-
-T = TypeVar("T")
+from launcher.verdicts import Refusal
 
 REQUEST_SECONDS = 30.0
 """For one request without an answer."""
@@ -25,6 +25,10 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 PASSING = (408, 429, 500, 502, 503, 504)
 """Status codes after which the same request may work (https://google.aip.dev/194, and gateways before the API)."""
 LOG_IN = "gcloud auth application-default login, or run as a service account"
+SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+TOKEN_FILE: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"  # noqa: S105 - a variable's name
+MESSAGE: Final = 4000
+"""Characters of a refusal that are kept: Vertex AI lists all that is wrong with a request."""
 
 
 class Service(NamedTuple):
@@ -90,6 +94,22 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
         raise NotAuthorised(f"no credentials for {service.title}: {error}", LOG_IN) from error
 
 
+def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
+    """A session for an API that is asked without a client of its own (google.auth.transport.requests's), and the
+    endpoint to ask, without a slash at its end. Raises NotAuthorised: there are no credentials."""
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.auth.transport.requests import AuthorizedSession
+
+    own = f"https://{service.name}.googleapis.com"
+    endpoint = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "").rstrip("/") or own
+    try:
+        found = credentials(environ, endpoint) or google.auth.default(scopes=[SCOPE])[0]
+    except DefaultCredentialsError as error:
+        raise NotAuthorised(f"no credentials for {service.title}: {error}", LOG_IN) from error
+    return AuthorizedSession(found), endpoint
+
+
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
     """As whom to ask: nobody where gcloud has its credentials disabled, who holds gcloud's token, nobody at a server
     of this machine, and otherwise (None) whom Google's libraries find. Raises NotAuthorised."""
@@ -98,8 +118,10 @@ def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
 
     if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
         return AnonymousCredentials()
-    if token := access_token(environ):
+    if token := environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""):
         return Credentials(token)
+    if file := environ.get(TOKEN_FILE, ""):
+        return of_file(file)
     return AnonymousCredentials() if is_loopback(endpoint) else None
 
 
@@ -107,16 +129,15 @@ TRUE = ("true", "1", "yes", "on", "y")
 """What gcloud takes for true (googlecloudsdk.core.properties)."""
 
 
-def access_token(environ: Mapping[str, str]) -> str:
-    """gcloud's access token, from the environment or the file that it names; empty when there is none."""
-    token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "")
-    if token or not file:
-        return token
+def of_file(file: str) -> Any:
+    """Credentials that follow gcloud's token file. Raises NotAuthorised."""
+    from launcher.apply.tokens import file_credentials
+
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        return file_credentials(Path(file))
     except (OSError, ValueError) as error:
         raise NotAuthorised(
-            f"the access token can't be read from {file}: {error}", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE names that file."
+            f"the access token can't be read from {file}: {error}", f"{TOKEN_FILE} names that file."
         ) from error
 
 
@@ -138,6 +159,8 @@ def explain(error: Exception, service: Service, project: str) -> LaunchError | N
     if isinstance(error, TransportError | RequestException | ConnectionError | TimeoutError):
         return UnreachableError(f"{service.title} gives no answer: {innermost(error)}", "Try again in a moment.")
     if isinstance(error, GoogleAuthError):
+        if error.retryable:  # the server that gives out tokens is in trouble, not we
+            return UnreachableError(f"{service.title}: no access token: {error}", "Try again in a moment.")
         return NotAuthorised(f"{service.title}: the credentials are not accepted: {error}", LOG_IN)
     return None
 
@@ -146,11 +169,18 @@ def of_status(error: Any, service: Service, project: str) -> LaunchError:
     """A refusal (google.api_core.exceptions.GoogleAPICallError) by its status and, where it has one, its reason."""
     message, code = words(error.message), int(error.code or 0)
     said = f"{service.title}: {message}"
+    if UNTOKENED.match(message) and REFUSED_TOKEN.search(message):
+        return NotAuthorised(said, LOG_IN)
     if code in PASSING:
         return UnreachableError(said, "Try again in a moment.")
     if code == 401:
         return NotAuthorised(said, LOG_IN)
     return forbidden(error.reason, message, service, project) if code == 403 else LaunchError(said)
+
+
+UNTOKENED: Final = re.compile("Getting metadata from plugin failed")
+REFUSED_TOKEN: Final = re.compile("invalid_grant|invalid_client|unauthorized_client|reauth|refresh|revoked", re.I)
+"""How gRPC tells that google-auth could not make a token: as UNAVAILABLE, with the error's text, whatever it was."""
 
 
 def forbidden(reason: str, message: str, service: Service, project: str) -> LaunchError:
@@ -168,21 +198,70 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
     return NotAuthorised(said, f"gcloud projects add-iam-policy-binding {project} {member}")
 
 
-def words(message: str) -> str:
+def words(message: str, most: int = 300) -> str:
     """What the API said, in one line: without the request before it, and no more than the start of a web page."""
-    return " ".join(re.sub(r"^[A-Z]+ https?://\S+: ", "", message).split())[:300]
+    return " ".join(re.sub(r"^[A-Z]+ https?://\S+: ", "", message).split())[:most]
+
+
+def refusal_of(error: Any, service: Service) -> Refusal:
+    """A refusal (google.api_core.exceptions.GoogleAPICallError, by REST or by gRPC) as data."""
+    return Refusal(
+        code=int(error.code or 0),
+        message=words(str(error.message or ""), MESSAGE),
+        reason=str(error.reason or older_reason(error)),
+        metadata={str(name): str(value) for name, value in dict(error.metadata or {}).items()},
+        service=service.name,
+        retry_after=retry_after(error),
+    )
+
+
+def older_reason(error: Any) -> str:
+    """The reason in errors[], as Compute Engine and Storage give it; empty when there is none."""
+    return next((str(each["reason"]) for each in error.errors if isinstance(each, Mapping) and each.get("reason")), "")
 
 
 def status_of(error: BaseException) -> int:
     """HTTP's status of the refusal behind a LaunchError; 0 where there was no answer."""
-    return int(getattr(error.__cause__, "code", 0) or 0)
+    return int(getattr(answer_behind(error), "code", 0) or 0)
+
+
+def answer_behind(error: BaseException | None) -> BaseException | None:
+    """The client's own error, from which a LaunchError was made, maybe in several steps; None: there is none."""
+    for _ in range(10):
+        if error is None or hasattr(error, "code"):
+            return error
+        error = error.__cause__ if error.__cause__ is not error else error.__context__
+    return None
 
 
 def retry_after(error: BaseException | None) -> float:
-    """Seconds that the API asks to wait (Retry-After); 0 if it doesn't say, or says a date."""
-    response = getattr(error, "response", None)
-    text = response.headers.get("Retry-After", "") if response is not None else ""
-    return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0
+    """Seconds that the API asks to wait: HTTP's Retry-After, or google.rpc.RetryInfo; 0 if it doesn't say."""
+    answer = answer_behind(error)
+    headers = getattr(getattr(answer, "response", None), "headers", None) or {}  # gRPC's response has none
+    text = str(headers.get("Retry-After", ""))
+    if re.fullmatch(r"\d{1,6}", text):
+        return float(text)
+    until, now = http_date(text), http_date(str(headers.get("Date", "")))
+    if until and now:
+        return max(0.0, until - now)  # both by the server's clock
+    return max(map(retry_delay, getattr(answer, "details", None) or ()), default=0.0)
+
+
+def http_date(text: str) -> float | None:
+    """Unix seconds of an HTTP date; None if it isn't one."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def retry_delay(detail: Any) -> float:
+    """Seconds of a google.rpc.RetryInfo, as JSON or as the message; 0 for any other detail."""
+    if isinstance(detail, Mapping):
+        said = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)s", str(detail.get("retryDelay", "")))
+        return float(said[1]) if said else 0.0
+    delay = getattr(detail, "retry_delay", None)
+    return delay.seconds + delay.nanos / 1e9 if delay is not None else 0.0
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -65,9 +65,11 @@ def stop_code(end: BaseException | None) -> int:
 
     Typer makes an exit with 130 of either, whose cause it keeps.
     """
-    while end and not isinstance(end, KeyboardInterrupt):
+    seen: set[int] = set()  # `raise error from error` makes a chain without an end
+    while end and not isinstance(end, KeyboardInterrupt) and id(end) not in seen:
+        seen.add(id(end))
         end = end.__cause__ or end.__context__
-    return 128 + getattr(end, "signum", INTERRUPTED - 128) if end else 0
+    return 128 + getattr(end, "signum", INTERRUPTED - 128) if isinstance(end, KeyboardInterrupt) else 0
 
 
 def show_error(error: LaunchError) -> None:

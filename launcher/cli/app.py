@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.cli import build, init, local, push, schema, vertex, vm
+from launcher.cli import build, cancel, follow, init, local, logs, push, schema, status, vertex, vm
 
 app = typer.Typer(
     name="launch",
@@ -22,6 +22,10 @@ app = typer.Typer(
 app.command("vertex")(vertex.vertex)
 app.command("vm")(vm.vm)
 app.command("local")(local.local)
+app.command("status")(status.status)
+app.command("follow")(follow.follow)
+app.command("logs")(logs.logs)
+app.command("cancel")(cancel.cancel)
 app.command("build")(build.build)
 app.command("push")(push.push)
 app.command("init")(init.init)

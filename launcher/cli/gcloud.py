@@ -31,6 +31,14 @@ def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (region,) if region else ()
 
 
+def is_here(api: str, environ: Mapping[str, str]) -> bool:
+    """Whether gcloud's variable for an API, such as AIPLATFORM, leads to a server of this machine without TLS."""
+    return environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}", "").startswith(LOOPBACK)
+
+
+LOOPBACK = ("http://127.", "http://localhost:", "http://localhost/", "http://[::1]")
+
+
 def active_configuration(environ: Mapping[str, str]) -> Settings:
     """The properties of the active configuration; empty when there is none."""
     folder = config_folder(environ)

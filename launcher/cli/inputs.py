@@ -75,6 +75,7 @@ def gather(
         secret_files=tuple(sorted(found.secrets)),
         run_id=flags.run_id,
         training=training,
+        cloud_here=target == "vertex" and gcloud.is_here("AIPLATFORM", os.environ),
     )
     return Inputs(spec, context, folder, source)
 

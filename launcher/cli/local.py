@@ -33,6 +33,8 @@ def local(
         typer.Option("--preempt-after", help="Preempt the job then (15s, 2m), and start it again.", metavar="TIME"),
     ] = None,
     docker: Annotated[bool, typer.Option("--docker", help="Run the image: a container for each replica.")] = False,
+    # For who plays the platform: the run folder is that of whoever submitted the job, and so are its locks.
+    as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
@@ -46,7 +48,9 @@ def local(
     if request:
         if docker and code:
             raise UsageError("--docker runs the image, which has its own code: --code can't go with it")
-        of_request(request, spec, code, flags, dry_run, seconds, docker, output_format)
+        of_request(request, spec, code, flags, dry_run, seconds, docker, as_job, output_format)
+    elif as_job:
+        raise UsageError("--as-job goes with --request alone")
     elif code:
         raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
     else:
@@ -81,6 +85,7 @@ def of_request(
     dry_run: bool,
     preempt_after: float | None,
     docker: bool,
+    as_job: str | None,
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
@@ -92,7 +97,9 @@ def of_request(
         request.show(body, output_format, docker=docker)
         return
     content = files.content(codes.code(folder).files).digest if folder else ""
-    job = rehearsal.Rehearsal(request=body, code=folder, content=content, preempt_after=preempt_after, docker=docker)
+    job = rehearsal.Rehearsal(
+        request=body, code=folder, content=content, preempt_after=preempt_after, docker=docker, job_id=as_job
+    )
     rehearsal.run(job, output_format)
 
 

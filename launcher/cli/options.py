@@ -30,6 +30,12 @@ SpecFile = Annotated[
     Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; left out: the built-in default job.")
 ]
 
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or id, or a job's number or resource name.")]
+Regions = Annotated[list[str] | None, typer.Option("--region", help="Look only there; repeatable.", metavar="REGION")]
+WatchFor = Annotated[
+    str | None, typer.Option("--watch-for", help="Stop watching after that time (30m, 2h): exit 6.", metavar="TIME")
+]
+
 
 def _flag(name: str, text: str, metavar: str | None = None) -> Any:
     return typer.Option(name, help=text, metavar=metavar, rich_help_panel="The job (flags beat the spec)")

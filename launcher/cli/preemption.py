@@ -63,7 +63,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
         }
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, flag: str = "--preempt-after") -> float:
     """`15s`, `2m` or `1h` in seconds, as the spec takes times. Raises UsageError."""
     from launcher.plan.names import seconds
     from launcher.spec.models import Duration
@@ -72,7 +72,7 @@ def seconds_of(text: str) -> float:
         return seconds(msgspec.convert(text, Duration))
     except msgspec.ValidationError:
         near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
-        raise UsageError(f"--preempt-after {text!r} isn't a time", f"Write {near}.") from None
+        raise UsageError(f"{flag} {text!r} isn't a time", f"Write {near}.") from None
 
 
 def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran:

@@ -19,7 +19,7 @@ from launcher.cli import preemption, runfolder
 from launcher.cli.options import Output
 from launcher.cli.preemption import Preempted, Ran, say
 from launcher.cli.printer import LinePrinter
-from launcher.errors import JobFailed, UsageError
+from launcher.errors import JobFailed
 from train import contract
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """In containers, instead of as processes: the user's code is the image's then."""
     image: str | None = None
     """The image that the containers are of; None: what the request says."""
+    job_id: str | None = None
+    """The job that is played: somebody else submitted it, and has its run folder and its locks. None: one of ours."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +74,9 @@ def run(job: Rehearsal, output: Output) -> None:
 
     gc.enable()  # from here on this process lives as long as the job
     request = parsed(with_image(job.request, job.image) if job.image else job.request)
-    refuse_secrets(request)
+    if job.job_id:
+        run_attempt(job, request, None, 0, output)
+        return
     what = fingerprint(request, content(job, request))
     with runfolder.opened(request.run_folder) as storage:
         before = runfolder.ended_well(storage, what) if storage else None
@@ -114,15 +118,6 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
         raise failure(end, request.run_folder, printer.error)
 
 
-def refuse_secrets(request: Job) -> None:
-    """Secrets are read on the node, which this version doesn't do yet."""
-    if contract.SECRETS in request.variables:
-        raise UsageError(
-            "the spec has secrets, which this version doesn't read on the node yet",
-            "Leave `secrets` out of the spec that you rehearse.",
-        )
-
-
 def say_what_is_run(request: Job) -> None:
     """The image is rehearsed too."""
     for image in request.images:
@@ -143,7 +138,7 @@ def say_what_is_left_out(job: Rehearsal) -> None:
 
 def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
     """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
-    start_job, job_id = starter(job), str(time.time_ns())
+    start_job, job_id = starter(job), job.job_id or str(time.time_ns())
 
     def start(preempted: Preemption | None) -> Ended:
         printer.error = ""

@@ -23,11 +23,13 @@ def lines(
     found: Results | None,
     preempted: str = "",
     image: str = "",
+    how: str = "",
 ) -> Iterator[str]:
     """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption, `image` what
-    it ran in."""
+    it ran in, `how` how it ended where that is neither well nor badly."""
     yield ""
-    yield from labelled("run", f"{run} {'succeeded' if succeeded else 'failed'} in {duration(seconds)}")
+    how = how or ("succeeded in" if succeeded else "failed in")
+    yield from labelled("run", f"{run} {how} {duration(seconds)}")
     if image:
         yield from labelled("image", image)
     if preempted:
@@ -112,9 +114,19 @@ def as_data(found: Results | None) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """`42 s` or `3 min 20 s`."""
+    """`42 s`, `3 min 20 s`, `5 h 10 min` or `4 d 7 h`."""
     whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else days(round(minutes / 60))
+
+
+def days(hours: int) -> str:
+    """`4 d 7 h`."""
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def relative(folder: str) -> str:

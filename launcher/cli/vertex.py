@@ -1,4 +1,4 @@
-"""`launch vertex`: a training job on Vertex AI."""
+"""`launch vertex`: a training job on Vertex AI, from its spec to its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, SpecFile, with_flags
+from launcher.cli.images import BuilderFlag, CreateRepository
+from launcher.cli.options import Flags, Output, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
 
 
@@ -16,21 +17,49 @@ def vertex(
     *,
     flags: Flags,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the job is created.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Go on with a run that has ended.", metavar="RUN")
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="A new run, though this job has run before.")] = False,
+    watch_for: WatchFor = None,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
-    """Plan a training job on Vertex AI.
+    """Run a training job on Vertex AI.
 
-    What is sent, where it is tried in which order, and what it may cost.
+    The plan (--dry-run), the image, one job: submitted once, followed to its end, and tried elsewhere where there is
+    no capacity. Typed again while it is active, it is followed.
     """
     from launcher import catalog
     from launcher.cli.inputs import gather
     from launcher.cli.show import show
     from launcher.plan.build import plan
 
-    if not dry_run:
-        raise UsageError(
-            "this version plans and rehearses; it doesn't submit yet",
-            "Add --dry-run. With -o yaml it prints a file for gcloud ai custom-jobs create, and the command.",
-        )
-    inputs = gather("vertex", spec, flags)
-    show(plan(inputs.spec, catalog.load(), inputs.context), output_format)
+    check(dry_run, detach, resume, new, watch_for, flags)
+    if dry_run:
+        inputs = gather("vertex", spec, flags)
+        show(plan(inputs.spec, catalog.load(), inputs.context), output_format)
+        return
+    from launcher.cli.launching import Wish, launch, resumed
+
+    wish = Wish(detach=detach, watch_seconds=watch_for, builder=builder, create_repository=create_repository)
+    if resume:
+        resumed(resume, spec, flags, wish, output_format)
+    else:
+        launch(spec, flags, wish, output_format, new=new)
+
+
+def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:
+    """Flags about how a job is started that can't go together. Raises UsageError."""
+    given = {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for}
+    if dry_run and (flag := next((name for name, value in given.items() if value), None)):
+        raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
+    if new and (resume or flags.run_id is not None):
+        other = "--resume" if resume else "--run-id"
+        raise UsageError(f"--new chooses the run's id: {other} can't go with it", "Leave one of them out.")
+    if resume and flags.run_id is not None:
+        raise UsageError("--resume names the run: --run-id can't go with it", "Leave one of them out.")
+    if detach and watch_for:
+        raise UsageError("--detach watches nothing: --watch-for can't go with it", "Leave one of them out.")

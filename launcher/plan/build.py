@@ -95,10 +95,11 @@ def replaced(data: Any, old: str, new: str) -> Any:
 def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, where: tuple[Place, ...]) -> Shared:
     """Run id, image, container and limits. A VM to work on has its name for a run id, and no image."""
     run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
+    identity = names.identity(spec, context, chosen.gpus) if context.training else ""
     shared = Shared(
         run=run,
         run_folder=run_folder(spec, context, run),
-        labels=names.labels(spec, context, run),
+        labels=names.labels(spec, context, run, identity),
         image=plan_image(spec, catalog, context, chosen) if context.training else None,
         container=None,
         hours=spec.limits.hours or (HOURS if context.training else HOURS_OF_A_WORKPLACE),

@@ -50,6 +50,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""
+    cloud_here: bool = False
+    """The cloud is played on this machine, so that a registry here is where it pulls from."""
 
 
 class Image(Frozen, frozen=True, kw_only=True):

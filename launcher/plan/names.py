@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from launcher import jobs
 from launcher.plan.model import Context
 from launcher.spec.models import JobSpec
 
@@ -21,8 +22,11 @@ def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
     Where it runs, its limits, labels and launch's version stay out, so that another region or a second try is still
     the same run.
     """
-    if context.run_id:
-        return context.run_id
+    return context.run_id or f"{spec.name}-{identity(spec, context, gpus)}"
+
+
+def identity(spec: JobSpec, context: Context, gpus: int) -> str:
+    """Eight hex digits of what is computed and for whom; a run id that was set by hand belongs to one of them."""
     what = {
         "run": msgspec.to_builtins(spec.run),
         "env": spec.env,
@@ -35,7 +39,7 @@ def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
         "output": spec.output,
         "owner": context.owner,
     }
-    return f"{spec.name}-{digest(what, 8)}"
+    return digest(what, 8)
 
 
 def spec_hash(spec: JobSpec) -> str:
@@ -49,11 +53,13 @@ def digest(data: Any, length: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-def labels(spec: JobSpec, context: Context, run: str) -> dict[str, str]:
-    """The user's labels and launch's own, by which a run is found again."""
+def labels(spec: JobSpec, context: Context, run: str, identity: str = "") -> dict[str, str]:
+    """The user's labels and launch's own, by which a run is found again. A VM to work on computes nothing: it has no
+    identity."""
     return {
         **spec.labels,
-        "launch-run": run,
+        jobs.RUN_LABEL: run,
+        **({jobs.IDENTITY_LABEL: identity} if identity else {}),
         "launch-spec": spec_hash(spec),
         "launch-version": label_value(context.version),
     }

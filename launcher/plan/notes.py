@@ -55,10 +55,6 @@ def of_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     if context.training and spec.output is None:
         bucket = names.default_output(context.project).split("/")[2]
         yield f"output is left out: the run writes to gs://{bucket}/runs, a bucket that must exist."
-    if context.training and spec.secrets:
-        yield (
-            f"secrets ({', '.join(spec.secrets)}) travel as references, and this version's node doesn't read them yet."
-        )
     if context.target == "vertex" and spec.zones:
         yield "zones narrow the regions only: Vertex AI chooses the zone itself."
     without_effect = [field for field, value in elsewhere(spec, context) if value]
@@ -109,3 +105,4 @@ def of_price(spec: JobSpec, attempts: tuple[Attempt, ...]) -> Iterator[str]:
     if spec.vertex.reduction_server:
         servers = spec.vertex.reduction_server
         yield f"the price leaves out the {servers.replicas} reduction servers ({servers.machine_type})."
+        yield "the reduction servers have work only if the image has NCCL's plugin google-reduction-server."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.catalog import Catalog, MachineType
+from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
 from launcher.plan import names
 from launcher.plan.model import Chosen, Container, Context, Place
@@ -36,6 +36,7 @@ def of_spec(spec: JobSpec, context: Context) -> None:
         of_vm(spec, context)
     elif context.target == "vertex":
         of_vertex(spec)
+        of_secrets(spec, context)
 
 
 def of_vm(spec: JobSpec, context: Context) -> None:
@@ -81,6 +82,16 @@ def of_vertex(spec: JobSpec) -> None:
         )
 
 
+def of_secrets(spec: JobSpec, context: Context) -> None:
+    """A job without an account of its own runs as a service agent of Vertex AI's, which can be given no token for
+    other services (Vertex AI, access control: the custom code service agent)."""
+    if spec.secrets and not spec.identity.service_account and not context.cloud_here:
+        raise PlanRefused(
+            f"secrets ({', '.join(spec.secrets)}) need identity.service_account: Vertex AI's own can't read them",
+            "Name an account that may read them (roles/secretmanager.secretAccessor) and write to the bucket.",
+        )
+
+
 def of_processes(spec: JobSpec, chosen: Chosen) -> None:
     """A global batch that the built-in trainer can't share evenly: it would find out on the paid machine."""
     if not spec.run.is_builtin:
@@ -101,18 +112,18 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
 
 def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
     """A PyTorch that the machine's GPU can't run, or that leaves it idle."""
-    wheel = spec.image.wheel
-    if wheel == "cpu" and context.target != "local":
+    wheel, elsewhere = spec.image.wheel, context.target != "local" and not context.cloud_here
+    if wheel == "cpu" and elsewhere:
         raise PlanRefused(
             f"image.wheel: cpu has no CUDA, and {chosen.gpu.title} is paid for",
             "Leave it out: it is for `launch local` on a machine without GPUs.",
         )
-    if context.target != "local" and re.match(LOOPBACK, spec.image.uri or spec.image.repository or ""):
+    if elsewhere and re.match(LOOPBACK, spec.image.uri or spec.image.repository or ""):
         raise PlanRefused(
             f"image: {spec.image.uri or spec.image.repository} is on this machine, where no other can pull it from",
             "Name a repository of Artifact Registry (image.repository), or leave it out.",
         )
-    if context.target != "local" and "+cpu" in (spec.image.torch or ""):
+    if elsewhere and "+cpu" in (spec.image.torch or ""):
         raise PlanRefused(
             f"image.torch: {spec.image.torch} has no CUDA, and {chosen.gpu.title} is paid for",
             "Leave it out, or name a wheel with CUDA.",
@@ -137,10 +148,22 @@ def of_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
             f"It takes at most {most // LOCAL_SSD_GIB}.",
         )
     settings = catalog.nccl(machine, SERVICE[context.target])
-    if spec.vertex.reduction_server and (settings.env or settings.script):
+    if context.target == "vertex" and spec.vertex.reduction_server:
+        of_reduction_server(spec, machine, settings)
+
+
+def of_reduction_server(spec: JobSpec, machine: MachineType, settings: Nccl) -> None:
+    """Servers that would be paid for and have nothing to do: NCCL needs a plugin to find them, Debian's package
+    google-reduction-server, and a machine with a network of its own has another plugin in its place."""
+    if settings.env or settings.script:
         raise PlanRefused(
             f"a reduction server doesn't go with {machine.name}, which has a fast network of its own",
             "Leave vertex.reduction_server out.",
+        )
+    if not (spec.image.uri or spec.image.base):
+        raise PlanRefused(
+            "a reduction server needs NCCL's plugin google-reduction-server in the image, and launch puts none there",
+            "Bring an image that has it (image.uri, or image.base to build on), or leave vertex.reduction_server out.",
         )
 
 

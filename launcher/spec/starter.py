@@ -42,7 +42,7 @@ run:
 env:                           # environment variables; values are taken as they are written
   NCCL_DEBUG: WARN
 
-# secrets:                     # read on the machine from Secret Manager; values never go here or under env
+# secrets:                     # read on the machine from Secret Manager by identity.service_account; no values here
 #   HF_TOKEN: projects/my-project/secrets/hf-token/versions/latest
 
 # output: gs://my-bucket/runs  # where metrics and checkpoints go; left out: gs://PROJECT-launch/runs

@@ -40,7 +40,9 @@ def test_the_output_folder_becomes_aip_variables() -> None:
 
 def test_reduction_servers_are_not_rehearsed() -> None:
     machine = {"type": "h100", "gpus": 8, "nodes": 2}
-    body = request(machine=machine, provisioning=["spot"], vertex={"reduction_server": {"replicas": 2}})
+    image = {"base": "us-docker.pkg.dev/p/r/with-the-plugin@sha256:" + "1" * 64}
+    servers = {"reduction_server": {"replicas": 2}}
+    body = request(machine=machine, provisioning=["spot"], image=image, vertex=servers)
     assert len(body["jobSpec"]["workerPoolSpecs"]) == 3
     assert len(started(body)) == 2
 

@@ -104,7 +104,9 @@ def test_a_folder_is_never_expanded() -> None:
 
 def test_an_image_is_filled_in_for_the_nodes_alone() -> None:
     machine = {"type": "h100", "gpus": 8, "nodes": 2}
-    body = request(machine=machine, provisioning=["spot"], vertex={"reduction_server": {"replicas": 2}})
+    image = {"base": "us-docker.pkg.dev/p/r/with-the-plugin@sha256:" + "1" * 64}
+    servers = {"reduction_server": {"replicas": 2}}
+    body = request(machine=machine, provisioning=["spot"], image=image, vertex=servers)
     filled = with_image(body, "host/image@sha256:1")
     assert parsed(filled).images == ("host/image@sha256:1",)
     assert filled["jobSpec"]["workerPoolSpecs"][2] == body["jobSpec"]["workerPoolSpecs"][2]

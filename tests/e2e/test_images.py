@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
@@ -23,6 +23,7 @@ from launcher.apply.engine import Engine
 from launcher.apply.registry import Manifest, Registry, parse
 from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run
+from tests.googlecloud import GoogleCloud, Runner
 
 pytestmark = pytest.mark.e2e
 
@@ -53,9 +54,9 @@ class Job(NamedTuple):
     def environ(self) -> dict[str, str]:
         return {**self.running.environ, "HF_TOKEN": CANARY, "LAUNCH_CANARY": CANARY}
 
-    def launch(self, *words: str | Path) -> dict[str, Any]:
+    def launch(self, *words: str | Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """`launch WORDS -o json`, which must end well."""
-        ran = run(*words, "-o", "json", cwd=self.spec.parent, env=self.environ)
+        ran = run(*words, "-o", "json", cwd=self.spec.parent, env={**self.environ, **(env or {})})
         assert ran.returncode == 0, ran.stdout + ran.stderr
         found: dict[str, Any] = json.loads(ran.stdout)
         return found
@@ -202,6 +203,23 @@ def test_a_spec_trains_in_its_own_image(job: Job, pushed: dict[str, Any], tmp_pa
     assert {path.stat().st_uid for path in folder.rglob("*")} == {os.getuid()}
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["image"]["uri"] == pushed["reference"]
+
+
+def test_vertex_runs_by_its_digest_what_it_has_pushed(job: Job, pushed: dict[str, Any], tmp_path: Path) -> None:
+    """One command from an edited file to two nodes that train in a bucket; the registry's digest is what is run."""
+    edited = job.other(tmp_path / "vertex", "appended")
+    (edited.spec.parent / "mine.py").write_text("number = 3\n")
+    where = ("--region", "us-central1", "--output", "gs://my-bucket/runs")
+    with GoogleCloud(runner=Runner(docker=True, environ=job.running.environ)) as cloud:
+        found = edited.launch("vertex", edited.spec, *where, env=cloud.environ())
+        names = [blob.name for blob in cloud.objects.listed("my-bucket")]
+        logged = [entry.text for entry in cloud.logs.entries]
+    assert (found["state"], found["results"]["steps"]) == ("SUCCEEDED", 12)
+    assert found["image"].startswith(f"{job.running.registry}/appended/train@sha256:")
+    assert found["image"] != pushed["reference"]
+    assert manifest_of(found["image"]).digest == found["image"].partition("@")[2]
+    assert any(name.startswith(f"runs/{found['run']}/metrics/0001-") for name in names)
+    assert any(f"in containers of {found['image']}" in line for line in logged)
 
 
 def test_what_only_an_engine_can_make_stays_here_until_it_is_pushed(

@@ -1,5 +1,5 @@
-"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs, Cloud Storage, Compute instances, Artifact
-Registry's repositories, Cloud Build.
+"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs and what they log, Cloud Storage, Compute
+instances, Artifact Registry's repositories, Cloud Build, Secret Manager.
 
 It imports nothing of the launcher, and parses what arrives strictly into Google's own protobuf types, so that it
 can't merely agree with the code under test. `python -m tests.googlecloud --port 0` starts it by itself.
@@ -10,9 +10,22 @@ from __future__ import annotations
 from tests.googlecloud.clock import FakeClock
 from tests.googlecloud.compute import parse_instance
 from tests.googlecloud.custom_jobs import Stage, parse_custom_job
+from tests.googlecloud.effects import (
+    KeepPart,
+    LoseSession,
+    Meanwhile,
+    PageGone,
+    Reset,
+    Slow,
+    Stalled,
+    Status,
+    Torn,
+    Truncated,
+)
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.faults import Fault, KeepPart, LoseSession, Reset, Slow, Stalled, Status, Torn, Truncated
+from tests.googlecloud.faults import Fault
 from tests.googlecloud.objects import Bucket
+from tests.googlecloud.runs import Runner
 from tests.googlecloud.server import GoogleCloud
 from tests.googlecloud.wire import Recorded
 
@@ -24,8 +37,11 @@ __all__ = [
     "GoogleCloud",
     "KeepPart",
     "LoseSession",
+    "Meanwhile",
+    "PageGone",
     "Recorded",
     "Reset",
+    "Runner",
     "Slow",
     "Stage",
     "Stalled",

@@ -8,33 +8,55 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
+import threading
 from pathlib import Path
 
+from tests.googlecloud.custom_jobs import stockout
+from tests.googlecloud.runs import Runner
 from tests.googlecloud.server import GoogleCloud
 
 
 def main() -> None:
     """Serve until a signal comes."""
-    parser = argparse.ArgumentParser(prog="python -m tests.googlecloud", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
-    parser.add_argument("--record", type=Path, help="append each request to this file, a line of JSON each")
-    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="wait before each answer")
-    parser.add_argument("--project", default="my-project")
-    parser.add_argument(
-        "--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists (repeatable)"
-    )
-    options = parser.parse_args()
-    buckets = tuple(options.bucket) or ("my-bucket",)
+    options = parsed()
+    done = threading.Event()
+    # Handled, not blocked: a job's processes would inherit that, and couldn't be stopped.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: done.set())
     with GoogleCloud(
-        port=options.port, project=options.project, buckets=buckets, record=options.record, latency=options.latency
+        port=options.port,
+        project=options.project,
+        buckets=tuple(options.bucket) or ("my-bucket",),
+        record=options.record,
+        latency=options.latency,
+        runner=Runner(options.code, options.docker) if options.run else None,
     ) as cloud:
+        cloud.jobs.play = lambda region, message: stockout(region) if region in options.stockout else None
         for name, value in cloud.environ().items():
             print(f"export {name}={shlex.quote(value)}")
         print(f"# listening on {cloud.url}", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        done.wait()
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.googlecloud", description=__doc__)
+    add = parser.add_argument
+    add("--port", type=int, default=0, help="0: any free one")
+    add("--record", type=Path, help="append each request to this file, a line of JSON each")
+    add("--latency", type=float, default=0.0, metavar="SECONDS", help="wait before each answer")
+    add("--project", default="my-project")
+    add("--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists (repeatable)")
+    add("--stockout", action="append", default=[], metavar="REGION", help="no machines there (repeatable)")
+    add("--run", action="store_true", help="run the jobs that are submitted, with `launch local`")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--code", type=Path, metavar="DIR", help="with --run: the folder with the user's code")
+    how.add_argument("--docker", action="store_true", help="with --run: in containers of their images")
+    options = parser.parse_args()
+    if (options.code or options.docker) and not options.run:
+        parser.error("--code and --docker go with --run")
+    return options
 
 
 if __name__ == "__main__":
-    # Blocked before any thread starts, so that sigwait alone takes them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     main()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from google.api_core.client_options import ClientOptions
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage
+from google.cloud import aiplatform_v1, storage
 
 from tests.googlecloud import GoogleCloud
 
@@ -25,3 +26,10 @@ def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucke
     """The bucket my-bucket, as the SDK sees it."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     return storage_client().bucket("my-bucket")
+
+
+@pytest.fixture
+def client(cloud: GoogleCloud) -> aiplatform_v1.JobServiceClient:
+    """Vertex AI's own client, by REST."""
+    options = ClientOptions(api_endpoint=cloud.url)
+    return aiplatform_v1.JobServiceClient(credentials=AnonymousCredentials(), transport="rest", client_options=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 STATUS = {
@@ -27,7 +28,8 @@ class Violation(NamedTuple):
 
 class ApiError(Exception):
     """A refusal: an HTTP code, Google's wording and, for the older JSON APIs, a reason such as ``conditionNotMet``.
-    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED."""
+    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED, and `metadata` what else it
+    holds."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class ApiError(Exception):
         violations: tuple[Violation, ...] = (),
         status: str = "",
         info: str = "",
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -45,6 +48,7 @@ class ApiError(Exception):
         self.reason = reason
         self.violations = violations
         self.info = info
+        self.metadata = dict(metadata or {})
         self.status = status or STATUS.get(code, "UNKNOWN")
 
     def body(self) -> dict[str, Any]:
@@ -62,7 +66,8 @@ class ApiError(Exception):
             fields = [{"field": field, "description": message} for field, message in self.violations]
             status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields}]
         elif self.info:
-            what = {"reason": self.info, "domain": "googleapis.com"}
+            what: dict[str, Any] = {"reason": self.info, "domain": "googleapis.com"}
+            what |= {"metadata": self.metadata} if self.metadata else {}
             status["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", **what}]
         return status
 

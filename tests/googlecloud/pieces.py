@@ -27,9 +27,9 @@ def cut(pieces: Pieces, first: int, end: int) -> Pieces:
     )
 
 
-def flip(pieces: Pieces, at: int) -> Pieces:
-    """The same with the lowest bit of byte `at` flipped."""
-    wrong = bytes([bytes(join(cut(pieces, at, at + 1)))[0] ^ 1])
+def flip(pieces: Pieces, at: int, bits: int = 1) -> Pieces:
+    """The same with those bits of byte `at` flipped."""
+    wrong = bytes([bytes(join(cut(pieces, at, at + 1)))[0] ^ bits])
     return (*cut(pieces, 0, at), wrong, *cut(pieces, at + 1, size(pieces)))
 
 

@@ -20,11 +20,15 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.googlecloud.artifactregistry import ArtifactRegistry
 from tests.googlecloud.cloudbuild import CloudBuild
 from tests.googlecloud.compute import Compute
+from tests.googlecloud.credentials import check
 from tests.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.faults import Faults
+from tests.googlecloud.logs import Logging
 from tests.googlecloud.objects import Bucket, Objects
 from tests.googlecloud.pieces import cut, size
+from tests.googlecloud.runs import Place, Runner, Runs
+from tests.googlecloud.secretmanager import SecretManager
 from tests.googlecloud.storage import Storage
 from tests.googlecloud.uploads import Uploads
 from tests.googlecloud.wire import Call, Recorded, Request, Response, Route, Target, find_route, json_response
@@ -34,8 +38,9 @@ class GoogleCloud:
     """A Google Cloud with one project, from `with` to its end. All requests are kept in `requests`, in their order.
 
     `clock` answers Unix seconds. `script` is the life of each job that is created. `record` is a file to which each
-    request is appended as a line of JSON. Each answer waits for `latency` seconds of real time. What is planned in
-    `faults` goes wrong.
+    request is appended as a line of JSON. Each answer waits for `latency` seconds of real time. With a `runner` jobs
+    really run, until the cloud's end. What is planned in `faults` goes wrong. Who shows none of `tokens` is refused;
+    None lets everybody in.
     """
 
     def __init__(
@@ -49,24 +54,30 @@ class GoogleCloud:
         script: tuple[Stage, ...] = LIFE,
         record: Path | None = None,
         latency: float = 0.0,
+        runner: Runner | None = None,
+        tokens: set[str] | None = None,
     ) -> None:
         self.project = project
         self.record = record
         self.latency = latency
         self.faults = Faults(clock)
         self.requests: list[Recorded] = []
-        self.jobs = CustomJobs(project, number, clock, script)
+        self.tokens = tokens
+        self.logs = Logging(project, number, clock)
+        self.runs = Runs(runner, Place(clock, self.environ, self.logs.write)) if runner else None
+        self.jobs = CustomJobs(project, number, clock, script, self.runs)
         self.compute = Compute(project, number, clock, lambda: self.url)
         self.artifacts = ArtifactRegistry(project, number, clock)
         self.objects = Objects(buckets, clock)
         self.builds = CloudBuild(project, number, clock, self.objects)
+        self.secrets = SecretManager(project, number)
         self.storage = Storage(self.objects, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        one_lock = (*self.jobs.routes, *self.compute.routes, *self.artifacts.routes, *self.builds.routes)
-        serial = [self._one_at_a_time(route) for route in one_lock]
+        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.secrets)
+        serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
-        self._server = _Server(("127.0.0.1", port), _handler(self._serve))
+        self._server = _Server(("127.0.0.1", port), _handler(self._serve, clock))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
 
@@ -82,6 +93,8 @@ class GoogleCloud:
             "ARTIFACTREGISTRY": f"{self.url}/",
             "CLOUDBUILD": f"{self.url}/",
             "COMPUTE": f"{self.url}/compute/v1/",
+            "LOGGING": f"{self.url}/",
+            "SECRETMANAGER": f"{self.url}/",
             "STORAGE": f"{self.url}/storage/v1/",
         }
         return {
@@ -90,17 +103,37 @@ class GoogleCloud:
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_CORE_CHECK_GCE_METADATA": "false",
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            **self._credentials(),
             "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
             "STORAGE_EMULATOR_HOST": self.url,
             **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": value for name, value in endpoints.items()},
         }
+
+    def let_in(self, token: str) -> None:
+        """From now on only who shows `token`. gcloud's token file, which `environ` names then, holds it."""
+        self.tokens = {token}
+        self._token_file.write_text(token, encoding="utf-8")
+
+    def serve(self, request: Request) -> Response:
+        """The answer to a request that came on another way than HTTP, faults included."""
+        return self._serve(request)
+
+    @property
+    def _token_file(self) -> Path:
+        return Path(self._config.name) / "token"
+
+    def _credentials(self) -> dict[str, str]:
+        if self.tokens is None:
+            return {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
+        return {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(self._token_file)}
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.runs:
+            self.runs.close()  # what is saved on the way is still taken
         self._server.shutdown()
         self._server.stopping.set()
         self._server.hang_up()
@@ -131,6 +164,8 @@ class GoogleCloud:
             return json_response(ApiError(404, message, reason="notFound").body(), 404)
         route, names = found
         try:
+            if self.tokens is not None:
+                check(request, route.operation, self.tokens)
             return route.answer(request, **names)
         except ApiError as error:
             return json_response(error.body(), error.code)
@@ -198,7 +233,9 @@ def _shut(connection: socket.socket) -> None:
         return
 
 
-def _handler(serve: Callable[[Request], Response]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    serve: Callable[[Request], Response], clock: Callable[[], float] = time.time
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
@@ -251,6 +288,10 @@ def _handler(serve: Callable[[Request], Response]) -> type[BaseHTTPRequestHandle
             return b"".join(chunks)
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the names that the base class looks for
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            """For the header Date: the cloud's own time, which a client's clock needn't agree with."""
+            return super().date_time_string(clock() if timestamp is None else timestamp)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
             """Requests are in `requests`."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.objects import PRECONDITIONS, Blob, Bucket, Objects
 from tests.googlecloud.pieces import Pieces, cut, size
-from tests.googlecloud.wire import Request, Response, Route, Target, json_response, route
+from tests.googlecloud.wire import Request, Response, Route, Target, json_response, page_step, route
 
 BUCKET = "/storage/v1/b/{bucket}"
 OBJECT = BUCKET + "/o/{name}"
@@ -126,7 +126,7 @@ LISTING = ("includeTrailingDelimiter", "includeFoldersAsPrefixes", "softDeleted"
 
 
 def _prefix(request: Request, bucket: str) -> Target:
-    return Target(request.query.get("prefix", ""))
+    return Target(request.query.get("prefix", ""), page_step(request))
 
 
 def _shown(request: Request, bucket: str, name: str) -> Target:

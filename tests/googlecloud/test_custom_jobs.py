@@ -7,13 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from google.api_core.client_options import ClientOptions
-from google.api_core.exceptions import BadRequest, Forbidden, NotFound
-from google.auth.credentials import AnonymousCredentials
+from google.api_core.exceptions import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+)
 from google.cloud import aiplatform_v1
 
-from tests.googlecloud import ApiError, FakeClock, GoogleCloud, Stage, parse_custom_job
-from tests.googlecloud.custom_jobs import LIFE
+from tests.googlecloud import (
+    ApiError,
+    FakeClock,
+    GoogleCloud,
+    Stage,
+    parse_custom_job,
+)
+from tests.googlecloud.custom_jobs import LIFE, shown, stockout
 
 PARENT = "projects/my-project/locations/us-central1"
 State = aiplatform_v1.JobState
@@ -35,12 +43,6 @@ GOOD: dict[str, Any] = {
         "scheduling": {"strategy": "SPOT", "timeout": "3600s"},
     },
 }
-
-
-@pytest.fixture
-def client(cloud: GoogleCloud) -> aiplatform_v1.JobServiceClient:
-    options = ClientOptions(api_endpoint=cloud.url)
-    return aiplatform_v1.JobServiceClient(credentials=AnonymousCredentials(), transport="rest", client_options=options)
 
 
 def test_a_job_lives_from_queued_to_its_end(client: aiplatform_v1.JobServiceClient, clock: FakeClock) -> None:
@@ -123,8 +125,20 @@ def test_a_deleted_job_is_gone(client: aiplatform_v1.JobServiceClient) -> None:
 
 
 def test_another_project_is_refused(client: aiplatform_v1.JobServiceClient) -> None:
-    with pytest.raises(Forbidden, match="Permission denied on resource project other"):
+    with pytest.raises(Forbidden, match="Permission denied on resource project other") as caught:
         client.create_custom_job(parent="projects/other/locations/us-central1", custom_job=parse_custom_job(GOOD))
+    assert (caught.value.reason, caught.value.metadata["consumer"]) == ("CONSUMER_INVALID", "projects/other")
+
+
+def test_a_job_may_have_a_life_of_its_own(cloud: GoogleCloud, clock: FakeClock) -> None:
+    cloud.jobs.play = lambda region, message: stockout(region) if region == "us-east5" else None
+    clock.advance(5)
+    jobs = [cloud.jobs.submit(region, GOOD) for region in ("us-east5", "us-central1")]
+    clock.advance(5)
+    failed, other = (shown(job, clock()) for job in jobs)
+    assert (failed.state, failed.error.code) == (State.JOB_STATE_FAILED, 8)
+    assert failed.error.message.startswith("Resources are insufficient in region: us-east5.")
+    assert other.state == State.JOB_STATE_SUCCEEDED
 
 
 def test_the_client_sees_googles_violations(client: aiplatform_v1.JobServiceClient) -> None:

@@ -10,13 +10,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.googlecloud import FakeClock, GoogleCloud, parse_custom_job
+from tests.googlecloud import FakeClock, GoogleCloud, Runner, parse_custom_job
 from tests.googlecloud.test_custom_jobs import GOOD
 
 pytestmark = pytest.mark.gcloud
@@ -45,12 +45,61 @@ def test_gcloud_creates_sees_and_cancels_a_job(
     assert described["state"] == "JOB_STATE_CANCELLED"
 
 
+def test_gcloud_streams_the_lines_of_a_job_that_runs_and_cancels_it(gcloud: str, tmp_path: Path) -> None:
+    """It asks for what is older than five seconds by its own clock: the cloud's is a minute behind."""
+    program = tmp_path / "program.py"
+    program.write_text(SPEAKS)
+    config = tmp_path / "job.json"
+    config.write_text(json.dumps(GOOD["jobSpec"]))
+    runner = Runner(pending=0, command=(sys.executable, "-S", str(program)))
+    jobs, where = [gcloud, "ai", "custom-jobs"], "--region=us-central1"
+    with GoogleCloud(runner=runner, clock=lambda: time.time() - 60) as cloud:
+        create = [*jobs, "create", f"--config={config}", "--display-name=a", where, "--format=value(name)"]
+        name = run(cloud, *create).stdout.strip()
+        said = streamed(cloud, 3, *jobs, "stream-logs", name, "--polling-interval=1", "--task-name=workerpool0-0")
+        assert [line.split("\t")[2:] for line in said] == [["workerpool0-0", text] for text in ("one", "two", "three")]
+        run(cloud, *jobs, "cancel", name)
+        while cloud.runs and cloud.runs.pids():
+            time.sleep(0.02)
+        described = json.loads(run(cloud, *jobs, "describe", name, "--format=json").stdout)
+    assert (described["state"], described["error"]["code"]) == ("JOB_STATE_CANCELLED", 1)
+
+
+SPEAKS = """
+import sys, time
+for text in ("one", "two", "three"):
+    print(f"[workerpool0-0] {text}", file=sys.stderr, flush=True)
+print("launch: nothing of a replica", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+def streamed(cloud: GoogleCloud, count: int, *command: str) -> list[str]:
+    """The first lines that a command prints which doesn't end by itself."""
+    environment = {**os.environ, **cloud.environ(), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as ours:
+        try:
+            return [line.rstrip("\n") for line in islice(ours.stdout or (), count)]
+        finally:
+            os.killpg(ours.pid, signal.SIGKILL)
+
+
 def test_gcloud_prints_a_refusal(gcloud: str, cloud: GoogleCloud) -> None:
     pool = "--worker-pool-spec=machine-type=a3-highgpu-3g,container-image-uri=x"
     create = [gcloud, "ai", "custom-jobs", "create", "--region=us-central1", "--display-name=a", pool]
     done = run(cloud, *create)
     assert done.returncode == 1
     assert 'INVALID_ARGUMENT: Machine type "a3-highgpu-3g" is not supported.' in done.stderr
+
+
+def test_gcloud_reads_a_secret(gcloud: str, cloud: GoogleCloud) -> None:
+    """With the token of its file."""
+    cloud.let_in("a-token")
+    cloud.secrets.add("hf", b"value")
+    access = [gcloud, "secrets", "versions", "access", "latest", "--secret=hf"]
+    assert run(cloud, *access).stdout == "value"
+    cloud.secrets.deny("hf")
+    assert "PERMISSION_DENIED: Permission 'secretmanager.versions.access' denied" in run(cloud, *access).stderr
 
 
 def test_gcloud_copies_to_and_from_a_bucket(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ def _last_name(request: Request, **names: str) -> Target:
     return Target(next(reversed(names.values()), ""))
 
 
+def page_step(request: Request) -> str | None:
+    """The step of a list's request: "page" for a later page than the first."""
+    return "page" if request.query.get("pageToken") else None
+
+
 def find_route(routes: list[Route], request: Request) -> tuple[Route, dict[str, str]] | None:
     """The first route that fits, and the variable parts of its path; or None."""
     for found in routes:

@@ -60,6 +60,7 @@ def test_reduction_servers_have_no_known_price_and_so_no_cap() -> None:
         planned(
             machine={"type": "h100", "gpus": 2, "nodes": 2},
             provisioning=["spot"],
+            image={"uri": "us-docker.pkg.dev/p/r/i@sha256:" + "0" * 64},
             vertex={"reduction_server": {"replicas": 900}},
             limits={"usd": 2000},
         )

@@ -91,6 +91,7 @@ def test_no_restarts_means_no_retries_by_vertex_either() -> None:
 
 EVERYTHING: dict[str, Any] = {
     "output": "gs://bucket/runs",
+    "image": {"uri": "us-docker.pkg.dev/p/r/i@sha256:" + "0" * 64},
     "machine": {"type": "h100", "gpus": 8, "nodes": 2, "boot_disk_gb": 300, "boot_disk_type": "pd-ssd"},
     "provisioning": ["spot"],
     "identity": {
@@ -137,9 +138,38 @@ def test_every_field_arrives_in_googles_own_type() -> None:
     assert reduction.container_spec.image_uri.startswith("us-docker.pkg.dev/vertex-ai-restricted/")
 
 
+def test_the_pools_that_flex_start_wants() -> None:
+    body = request(machine={"type": "h100", "gpus": 8, "nodes": 3}, provisioning=["flex-start"])
+    job = parse_custom_job(body)  # which refuses pools that differ
+    assert [pool.replica_count for pool in job.job_spec.worker_pool_specs] == [1, 2]
+
+
+SERVERS: dict[str, Any] = {
+    "machine": {"type": "h100", "gpus": 2, "nodes": 2},
+    "image": QUIET["image"],
+    "vertex": {"reduction_server": {"replicas": 2}},
+}
+
+
 def test_reduction_servers_never_go_with_flex_start() -> None:
-    body = planned(machine={"type": "h100", "gpus": 2, "nodes": 2}, vertex={"reduction_server": {"replicas": 2}})
-    assert [attempt.provisioning for attempt in body.attempts] == ["spot"]
+    assert [attempt.provisioning for attempt in planned(**SERVERS).attempts] == ["spot"]
+
+
+def test_reduction_servers_are_the_third_pool_and_no_nodes() -> None:
+    (_, _, servers) = pools(request(**SERVERS))
+    assert servers["replicaCount"] == "2"
+    assert servers["machineSpec"] == {"machineType": "n1-highcpu-16"}
+    assert set(servers["containerSpec"]) == {"imageUri"}
+
+
+def test_what_reduction_servers_need_of_the_image_is_told() -> None:
+    (warning,) = [line for line in planned(**SERVERS).warnings if "plugin" in line]
+    assert "google-reduction-server" in warning
+
+
+def test_reduction_servers_are_of_vertex_alone() -> None:
+    fields = {"machine": {"type": "h100", "gpus": 8}, "vertex": SERVERS["vertex"], "provisioning": ["spot"]}
+    assert any("vertex: without effect" in line for line in planned("vm", **fields).warnings)
 
 
 def test_a_short_run_is_never_sent_as_none() -> None:
@@ -149,11 +179,6 @@ def test_a_short_run_is_never_sent_as_none() -> None:
 def test_fields_of_the_other_service_are_told() -> None:
     (warning,) = planned(provisioning=["spot"], vm={"external_ip": True}, **QUIET).warnings
     assert warning == "vm.external_ip: without effect on Vertex AI."
-
-
-def test_secrets_that_nobody_reads_yet_are_told() -> None:
-    plan = planned(secrets={"HF_TOKEN": "projects/p/secrets/hf/versions/1"}, output="gs://b-b/o")
-    assert any("HF_TOKEN" in warning for warning in plan.warnings)
 
 
 def test_network_and_reserved_ranges() -> None:
@@ -211,7 +236,13 @@ def test_a_rehearsal_has_machines_that_stay() -> None:
 
 def test_secrets_travel_as_references() -> None:
     reference = {"HF_TOKEN": "projects/p/secrets/hf/versions/latest"}
-    assert json.loads(env_of(request(secrets=reference))[contract.SECRETS]) == reference
+    body = request(secrets=reference, identity={"service_account": "a@p.iam.gserviceaccount.com"})
+    assert json.loads(env_of(body)[contract.SECRETS]) == reference
+
+
+def test_secrets_need_no_account_where_the_cloud_is_played() -> None:
+    reference = {"HF_TOKEN": "projects/p/secrets/hf/versions/latest"}
+    assert contract.SECRETS in env_of(request(secrets=reference, world={"cloud_here": True}))
 
 
 @pytest.mark.parametrize(
@@ -299,6 +330,18 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
             },
             "fast network of its own",
         ),
+        (
+            {
+                "machine": {"type": "h100", "gpus": 2, "nodes": 2},
+                "provisioning": ["spot"],
+                "vertex": {"reduction_server": {"replicas": 1}},
+            },
+            "google-reduction-server in the image",
+        ),
+        (
+            {"secrets": {"HF_TOKEN": "projects/p/secrets/hf/versions/1", "DB": "projects/p/secrets/db/versions/1"}},
+            "secrets (HF_TOKEN, DB) need identity.service_account",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -326,7 +369,7 @@ def test_a_run_id_that_can_be_no_label(run_id: str) -> None:
 def test_gcloud_command_carries_what_is_no_part_of_the_spec() -> None:
     command = gcloud_command(request(**EVERYTHING), project="p", region="us-central1", config="-")
     assert "--kms-key=projects/p/locations/us-central1/keyRings/r/cryptoKeys/k" in command
-    assert any(flag.startswith("--labels=launch-run=job-") for flag in command)
+    assert any(flag.startswith("--labels=") and ",launch-run=job-" in flag for flag in command)
 
 
 def test_a_plan_is_frozen() -> None:

@@ -63,3 +63,12 @@ def test_a_job_whose_run_was_taken_over_does_not_work_again(one: Machines) -> No
     assert again.text == "train.node: node 0: job new has taken over with attempt 2 (exit code 77)\n"
     assert written(one) == before
     assert not (one.folder / "worked-old").exists()
+
+
+def test_without_locks_the_next_job_works_and_a_duplicate_is_no_success(one: Machines) -> None:
+    assert one.start(*WORK, env={**job("first"), contract.ENDED: "[]"}).wait() == Exit.OK
+    after = {contract.ENDED: json.dumps(["first"])}
+    assert one.start(*WORK, env={**job("next"), **after}).wait() == Exit.OK
+    assert (one.folder / "worked-next").exists()
+    assert one.start(*WORK, env={**job("late"), **after}).wait() == Exit.SUPERSEDED
+    assert not (one.folder / "worked-late").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from train import contract
 from train.errors import SupersededError
-from train.record import DuplicateError, Record
+from train.record import DuplicateError, Record, ended_jobs
 from train.storage import LocalFolder
 
 
@@ -73,3 +73,22 @@ def test_a_claim_that_says_nothing_is_another_jobs(folder: LocalFolder) -> None:
     folder.write(contract.claim(1), b"[]")
     with pytest.raises(DuplicateError):
         Record(folder).take("job")
+
+
+def test_a_job_without_a_lock_follows_those_that_have_ended(folder: LocalFolder) -> None:
+    """Who launched it may not write in the folder: it has no lock, and the earlier job's claim is still there."""
+    ended = ended_jobs({contract.ENDED: '["1"]'})
+    assert Record(folder).take("1", ended_jobs({contract.ENDED: "[]"})) == 1
+    assert [Record(folder).take("2", ended) for _ in range(2)] == [2, 2]
+    before = folder.list()
+    with pytest.raises(DuplicateError, match="job 2 has attempt 2") as told:
+        Record(folder).take("3", ended)
+    assert told.value.exit == contract.Exit.SUPERSEDED, "whoever launched it would take a 0 for success"
+    assert folder.list() == before
+    assert Record(folder).take("3", ended_jobs({contract.ENDED: '["1", "2"]'})) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "3"])
+def test_a_request_that_says_nothing_of_ended_jobs(text: str) -> None:
+    assert ended_jobs({contract.ENDED: text}) is None
+    assert ended_jobs({}) is None

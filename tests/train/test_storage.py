@@ -4,6 +4,7 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from train.errors import OutputError
 from train.storage import LocalFolder, Storage, open_storage, store
 
 if TYPE_CHECKING:
-    from tests.googlecloud import GoogleCloud
+    from tests.googlecloud import FakeClock, GoogleCloud
     from tests.googlecloud.wire import Request, Response
 
 
@@ -43,6 +44,20 @@ def test_what_is_written_comes_back(storage: Storage) -> None:
     assert storage.read("a/b.bin") == b"\0\xff" * 1000
     storage.write("a/b.bin", b"")
     assert storage.read("a/b.bin") == b""
+
+
+def test_when_it_was_written_is_told_by_who_stores_it(storage: Storage, clock: FakeClock) -> None:
+    storage.write("a/b", b"1")
+    first = storage.written("a/b")
+    if storage.url.startswith("gs://"):
+        assert first == clock()
+        clock.advance(5)
+        storage.write("a/b", b"2")
+        assert storage.written("a/b") == first + 5
+    else:
+        assert abs(first - time.time()) < 60
+    with pytest.raises(FileNotFoundError):
+        storage.written("a/c")
 
 
 def test_create_never_replaces(storage: Storage) -> None:

@@ -54,6 +54,10 @@ class Storage(Protocol):
     def read_version(self, name: str) -> tuple[bytes, str]:
         """The content and its version, for `swap`. Raises FileNotFoundError."""
 
+    def written(self, name: str) -> float:
+        """When the object was written last: Unix seconds by the clock of whoever stores it. Raises
+        FileNotFoundError."""
+
     def list(self, prefix: str = "") -> list[str]:
         """The names that start with `prefix`, sorted."""
 

@@ -26,7 +26,7 @@ def open_client() -> Any:
     endpoint = _endpoint(os.environ)
     options = {"api_endpoint": endpoint} if endpoint else None
     try:
-        client = storage.Client(project=None, credentials=_credentials(os.environ, endpoint), client_options=options)
+        client = storage.Client(project=None, credentials=credentials(os.environ, endpoint), client_options=options)
     except DefaultCredentialsError as error:
         raise OutputError("gs:// needs credentials: gcloud auth application-default login") from error
     _keep_within_time(client)
@@ -71,7 +71,7 @@ def _endpoint(environ: Mapping[str, str]) -> str | None:
     return override or emulator or None
 
 
-def _credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
+def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
     """As whom to ask: nobody where gcloud has its credentials disabled, who holds gcloud's token, nobody at an
     emulator, and otherwise (None) whom Google's libraries find."""
     from google.auth.credentials import AnonymousCredentials

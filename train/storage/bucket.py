@@ -55,6 +55,12 @@ class GcsFolder:
         with self._call(name, may_lack=True) as tries:
             return tries.run(lambda: self._download(name, tries))
 
+    def written(self, name: str) -> float:
+        blob = self._blob(name)
+        with self._call(name, may_lack=True) as tries:
+            blob.reload(timeout=tries.timeout(), retry=tries)
+            return float(blob.updated.timestamp())
+
     def list(self, prefix: str = "") -> list[str]:
         with self._call() as tries:
             blobs = self._bucket.list_blobs(

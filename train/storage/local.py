@@ -67,6 +67,15 @@ class LocalFolder:
         data = self.read(name)
         return data, _version(data)
 
+    def written(self, name: str) -> float:
+        target = self.folder / checked(name)
+        try:
+            return target.stat().st_mtime
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
+
     def list(self, prefix: str = "") -> list[str]:
         top = self.folder / prefix.rpartition("/")[0]
         found = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_unlisted) for file in files)

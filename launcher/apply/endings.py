@@ -1,0 +1,115 @@
+"""How attempts and runs end: what is noted of it, and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from launcher.apply.book import Book
+from launcher.apply.googleapis import UnreachableError
+from launcher.apply.running import Clock
+from launcher.apply.vertex import GoneError, Vertex
+from launcher.course import Entry, EntryEnd, told
+from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
+from launcher.jobs import Job
+from launcher.verdicts import GONE, Verdict, exit_code
+
+if TYPE_CHECKING:
+    from launcher.apply.looking import Look
+
+CONFIRM_SECONDS: Final = 300.0
+POLL_SECONDS: Final = 2.0
+LOST: Final = Verdict(scope="transient", kind="lost", cause="no job came of it")
+
+
+class RunEnded(LaunchError):
+    """The run has ended before, and nothing was started. `job` is None where it is no more to be seen."""
+
+    exit_code = 3
+
+    def __init__(self, problem: str, hint: str, job: Job | None, verdict: Verdict) -> None:
+        super().__init__(problem, hint)
+        self.job = job
+        self.verdict = verdict
+
+
+class RunSucceeded(RunEnded):
+    """It has ended well."""
+
+    exit_code = 0
+
+
+def is_over(job: Job) -> bool:
+    """Whether a job will never run again; one that was deleted neither."""
+    return job.has_ended or job.state == GONE
+
+
+def settle(ledger: Book, number: int, job: Job, verdict: Verdict) -> EntryEnd:
+    """Note how an attempt ended, and return what holds.
+
+    That is what was noted before, unless the job has come to an end of its own since: why a job was cancelled is known
+    to whoever did it, who notes it first.
+    """
+    return ledger.note_end(number, judged(ledger, job, verdict), job.state)
+
+
+def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
+    """What a job's end means for the run. One that succeeded while only others have claimed attempts has done nothing:
+    its node found that, and ended with 0."""
+    if job.state == "SUCCEEDED" and (holders := ledger.holders()) and job.id not in holders:
+        return Verdict(scope="transient", kind="lost", cause=f"a duplicate: job {holders[-1]} has the run")
+    return verdict
+
+
+def cancel_and_confirm(vertex: Vertex, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
+    """The job once it has ended, cancelled or otherwise. Raises StillRunning: that can't be confirmed in 5 minutes, so
+    nothing may be created in its place."""
+    until, asked, trouble = clock.now() + CONFIRM_SECONDS, False, ""
+    while clock.now() < until:
+        try:
+            if not asked:
+                vertex.cancel(job.name)
+                asked = True
+            job = vertex.get(job.name)
+        except GoneError:
+            return replace(job, state=GONE)
+        except UnreachableError as error:
+            if error.problem != trouble:
+                say(error.problem)
+            trouble = error.problem
+        if is_over(job):
+            return job
+        clock.sleep(POLL_SECONDS)
+    minutes = CONFIRM_SECONDS / 60
+    raise StillRunning(
+        f"{job.name} is {job.state} {minutes:.0f} minutes after it was to be cancelled; nothing else was created",
+        f"launch cancel {job.run or job.name}; then type the same command again",
+    )
+
+
+def ended(run: str, entry: Entry, look: Look) -> RunEnded:
+    """That the run has ended, and how it would go on."""
+    if entry.end is None:
+        raise ValueError("an attempt that is open hasn't ended")
+    job = next((job for job in look.jobs if job.name == entry.job), None)
+    if entry.end.kind == "succeeded":
+        hint = f"--new starts it anew, as a run of its own. --resume {run} goes on in its folder."
+        return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)
+    hint = f"--resume {run} goes on from its newest checkpoint. --new starts it anew, as a run of its own."
+    problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
+    return RunEnded(problem, f"{entry.end.fix}\n{hint}".strip(), job, entry.end.verdict)
+
+
+def exhausted(run: str, tries: Sequence[Entry]) -> LaunchError:
+    """That no place is left: with all that was tried, why it failed and what to do; the exit code is that of what
+    stopped it."""
+    lines, fixes = told(tries)
+    last = tries[-1].end if tries else None
+    if last is None or not last.stops:
+        return NoCapacity(f"no place of the plan could take run {run}; this was tried:\n{lines}", fixes)
+    code = exit_code(last.verdict)
+    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
+    kind = next((one for one in kinds if one.exit_code == code), LaunchError)
+    return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)

@@ -1,0 +1,189 @@
+"""What is there of a run: its attempts in the ledger and its jobs in the cloud, seen at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from launcher.apply.book import Book
+from launcher.apply.endings import is_over
+from launcher.apply.running import Clock
+from launcher.apply.vertex import GoneError, Vertex
+from launcher.course import Entry
+from launcher.jobs import RUN_LABEL, Job
+from launcher.plan.model import Plan
+from launcher.verdicts import GONE
+
+SLACK_SECONDS: Final = 30.0
+"""Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""
+
+
+class Look(NamedTuple):
+    """Attempts, which were read first, and jobs (the newest first); `age` answers how many seconds ago the jobs were
+    asked for.
+
+    The order matters: a job that an attempt names must be among the jobs, and a lock that is written after the entries
+    were read has the next number, which nobody can then take who acts upon this look.
+    """
+
+    entries: tuple[Entry, ...]
+    jobs: tuple[Job, ...]
+    age: Callable[[], float]
+
+    @property
+    def newest(self) -> Entry | None:
+        """The newest attempt in the cloud."""
+        return newest_of(self.entries)
+
+    @property
+    def decided(self) -> Entry | None:
+        """The newest attempt of the newest round that came to an end of its own: what was lost, a duplicate above all,
+        takes nothing back."""
+        return next((one for one in reversed(self.tries(self.round)) if one.end and one.end.kind != "lost"), None)
+
+    @property
+    def next_number(self) -> int:
+        """The number that a lock upon this look takes."""
+        return self.entries[-1].number + 1 if self.entries else 1
+
+    @property
+    def round(self) -> int:
+        """The newest round; 0: there was none."""
+        return max((entry.round for entry in self.entries), default=0)
+
+    @property
+    def billed_seconds(self) -> float:
+        """What the run's jobs have taken so far, from start to end."""
+        return sum(max(0.0, job.ended - job.started) for job in self.jobs if job.started and job.ended)
+
+    def tries(self, in_round: int) -> list[Entry]:
+        """The attempts of one round."""
+        return [entry for entry in self.entries if entry.round == in_round]
+
+    def is_new(self, job: Job) -> bool:
+        """Whether this look knows nothing of a job."""
+        return all(job.name != one.name for one in self.jobs) and all(job.name != one.job for one in self.entries)
+
+    def unnamed(self) -> list[Job]:
+        """The jobs that no attempt names, the newest first."""
+        named = {entry.job for entry in self.entries}
+        return [job for job in self.jobs if job.name not in named]
+
+    def job_of(self, entry: Entry, written: Callable[[int], float | None]) -> Job | None:
+        """The job of the newest attempt: the one that it names; or, when its maker died before that, the first one in
+        its region since its lock."""
+        if entry.job:
+            return next((job for job in self.jobs if job.name == entry.job), None)
+        there = [job for job in self.unnamed() if job.region == entry.region]
+        locked = written(entry.number) if there else None
+        return next((job for job in reversed(there) if locked is None or job.created >= locked - SLACK_SECONDS), None)
+
+
+def newest_of(entries: Sequence[Entry]) -> Entry | None:
+    """The newest attempt in the cloud; one of `launch local` in the same folder only takes a number."""
+    return next((entry for entry in reversed(entries) if entry.round), None)
+
+
+def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
+    """Seconds since now, those in which this machine slept included: a monotonic clock stands still then."""
+    began, began_wall = clock.now(), wall()
+    return lambda: max(clock.now() - began, wall() - began_wall)
+
+
+class Looker:
+    """Looks at one run: called, it answers what is there now."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        vertex: Vertex,
+        ledger: Book,
+        stopwatch: Callable[[], Callable[[], float]],
+        also: Iterable[str] | None,
+    ) -> None:
+        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains."""
+        self._filter = f'labels.{RUN_LABEL}="{plan.run}"'  # a value with dashes may need its quotes (AIP-160)
+        self._regions = tuple(dict.fromkeys(attempt.region for attempt in plan.attempts))
+        self._run, self._vertex, self._ledger = plan.run, vertex, ledger
+        self._stopwatch, self._also = stopwatch, also
+        self._has_looked = False
+        self._beside: tuple[Job, ...] = ()
+
+    def __call__(self) -> Look:
+        """Raises UnreachableError and its like: a region that a job may be in can't be read."""
+        entries = self._ledger.entries()
+        age = self._stopwatch()
+        jobs = self.jobs(entries)
+        return Look(entries, (*jobs, *self._missing(entries, jobs)), age)
+
+    def jobs(self, entries: Sequence[Entry]) -> tuple[Job, ...]:
+        """The run's jobs, the newest first.
+
+        Without a ledger nothing tells of another region that was named before: the first look goes there too, as far
+        as they can be read. They aren't waited for again, and what has ended there stays as it is.
+        """
+        needed = dict.fromkeys([*self._regions, *(entry.region for entry in entries if entry.region)])
+        extra = [] if self._has_looked or self._ledger.locks else self._elsewhere()
+        found = self._vertex.find(self._filter, [*needed, *extra], partly=True)
+        for region in needed:
+            if region in found.unread:
+                raise found.unread[region]
+        mine = {job.name: job for job in found.jobs if job.run == self._run}  # whatever the service makes of a filter
+        if extra:
+            self._has_looked = True
+            self._beside = tuple(job for job in mine.values() if job.region not in needed and is_over(job))
+        mine = {**{job.name: job for job in self._beside}, **mine}
+        return tuple(sorted(mine.values(), key=lambda job: (-job.created, job.name)))
+
+    def _elsewhere(self) -> Sequence[str]:
+        from launcher import catalog
+
+        return catalog.load().training_regions if self._also is None else list(self._also)
+
+    def _missing(self, entries: Sequence[Entry], jobs: Sequence[Job]) -> list[Job]:
+        """The newest attempt's job by its name, if the list left it out: lists may be late, and jobs deleted."""
+        newest = newest_of(entries)
+        if newest is None or not newest.is_open or not newest.job or any(job.name == newest.job for job in jobs):
+            return []
+        try:
+            return [self._vertex.get(newest.job)]
+        except GoneError:
+            labels = {RUN_LABEL: self._run}
+            return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
+
+
+def choose(active: Sequence[Job], entries: Sequence[Entry], holder: Callable[[int], str]) -> Job:
+    """The one of several active jobs that stays, the same for whoever looks: the one that has claimed the run; else
+    that of an attempt that is open; else the oldest. One that is being cancelled only if there is no other.
+
+    `entries` are those that everybody sees: none where each launch knows its own alone.
+    """
+    jobs = [job for job in active if job.state != "CANCELLING"] or active
+    if len(jobs) == 1:
+        return jobs[0]
+    claimed = {job.id: job for job in jobs}
+    for entry in reversed(entries):
+        if found := claimed.get(holder(entry.number)):
+            return found
+    named = {entry.job for entry in entries if entry.is_open}
+    return min([job for job in jobs if job.name in named] or jobs, key=lambda job: (job.created, job.name))
+
+
+def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:
+    """The attempt of an active job: the newest that names it, or the newest of all if it is open, names none and is
+    in the job's region."""
+    named = next((entry for entry in reversed(entries) if entry.job == job.name), None)
+    newest = newest_of(entries)
+    fits = newest is not None and newest.end is None and newest.job is None and newest.region == job.region
+    return named or (newest if fits else None)
+
+
+def orphan(look: Look, written: Callable[[int], float | None], seen: Collection[str]) -> Job | None:
+    """The newest job that has ended and that no attempt names, if it came with or after the newest attempt and wasn't
+    `seen` before. A cancelled one was most likely one too many; where there is nothing else, it is the run's end."""
+    ended = [job for job in look.unnamed() if is_over(job) and job.name not in seen]
+    told = [job for job in ended if job.state != "CANCELLED"] or ([] if look.entries else ended)
+    if not told or not look.entries:
+        return told[0] if told else None
+    locked = written(look.entries[-1].number)
+    return told[0] if locked is None or told[0].created >= locked - SLACK_SECONDS else None

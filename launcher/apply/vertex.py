@@ -1,0 +1,270 @@
+"""Vertex AI's custom jobs by Google's own client: create, get, find, cancel.
+
+A create has no request id, so the same one sent twice makes two jobs: it is sent once, and what came of it is either
+known (a job, or a refusal) or not known (`UnreachableError`). Everything else may be asked twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from launcher.apply.customjobs import NAME, job_of, message_of, region_of
+from launcher.apply.googleapis import (
+    LOG_IN,
+    REQUEST_SECONDS,
+    Api,
+    Service,
+    UnreachableError,
+    credentials,
+    explain,
+    refusal_of,
+    status_of,
+    words,
+)
+from launcher.apply.running import REAL, Clock
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.jobs import RUN_LABEL, Job
+from launcher.verdicts import Refusal
+
+T = TypeVar("T")
+
+SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
+PAGE = 100
+READINGS = 3
+"""How often a list is begun whose page token has gone."""
+
+
+class Refused(LaunchError):
+    """The create was refused: no job was made."""
+
+    def __init__(self, problem: str, refusal: Refusal) -> None:
+        super().__init__(problem)
+        self.refusal = refusal
+
+
+class GoneError(LaunchError):
+    """There is no such job, or no longer."""
+
+
+class Listing(NamedTuple):
+    """Jobs, the newest first, and the regions that could not be read."""
+
+    jobs: tuple[Job, ...]
+    unread: dict[str, LaunchError]
+
+
+class Vertex:
+    """The custom jobs of one project. Any number of threads may use it.
+
+    REST where the endpoint is http://, else gRPC, whose deadline holds for the whole of a request. `channel` is a gRPC
+    channel to use instead.
+    """
+
+    def __init__(self, project: str, environ: Mapping[str, str], clock: Clock = REAL, channel: Any = None) -> None:
+        self.project = project
+        self.environ = environ
+        self.clock = clock
+        self._channel = channel
+        self._apis: dict[str, Api] = {}
+        self._lock = threading.Lock()
+
+    def create(self, region: str, body: Mapping[str, Any]) -> Job:
+        """The job that one request has made, and one alone: nothing is sent again.
+
+        Raises:
+            Refused: for sure nothing was made.
+            UnreachableError: whether there is a job now is not known.
+            LaunchError: the request can't be written down; nothing was sent.
+        """
+        request = {"parent": self._parent(region), "custom_job": message_of(body)}
+        client = self._api(region).client
+        try:
+            made = job_of(client.create_custom_job(request=request, retry=None, timeout=REQUEST_SECONDS))
+        except Exception as error:
+            raise of_create(error, self.project) from error
+        if not NAME.fullmatch(made.name) or made.run != body.get("labels", {}).get(RUN_LABEL, ""):
+            raise UnreachableError(f"{SERVICE.title} answered about another job: {made.name!r}")
+        return made
+
+    def get(self, name: str) -> Job:
+        """A job as it is now. Raises GoneError; UnreachableError: no answer for a minute."""
+        try:
+            return job_of(self._api(region_of(name)).ask("get_custom_job", name=name))
+        except LaunchError as error:
+            if status_of(error) != 404:
+                raise
+            raise gone(name) from error
+
+    def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
+        """The jobs of all these regions that pass a filter (labels.launch-run=ID), asked all at once.
+
+        Unless `partly`, raises the first region's error: what can't be seen might be there.
+        """
+        apis = {region: self._api(region) for region in dict.fromkeys(regions)}
+        found = together({region: partial(self._all, api, region, filter_) for region, api in apis.items()})
+        unread = {region: answer for region, answer in found.items() if isinstance(answer, LaunchError)}
+        if unread and not partly:
+            raise next(iter(unread.values()))
+        jobs = {job.name: job for answer in found.values() if not isinstance(answer, LaunchError) for job in answer}
+        return Listing(tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name))), unread)
+
+    def cancel(self, name: str) -> None:
+        """Begin to cancel a job; one that has ended, or is being cancelled, is fine. Raises GoneError, and as `get`
+        does."""
+        try:
+            self._api(region_of(name)).ask("cancel_custom_job", name=name)
+        except LaunchError as error:
+            if status_of(error) == 404:
+                raise gone(name) from error
+            if status_of(error) != 400 or not is_ending(self.get(name)):
+                raise
+
+    def _all(self, api: Api, region: str, filter_: str) -> list[Job]:
+        """All pages of one region. A page token that has gone makes the pages before it worthless too."""
+        for reading in range(READINGS):
+            jobs: list[Job] = []
+            token = ""
+            try:
+                while True:
+                    asked = {"parent": self._parent(region), "filter": filter_, "page_size": PAGE, "page_token": token}
+                    page = api.ask("list_custom_jobs", **asked)
+                    jobs += map(job_of, page.custom_jobs)
+                    if not (token := page.next_page_token):
+                        return jobs
+            except LaunchError as error:
+                stale = token and status_of(error) == 400 and "token" in error.problem.lower()
+                if not stale or reading == READINGS - 1:
+                    raise
+        raise AssertionError("the last reading returns or raises")
+
+    def _parent(self, region: str) -> str:
+        return f"projects/{self.project}/locations/{region}"
+
+    def _api(self, region: str) -> Api:
+        """One client for each endpoint, made when it is first used."""
+        endpoint = "" if self._channel else endpoint_of(region, self.environ)
+        with self._lock:
+            if endpoint not in self._apis:
+                client = open_jobs(endpoint, self.environ, self._channel)
+                self._apis[endpoint] = Jobs(SERVICE, self.project, client, self.clock)
+            return self._apis[endpoint]
+
+
+class Jobs(Api):
+    """The API, where an answer that can't be read is none."""
+
+    def once(self, method: str, **request: Any) -> Any:
+        """As Api.once."""
+        try:
+            return super().once(method, **request)
+        except Exception as error:
+            if isinstance(error, LaunchError) or not is_torn(error):
+                raise
+            raise UnreachableError(f"{SERVICE.title}'s answer can't be read: {words(str(error))}") from error
+
+
+def is_torn(error: Exception) -> bool:
+    """Whether an error is one of reading an answer: not JSON, not text, or not what it should say."""
+    from google.protobuf.json_format import Error
+
+    return isinstance(error, Error | ValueError)
+
+
+def of_create(error: Exception, project: str) -> Exception:
+    """What a create's error says about the job: Refused (there is none), UnreachableError (not known), or the error
+    itself if it isn't the API's, the network's or an answer's."""
+    from google.api_core.exceptions import GoogleAPICallError
+
+    told = explain(error, SERVICE, project)
+    if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
+        return Refused(told.problem if told else str(error), refusal_of(error, SERVICE))
+    if isinstance(told, NotAuthorised):  # no token could be had, so nothing was sent
+        return Refused(told.problem, Refusal(code=401, message=told.problem))
+    if told is not None:
+        return UnreachableError(told.problem, told.hint)
+    return UnreachableError(f"{SERVICE.title}'s answer can't be read: {words(str(error))}") if is_torn(error) else error
+
+
+def is_refusal(code: int) -> bool:
+    """Whether HTTP's status says for sure that nothing was done: not a time-out (408), not a request that was broken
+    off (499), and no fault of a server's, which may come after the effect."""
+    return 400 <= code < 500 and code not in (408, 499)
+
+
+def is_ending(job: Job) -> bool:
+    """Whether nothing is left to cancel."""
+    return job.has_ended or job.state == "CANCELLING"
+
+
+def gone(name: str) -> GoneError:
+    """What a 404 says."""
+    return GoneError(f"there is no job {name}")
+
+
+def console_url(job: Job) -> str:
+    """The job's page for people (google.cloud.aiplatform 2.7.0, jobs.py: _dashboard_uri)."""
+    project = job.name.split("/")[1]
+    return f"https://console.cloud.google.com/agent-platform/locations/{job.region}/training/{job.id}?project={project}"
+
+
+def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
+    """Where a region's jobs are: gcloud's own override, to which it prefixes the region where the host begins with
+    `aiplatform`, or Google's. As scheme://host."""
+    override = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", "").rstrip("/")
+    url = urlsplit(override or "https://aiplatform.googleapis.com")
+    host = f"{region}-{url.netloc}" if url.netloc.startswith("aiplatform.") else url.netloc
+    return f"{url.scheme}://{host}"
+
+
+def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
+    """Google's client. Raises NotAuthorised: there are no credentials."""
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud.aiplatform_v1 import JobServiceClient
+    from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
+
+    if channel is not None:
+        return JobServiceClient(transport=JobServiceGrpcTransport(channel=channel))
+    plain = endpoint.startswith("http://")
+    host = endpoint if plain else urlsplit(endpoint).netloc
+    try:
+        return JobServiceClient(
+            credentials=credentials(environ, endpoint),
+            transport="rest" if plain else "grpc",
+            client_options={"api_endpoint": host},
+        )
+    except DefaultCredentialsError as error:
+        raise NotAuthorised(f"no credentials for {SERVICE.title}: {error}", LOG_IN) from error
+
+
+def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]:
+    """What each call answers, or its LaunchError; all at once: the first one here, the others in threads that nobody
+    waits for after Ctrl-C."""
+    answers: dict[str, T | Exception] = {}
+
+    def answer(key: str, call: Callable[[], T]) -> None:
+        try:
+            answers[key] = call()
+        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+            answers[key] = error
+
+    if not calls:
+        return {}
+    here, *others = calls.items()
+    threads = [threading.Thread(target=answer, args=item, daemon=True) for item in others]
+    for thread in threads:
+        thread.start()
+    answer(*here)
+    for thread in threads:
+        thread.join()
+    return {key: known(answers[key]) for key in calls}
+
+
+def known(answer: T | Exception) -> T | LaunchError:
+    """An answer or a LaunchError; raises any other error."""
+    if isinstance(answer, Exception) and not isinstance(answer, LaunchError):
+        raise answer
+    return answer

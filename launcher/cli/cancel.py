@@ -1,0 +1,100 @@
+"""`launch cancel`: end a run in the cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import Output, Regions, RunName
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:
+    from launcher.cli.following import World
+    from launcher.cli.runs import Run
+    from launcher.jobs import Job
+
+
+def cancel(
+    run: RunName,
+    *,
+    regions: Regions = None,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Cancel a run, and wait until that is confirmed.
+
+    What it has saved stays in its folder: `launch vertex --resume RUN` goes on from there.
+    """
+    from launcher.apply.googleapis import UnreachableError
+    from launcher.cli.following import here
+    from launcher.cli.runs import one_run, searched
+    from launcher.cli.status import job_data, printed
+
+    world = here()
+    found = one_run(world.vertex, run, searched(regions))
+    active = [job for job in found.jobs if not job.has_ended]
+    ended, errors = cancelled(world, active)
+    shown = ended or ([] if active else [found.job])
+    done = bool(active) or barred(world, found)
+    if output_format is Output.text:
+        for job in shown:
+            print(f"{'' if done else 'nothing to do: '}{end_text(found, job)}")
+        if done and not active:
+            print("no other attempt will be made")
+    elif shown:
+        data = [job_data(found.id, job) for job in shown]
+        printed({**data[0], "jobs": data}, output_format)
+    if errors:
+        raise errors[0]
+    if found.unread:
+        raise UnreachableError(
+            f"whether {found.id} has a job in {', '.join(found.unread)} isn't known: that couldn't be read",
+            f"launch cancel {found.id} again, once it can be.",
+        )
+
+
+def cancelled(world: World, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
+    """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
+    from launcher.apply.submit import cancel_and_confirm
+    from launcher.cli.telling import Teller
+
+    say = Teller(None).say
+    ended: list[Job] = []
+    errors: list[LaunchError] = []
+    for job in active:
+        try:
+            ended.append(cancel_and_confirm(world.vertex, job, world.clock, say))
+        except LaunchError as error:
+            errors.append(error)
+        except KeyboardInterrupt:
+            say(f"interrupted; {job.run} may end all the same\nlaunch status {job.run} shows that")
+            raise
+    return ended, errors
+
+
+def barred(world: World, run: Run) -> bool:
+    """Whether a run without a job was kept from making another: some launch may be between two attempts."""
+    from launcher.apply.ledger import Ledger
+    from launcher.apply.stopping import bar
+    from launcher.asked import tried_of
+    from launcher.cli.jobtext import run_folder_of
+    from launcher.cli.telling import Teller
+    from launcher.verdicts import of_end
+
+    folder, say = run_folder_of(run.job), Teller(None).say
+    verdict = of_end(run.job, tried_of(run.job, world.project))
+    try:
+        return bool(folder) and bar(
+            Ledger.open(folder or "", world.clock, say, project=world.project), run.job, verdict
+        )
+    except LaunchError as error:
+        say(f"whether some launch is about to make another job of {run.id} can't be seen: {error.problem}")
+        return False
+
+
+def end_text(run: Run, job: Job) -> str:
+    """`my-job-0123abcd was cancelled after 3 min 20 s (us-central1)`."""
+    from launcher.cli.telling import STATES, after
+
+    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.region})"

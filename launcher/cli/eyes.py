@@ -1,0 +1,40 @@
+"""What a job is looked at with: Vertex AI, Cloud Logging and the run folder."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from launcher.apply.lines import Lines
+from launcher.apply.progress import ProgressReader
+from launcher.jobs import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.cli.following import World
+    from launcher.watch import Line, Progress
+    from train.storage import Storage
+
+
+class Looker:
+    """The Eyes of one job. `number` is its attempt's, 0 where that isn't known."""
+
+    def __init__(self, world: World, job: Job, number: int, folder: Storage | None, say: Callable[[str], None]) -> None:
+        self._vertex = world.vertex
+        self._name = job.name
+        clock = world.clock
+        self._lines = Lines(job, world.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
+        self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
+
+    def job(self) -> Job:
+        """As Vertex AI has it now."""
+        return self._vertex.get(self._name)
+
+    def lines(self) -> list[Line]:
+        """New ones, from Cloud Logging or the run folder."""
+        return self._lines.new()
+
+    def progress(self) -> Progress | None:
+        """From the run folder, if there is one that can be read."""
+        return self._progress.new() if self._progress else None

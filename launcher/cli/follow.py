@@ -1,0 +1,30 @@
+"""`launch follow`: watch a run in the cloud, and take its attempts up where another launch left them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Output, Regions, RunName, WatchFor
+
+
+def follow(
+    run: RunName,
+    *,
+    regions: Regions = None,
+    watch_for: WatchFor = None,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Watch a run to its end.
+
+    Its states, lines and progress; and its next attempts, where one ends for want of capacity. Ctrl-C leaves it to
+    itself.
+    """
+    from launcher.cli.following import follow_run, here
+    from launcher.cli.preemption import seconds_of
+    from launcher.cli.runs import one_run, searched
+
+    seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
+    world = here()
+    follow_run(world, one_run(world.vertex, run, searched(regions)), output_format, watch_seconds=seconds)

@@ -1,0 +1,149 @@
+"""From a spec to a job on Vertex AI that is followed to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace as with_field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher import catalog
+from launcher.cli import following
+from launcher.cli.following import World
+from launcher.cli.inputs import Inputs, gather, project
+from launcher.cli.options import Flags, Output, words
+from launcher.cli.preemption import seconds_of
+from launcher.cli.runs import RUN_ID, one_run, searched, tell_unread
+from launcher.cli.telling import Teller
+from launcher.errors import NotAuthorised, UsageError
+from launcher.jobs import IDENTITY_LABEL
+from launcher.plan.build import plan, with_digest
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """How it shall be launched."""
+
+    detach: bool = False
+    watch_seconds: str | None = None
+    builder: str = "auto"
+    create_repository: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long to watch. Raises UsageError."""
+        return None if self.watch_seconds is None else seconds_of(self.watch_seconds, "--watch-for")
+
+
+def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: bool) -> None:
+    """Plan a spec, and see its run to its end. Raises LaunchError."""
+    seconds = wish.seconds
+    inputs = gather("vertex", spec, flags)
+    made = plan(inputs.spec, catalog.load(), inputs.context)
+    world = following.world(inputs.context.project)
+    if new:
+        made = anew(made, inputs, world)
+    told(made)
+    ready = image(inputs, wish)
+    following.follow(world, made, output, ready=ready, fresh=True, detach=wish.detach, watch_seconds=seconds)
+
+
+def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Output) -> None:
+    """Go on with a run that has ended: in its folder, with its image. Raises LaunchError.
+
+    Without a spec the plan is the one that the run was launched with, from its folder.
+    """
+    seconds = wish.seconds
+    world = following.world(project("vertex", os.environ))
+    if spec:
+        run_id = name if RUN_ID.fullmatch(name) else one_run(world.vertex, name, searched(flags.region)).id
+        inputs = gather("vertex", spec, with_field(flags, run_id=run_id))
+        made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish)
+    elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
+        raise UsageError(
+            f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
+            "Name the spec too: launch vertex SPEC --resume RUN …",
+        )
+    else:
+        run = one_run(world.vertex, name, searched(flags.region))
+        made, ready = following.stored_plan(run), following.unchanged
+    following.follow(
+        world, made, output, ready=ready, fresh=True, resume=True, detach=wish.detach, watch_seconds=seconds
+    )
+
+
+def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
+    """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
+    identity = made.attempts[0].request["labels"][IDENTITY_LABEL]
+    regions = searched(None)
+    found = world.vertex.find(f'labels.{IDENTITY_LABEL}="{identity}"', regions, partly=True)
+    tell_unread(found.unread, regions)
+    same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
+    newest = {number_of(job.run, made.run): job for job in same}
+    newest.pop(0, None)  # under a name of its own (--run-id)
+    number = max(newest, default=0)
+    if number < 2 or newest[number].has_ended:
+        number = next(one for one in count(number + 1) if is_free(made, one, world))
+    run_id = numbered(made.run, number)
+    return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run_id))
+
+
+def is_free(made: Plan, number: int, world: World) -> bool:
+    """Whether nobody has made an attempt of the run's number, as far as its folder says it."""
+    from launcher.apply.ledger import Ledger
+
+    beside = (made.run_folder or "").rpartition("/")[0]
+    folder = f"{beside}/{numbered(made.run, number)}"
+    region = made.attempts[0].region
+    return not beside or not Ledger.open(folder, world.clock, project=world.project, region=region).entries()
+
+
+def numbered(run: str, number: int) -> str:
+    """RUN, RUN-2, RUN-3 …"""
+    return run if number == 1 else f"{run}-{number}"
+
+
+def number_of(run: str, first: str) -> int:
+    """1 for the run itself, N for RUN-N, 0 for anything else."""
+    found = re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", run)
+    return int(found[1] or 1) if found else 0
+
+
+def told(made: Plan) -> None:
+    """The plan's warnings, on stderr: who doesn't ask for a dry run must see them too."""
+    say = Teller(made).say
+    for warning in made.warnings:
+        say(warning)
+
+
+def image(inputs: Inputs, wish: Wish) -> Callable[[Plan], Plan]:
+    """What puts the plan's image into the registry, once it is known that something is to be created."""
+
+    def ready(made: Plan) -> Plan:
+        from launcher.apply import images
+        from launcher.cli.images import create, wanted
+        from launcher.cli.progress import progress, report
+
+        job = wanted(inputs, wish.builder)
+        with progress() as bars:
+            if wish.create_repository:
+                create(job, bars.line)
+            try:
+                found = images.push(job, os.environ, report(bars))
+            except NotAuthorised as error:
+                if not job.image.pinned:
+                    raise
+                bars.line(f"whether {job.image.uri} is there can't be seen from here: {error.problem}")
+                return made
+            bars.line(f"image {found.reference}" + (" (it was there)" if found.how == "there" else ""))
+        return with_digest(made, found.reference)
+
+    return ready

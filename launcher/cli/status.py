@@ -1,0 +1,217 @@
+"""`launch status`: a run as the cloud has it, or all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.cli.options import Output, Regions
+
+if TYPE_CHECKING:
+    from launcher.cli.runs import Run
+    from launcher.course import Entry
+    from launcher.jobs import Job
+    from launcher.watch import Progress
+
+SHOWN = 30
+"""Runs in the list, unless all are asked for."""
+ANSWER_SECONDS = 20.0
+"""For one question to the run's folder."""
+
+
+def status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run's name or id, or a job's; left out: a list of all.")
+    ] = None,
+    *,
+    regions: Regions = None,
+    everything: Annotated[bool, typer.Option("--all", help=f"The list beyond its first {SHOWN}.")] = False,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Show a run, or list them all.
+
+    From the jobs' labels and the run's folder alone: every machine with the same credentials sees the same.
+    """
+    from launcher.cli.following import here
+    from launcher.cli.runs import all_runs, one_run, searched
+
+    world = here()
+    if run:
+        found = one_run(world.vertex, run, searched(regions))
+        show_run(found, output_format)
+        return
+    runs = all_runs(world.vertex, searched(regions))
+    whole = everything or output_format is not Output.text  # nobody sees that data was cut
+    show_list(runs if whole else runs[:SHOWN], len(runs), output_format)
+
+
+# --- The list --------------------------------------------------------------------------------------------------------
+
+
+def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
+    """The runs, the newest first."""
+    if output is not Output.text:
+        printed({"runs": [job_data(run.id, run.job) for run in runs]}, output)
+        return
+    print("\n".join(list_lines(runs)))
+    if total > len(runs):
+        print(f"… and {total - len(runs)} older ones (--all)")
+
+
+def list_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """A table of at most 80 columns, as far as names allow that."""
+    from launcher.cli.jobtext import machine_of, provisioning_of
+
+    if not runs:
+        yield "No runs."
+        return
+    rows = [("RUN", "STATE", "MACHINE", "REGION", "AGE")]
+    for run in runs:
+        where = f"{machine_of(run.job)} {provisioning_of(run.job)}"
+        rows.append((run.id, run.job.state, where, run.job.region, age(run.job)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def age(job: Job) -> str:
+    """Since its creation: `5 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, time.time() - job.created)
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
+
+
+# --- One run ---------------------------------------------------------------------------------------------------------
+
+
+def show_run(run: Run, output: Output) -> None:
+    """The run with its attempts and how far it is; what can't be read of its folder is told."""
+    entries, progress, problem = look_into(run.job)
+    if output is Output.text:
+        print("\n".join(lines(run, entries, progress, problem)))
+        return
+    if problem:
+        print(f"launch: {problem}", file=sys.stderr)
+    data = job_data(run.id, run.job)
+    data["progress"] = as_data(progress)
+    data["attempts"] = [attempt_data(one) for one in entries]
+    data["jobs"] = [job_data(run.id, job) for job in run.jobs]
+    printed(data, output)
+
+
+def lines(run: Run, entries: Sequence[Entry], progress: Progress | None, problem: str) -> Iterator[str]:
+    """The page, in at most 80 columns."""
+    from launcher.cli.show import LABEL, WIDTH, labelled, wrapped
+    from launcher.cli.telling import STATES, after, attempted, progress_text
+
+    job = run.job
+    yield from wrapped(f"{run.id}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
+    yield ""
+    for label, text in facts(run):
+        yield f"{label:{LABEL}}{text}"  # names and addresses in one piece, to be copied
+    if job.error:
+        yield from labelled("error", job.error.message)
+    if progress:
+        yield from labelled("progress", progress_text(progress))
+    if problem:
+        yield from labelled("folder", problem)
+    for number, entry in enumerate(entries):
+        yield from labelled("" if number else "attempts", attempted(entry))
+
+
+def facts(run: Run) -> Iterator[tuple[str, str]]:
+    """What the job's request says, and its times."""
+    from launcher.apply.vertex import console_url
+    from launcher.cli.jobtext import image_of, machine_of, provisioning_of, run_folder_of
+
+    job = run.job
+    yield "job", job.name
+    yield "", console_url(job)
+    yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {job.region}"
+    yield "image", image_of(job)
+    yield "output", run_folder_of(job) or "none"
+    yield "created", stamp(job.created)
+    if job.started:
+        yield "started", stamp(job.started)
+    if job.ended:
+        yield "ended", stamp(job.ended)
+
+
+def stamp(seconds: float) -> str:
+    """Day and time, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, str]:
+    """What the run's folder says: its attempts, how far it is, and why it can't be read (further)."""
+    from launcher.apply.attempts import open_folder
+    from launcher.apply.ledger import Ledger
+    from launcher.apply.progress import ProgressReader
+    from launcher.cli.jobtext import run_folder_of
+    from launcher.errors import LaunchError
+
+    entries: tuple[Entry, ...] = ()
+    folder = run_folder_of(job)
+    if not folder:
+        return entries, None, ""
+    try:
+        storage = open_folder(folder).within(ANSWER_SECONDS)
+        entries = Ledger(storage).entries()
+        number = next((entry.number for entry in entries if entry.job == job.name), 1)
+        return entries, ProgressReader(storage, job, attempt=number).new(), ""
+    except LaunchError as error:
+        return entries, None, error.problem
+
+
+# --- As data ---------------------------------------------------------------------------------------------------------
+
+
+def job_data(run: str, job: Job) -> dict[str, Any]:
+    """A job for scripts; times in Unix seconds."""
+    from launcher.apply.vertex import console_url
+    from launcher.cli.jobtext import image_of, machine_of, provisioning_of, run_folder_of
+
+    return {
+        "run": run,
+        "state": job.state,
+        "job": job.name,
+        "region": job.region,
+        "machine": machine_of(job),
+        "provisioning": provisioning_of(job),
+        "image": image_of(job),
+        "output": run_folder_of(job),
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "error": {"code": job.error.code, "message": job.error.message} if job.error else None,
+        "console": console_url(job),
+        "labels": dict(job.labels),
+    }
+
+
+def attempt_data(entry: Entry) -> dict[str, Any]:
+    """An attempt for scripts."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(entry)
+    return {name: value for name, value in data.items() if name != "writer"}
+
+
+def as_data(progress: Progress | None) -> dict[str, Any] | None:
+    """How far it is, for scripts."""
+    import msgspec
+
+    return None if progress is None else dict(msgspec.to_builtins(progress))
+
+
+def printed(data: dict[str, Any], output: Output) -> None:
+    """JSON or YAML on stdout."""
+    from launcher.cli.show import as_yaml
+
+    print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))

@@ -1,0 +1,186 @@
+"""A run from its plan to its end: one attempt after the other, each watched, as long as this launch follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from launcher.apply.book import Book
+from launcher.apply.running import REAL, Clock
+from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
+from launcher.apply.vertex import Vertex
+from launcher.asked import tried
+from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
+from launcher.jobs import Job
+from launcher.plan.model import Plan
+from launcher.verdicts import GONE, Verdict, exit_code, of_end
+from launcher.watch import Event, Eyes, watch
+
+FLEX_SLACK_SECONDS = 120.0
+"""For flex-start the request says itself how long it may wait: Google's own end comes first, and says why."""
+
+
+class Took(Struct, frozen=True, kw_only=True):
+    """An attempt is under way."""
+
+    job: Job
+    number: int
+    made: bool
+    """Whether this launch made it; else it was found."""
+
+
+class Gave(Struct, frozen=True, kw_only=True):
+    """An attempt has ended, and not well."""
+
+    job: Job
+    number: int
+    verdict: Verdict
+
+
+class Watcher(Protocol):
+    """Who looks at jobs, and who is told."""
+
+    def eyes(self, job: Job, number: int) -> Eyes:
+        """What to look at a job with."""
+
+    def tell(self, event: Event | Took | Gave) -> None:
+        """Something has happened."""
+
+    def said(self) -> str:
+        """The error that the job's output has named, if it has."""
+
+
+class Course(Struct, frozen=True, kw_only=True):
+    """What stays the same through all attempts of a run."""
+
+    plan: Plan
+    vertex: Vertex
+    book: Book
+    watcher: Watcher
+    say: Callable[[str], None]
+    ready: Callable[[Plan], Plan]
+    """The plan with its image in the registry, once something is to be created."""
+    clock: Clock = REAL
+
+
+def start(course: Course, *, fresh: bool, resume: bool = False) -> Submitted:
+    """The run's active job, made if there is none. Raises LaunchError: see `submit`."""
+    return submit(
+        course.plan,
+        course.vertex,
+        course.book,
+        course.clock,
+        course.say,
+        fresh=fresh,
+        resume=resume,
+        ready=course.ready,
+    )
+
+
+def drive(
+    course: Course, *, fresh: bool, resume: bool = False, detach: bool = False, watch_seconds: float | None = None
+) -> Job:
+    """Attempt after attempt until the run has ended well; with `detach`, only until a job is there.
+
+    Raises:
+        RunEnded: there was nothing to do.
+        JobFailed, NoCapacity, NotAuthorised, LaunchError: how it ended instead; each says what to do.
+        StillRunning: `watch_seconds` are over. The job goes on.
+    """
+    until = course.clock.now() + watch_seconds if watch_seconds is not None else None
+    while True:
+        got = start(course, fresh=fresh, resume=resume)
+        course.watcher.tell(Took(job=got.job, number=got.number, made=got.made))
+        if detach:
+            return got.job
+        job, verdict = attend(course, got.job, got.number, until)
+        if verdict.kind == "succeeded":
+            return job
+        course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
+        if verdict.scope in ("permanent", "project") and verdict.kind != "lost":
+            raise failure(job, verdict)
+        fresh = resume = False
+
+
+def attend(course: Course, job: Job, number: int, until: float | None = None) -> tuple[Job, Verdict]:
+    """Watch one attempt to its end, and what that means, as it is noted. Raises as `watch` does."""
+    wait = waiting(course.plan, job)
+    left = until - course.clock.now() if until is not None else None
+    waited = since(course, job) if wait is not None else 0.0
+    eyes = course.watcher.eyes(job, number)
+    watched = watch(eyes, course.watcher.tell, course.clock, wait_seconds=wait, waited=waited, watch_seconds=left)
+    if watched.why == "waited":
+        return give_up(course, watched.job, number, wait or 0.0)
+    return watched.job, noted(course, watched.job, number)
+
+
+def since(course: Course, job: Job) -> float:
+    """Seconds since a job's creation; 0 where the bucket does not say: the job is watched all the same."""
+    try:
+        return course.book.since(job.created)
+    except LaunchError:
+        return 0.0
+
+
+def noted(course: Course, job: Job, number: int) -> Verdict:
+    """What a job's end means. A duplicate that succeeded has done nothing: the next look finds the job that works.
+
+    An end that can't be noted is one all the same: whoever looks next finds it in the job.
+    """
+    verdict = of_end(job, tried(course.plan, job.region, job.request), course.watcher.said())
+    try:
+        return settle(course.book, number, job, verdict).verdict
+    except LaunchError as error:
+        unsure = "; nor whether it was this job that did the work" if verdict.kind == "succeeded" else ""
+        course.say(f"how attempt {number} ended can't be noted{unsure}: {error.problem}")
+        return verdict
+
+
+def waiting(plan: Plan, job: Job) -> float | None:
+    """Seconds that the attempt may wait for machines; None: for ever."""
+    if plan.limits.wait_seconds is None:
+        return None
+    strategy = job.request.get("jobSpec", {}).get("scheduling", {}).get("strategy")
+    return plan.limits.wait_seconds + (FLEX_SLACK_SECONDS if strategy == "FLEX_START" else 0.0)
+
+
+def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Verdict]:
+    """Cancel a job that has waited too long. Raises StillRunning: that can't be noted, or not be confirmed, so nothing
+    may follow it.
+
+    The verdict is noted first: whoever finds the job cancelled must not take it for the user's wish.
+    """
+    cause = f"{job.state} for {minutes(wait)}, longer than limits.wait"
+    verdict = Verdict(
+        scope="region+provisioning", kind="waited", cause=cause, fix="A longer wait: --set limits.wait=6h"
+    )
+    try:
+        settle(course.book, number, job, verdict)
+    except LaunchError as error:
+        problem = f"{job.name} is {cause}, and goes on waiting: why it ends can't be noted: {error.problem}"
+        raise StillRunning(problem, f"launch follow {job.run} tries again; launch cancel {job.run} ends it") from error
+    course.say(f"{cause}: cancelling it")
+    ended = cancel_and_confirm(course.vertex, job, course.clock, course.say)
+    if ended.state in ("CANCELLED", GONE):
+        return ended, verdict
+    return ended, noted(course, ended, number)  # it was quicker
+
+
+def minutes(seconds: float) -> str:
+    """`6 h`, `90 min` or `45 s`."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def failure(job: Job, verdict: Verdict) -> LaunchError:
+    """The run's end as an error with its exit code."""
+    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
+    kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
+    logs = f"launch logs {job.run}"
+    hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
+    if "--resume" not in verdict.fix:
+        hints.append(f"launch vertex SPEC --resume {job.run} goes on from there")
+    return kind(f"{job.run}: {verdict.cause}", "\n".join(hints))

@@ -1,0 +1,62 @@
+"""A job in the cloud as data: what its service said of it when it was last asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+RUN_LABEL: Final = "launch-run"
+"""The run's id: by this label a run is found from anywhere."""
+IDENTITY_LABEL: Final = "launch-identity"
+"""A hash of what is computed and for whom (plan.names.identity): one run id belongs to one of them."""
+
+WAITING: Final = frozenset({"QUEUED", "PENDING"})
+"""Nothing is billed yet. QUEUED may also mean that quota is missing: Vertex AI queues for that too."""
+ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+"""States that a job doesn't leave (google.cloud.aiplatform_v1.JobState). One that we don't know is none of them."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED."""
+
+    code: int
+    message: str
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A job. Times are Unix seconds by Google's clock; None: that hasn't happened."""
+
+    name: str
+    """projects/NUMBER/locations/REGION/customJobs/ID"""
+    region: str
+    state: str
+    """Without its prefix: QUEUED, RUNNING, …; whatever the service says, known here or not."""
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    error: Failure | None = None
+    labels: Mapping[str, str] = {}
+    request: Mapping[str, Any] = {}
+    """What was asked for: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON."""
+
+    @property
+    def id(self) -> str:
+        """The last part of the name; in the container CLOUD_ML_JOB_ID."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def run(self) -> str:
+        """The run's id; empty for a job that isn't launch's."""
+        return self.labels.get(RUN_LABEL, "")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never run again. A state that we don't know is not an end."""
+        return self.state in ENDED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for machines."""
+        return self.state in WAITING

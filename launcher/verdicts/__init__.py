@@ -1,0 +1,35 @@
+"""What a refusal of Google's, or the end of a job, means: how far it reaches, why it came, and what to do. Pure.
+
+Wordings are Google's, as seen in its answers (Vertex AI's and Compute Engine's); what nobody has seen yet is told in
+Google's own words, and judged by its status.
+"""
+
+from __future__ import annotations
+
+from launcher.verdicts.ended import GONE, of_end
+from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.verdicts.refused import of_refusal
+
+__all__ = ["GONE", "Kind", "Refusal", "Scope", "Tried", "Verdict", "exit_code", "of_end", "of_refusal"]
+
+EXIT_CODES: dict[Kind, int] = {
+    "succeeded": 0,
+    "invalid": 2,
+    "machine": 2,
+    "user": 3,
+    "unknown": 3,
+    "expired": 3,
+    "cancelled": 3,
+    "permission": 4,
+    "credentials": 4,
+    "project": 4,
+    "quota": 5,
+    "stockout": 5,
+    "waited": 5,
+    "preempted": 5,
+}
+
+
+def exit_code(verdict: Verdict) -> int:
+    """launch's exit code for a run that ends with this verdict (see launcher.errors); 1 is launch's own failure."""
+    return EXIT_CODES.get(verdict.kind, 1)

@@ -1,0 +1,211 @@
+"""Refusals that are about who asks, and for which project: credentials, permissions, disabled APIs, policies.
+
+Several principals take part in one job, and each needs its own grant: who launches (creates the job, acts as its
+account), Vertex AI's service agents (pull the image: an account of the job can't, vertex-ai-samples issue 2176) and the
+job's account (reads secrets, writes the output).
+"""
+
+from __future__ import annotations
+
+import re
+
+from launcher.verdicts.model import Refusal, Tried, Verdict
+from launcher.verdicts.words import either, first, plain
+
+LOG_IN = "gcloud auth application-default login, or run as a service account"
+LAUNCHER = '"user:$(gcloud config get account)"'
+"""Who launches, as a shell fills it in."""
+EMAIL = r"([\w.+-]+@[\w-]+(?:\.[\w-]+)+)"
+CREDENTIALS = frozenset(
+    {"ACCESS_TOKEN_EXPIRED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "ACCOUNT_STATE_INVALID", "CREDENTIALS_MISSING"}
+)
+"""google.api.ErrorReason."""
+PROJECT = frozenset({"CONSUMER_INVALID", "CONSUMER_SUSPENDED", "RESOURCE_PROJECT_INVALID", "GCP_SUSPENDED"})
+POLICY = frozenset({"SECURITY_POLICY_VIOLATED", "LOCATION_ORG_POLICY_VIOLATED", "RESOURCE_USAGE_RESTRICTION_VIOLATED"})
+
+
+def of_access(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """The verdict if somebody may not do something, or something is switched off. The order matters: Google answers
+    SERVICE_DISABLED in gcloud's own project where a quota project is what is missing."""
+    rules = (of_quota_project, of_credentials, of_disabled, of_project, of_acting, of_policy, of_permission)
+    return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
+
+
+def of_quota_project(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """A person's own credentials that bill to no project."""
+    if refusal.reason != "USER_PROJECT_DENIED" and "quota project" in refusal.message:
+        fix = f"gcloud auth application-default set-quota-project {tried.project}"
+        return Verdict(scope="project", kind="credentials", cause="your credentials have no quota project", fix=fix)
+    return None
+
+
+def of_credentials(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """Nobody that Google knows, or no longer."""
+    if refusal.code != 401 and refusal.reason not in CREDENTIALS:
+        return None
+    cause = f"the credentials are not accepted: {plain(refusal.message)}"
+    return Verdict(scope="permanent", kind="credentials", cause=cause, fix=LOG_IN)
+
+
+def of_disabled(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """An API that isn't switched on, by its own name: creating a job may need more than the API that was asked."""
+    text, metadata = refusal.message, refusal.metadata
+    known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
+    if not known and not re.search(r"API has not been used in project|it is disabled", text):
+        return None
+    service = either(metadata.get("service", ""), first(r"([a-z]+\.googleapis\.com)", text), refusal.service)
+    service = service.removesuffix(".googleapis.com")
+    consumer = metadata.get("consumer", "").removeprefix("projects/")
+    project = either(consumer, first(r"in project ([\w:.-]+) before", text), tried.project)
+    fix = f"gcloud services enable {service}.googleapis.com --project={project}; then wait a minute"
+    return Verdict(
+        scope="project", kind="disabled", cause=f"the API {service}.googleapis.com is disabled in {project}", fix=fix
+    )
+
+
+def of_project(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """A project that isn't there, isn't ours, or isn't paid for."""
+    text = refusal.message
+    if refusal.reason == "BILLING_DISABLED" or "requires billing to be enabled" in text:
+        fix = f"gcloud billing projects link {tried.project} --billing-account=ACCOUNT (gcloud billing accounts list)"
+        return Verdict(scope="project", kind="project", cause=f"project {tried.project} has no billing", fix=fix)
+    missing = re.search(r"on resource project \S+|[Tt]he resource 'projects/[\w:.-]+' was not found", text)
+    if refusal.reason not in PROJECT and not missing:
+        return None
+    cause = f"project {tried.project} isn't there, or you may not use it: {plain(text)}"
+    return Verdict(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
+
+
+def of_acting(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """Who launches must be allowed to act as the job's account, even where that is their own."""
+    text = refusal.message
+    if not re.search(r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs", text, re.IGNORECASE):
+        return None
+    account = either(first(EMAIL, text), tried.account, "ACCOUNT")
+    cause = f"whoever launches may not act as {account} (or it doesn't exist)"
+    return Verdict(scope="permanent", kind="permission", cause=cause, fix=acting(account, tried.project))
+
+
+def acting(account: str, project: str) -> str:
+    """The grant of roles/iam.serviceAccountUser on one account, which lies in the project that its name ends with."""
+    home = first(r"@([\w-]+)\.iam\.gserviceaccount\.com$", account) or project
+    return (
+        f"gcloud iam service-accounts add-iam-policy-binding {account} --project={home} "
+        f"--member={LAUNCHER} --role=roles/iam.serviceAccountUser"
+    )
+
+
+def of_policy(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """What an organization forbids, whoever asks."""
+    text = refusal.message
+    constraint = first(r"constraints/([\w.]+)", text)
+    if not constraint and refusal.reason not in POLICY and "organization's policy" not in text:
+        return None
+    show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={tried.project}"
+    fix = show if constraint else "An administrator of the organization can say what it allows"
+    cause = f"a policy of the organization forbids it: {plain(text)}"
+    return Verdict(scope="permanent", kind="permission", cause=cause, fix=fix)
+
+
+PERMISSION = (
+    r"permission[( :'\"]+([a-z]\w*\.\w+(?:\.\w+)*)|required '([\w.]+)' permission"
+    r"|have (?:the )?[`'\"\[(]*([a-z]\w*\.\w+\.\w+)|lacks ([a-z]\w*\.\w+\.\w+)"
+)
+ROLES = {
+    "aiplatform.": "roles/aiplatform.user",
+    "artifactregistry.": "roles/artifactregistry.reader",
+    "cloudkms.": "roles/cloudkms.cryptoKeyEncrypterDecrypter",
+    "compute.subnetworks.": "roles/compute.networkUser",
+    "compute.": "roles/compute.instanceAdmin.v1",
+    "logging.": "roles/logging.viewer",
+    "secretmanager.": "roles/secretmanager.secretAccessor",
+    "serviceusage.": "roles/serviceusage.serviceUsageConsumer",
+    "storage.objects.": "roles/storage.objectUser",
+    "storage.": "roles/storage.admin",
+}
+"""Permission's beginning -> the predefined role that holds it (https://cloud.google.com/iam/docs/roles-permissions)."""
+
+
+def of_permission(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """A permission that is missing: which, to whom, and the grant on the smallest thing that the message names."""
+    text = refusal.message
+    permission = refusal.metadata.get("permission", "") or named(text)
+    if refusal.reason == "USER_PROJECT_DENIED":
+        permission = "serviceusage.services.use"
+    if not permission:
+        return None
+    role = next((role for begin, role in ROLES.items() if permission.startswith(begin)), "ROLE")
+    who = principal(permission, text, tried)
+    fix = f"{binding(text + refusal.metadata.get('resource', ''), tried)} --member={who} --role={role}"
+    if role == "ROLE":
+        fix += f", ROLE being one that holds {permission}"
+    cause = f"{spoken(who)} lacks the permission {permission} (or what it is for doesn't exist)"
+    return Verdict(scope="permanent", kind="permission", cause=cause, fix=fix)
+
+
+def named(text: str) -> str:
+    """The permission that a message names; empty if none."""
+    found = re.search(PERMISSION, text, re.IGNORECASE)
+    return either(*(group or "" for group in found.groups())) if found else ""
+
+
+def principal(permission: str, text: str, tried: Tried) -> str:
+    """Who lacks it, as IAM writes it: whom the message names, or whose business it is."""
+    if email := first(EMAIL, text):
+        return member(email)
+    if permission.startswith("artifactregistry."):
+        return member(puller(tried))
+    if permission.startswith(("storage.", "secretmanager.")):
+        return member(tried.account or puller(tried))
+    return LAUNCHER
+
+
+def member(email: str) -> str:
+    """As IAM writes who it is."""
+    return f"{'serviceAccount' if email.endswith('.gserviceaccount.com') else 'user'}:{email}"
+
+
+def puller(tried: Tried) -> str:
+    """Vertex AI's agent for custom code: it pulls images, and is the account of a job that names none."""
+    return f"service-{number(tried)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+
+
+def number(tried: Tried) -> str:
+    """The project's number, as a shell finds it."""
+    return f'$(gcloud projects describe {tried.project} --format="value(projectNumber)")'
+
+
+def spoken(who: str) -> str:
+    """A principal in a sentence."""
+    if who == LAUNCHER:
+        return "whoever launches"
+    agent = "Vertex AI's service agent (it pulls images, and is the account of a job that names none)"
+    return agent if "gcp-sa-aiplatform-cc" in who else who.partition(":")[2]
+
+
+def binding(text: str, tried: Tried) -> str:
+    """The command that grants on what a message is about; the project where that is all that is known."""
+    for wording, command in RESOURCES:
+        if found := re.search(wording, text):
+            return command.format(*found.groups(), project=tried.project)
+    return f"gcloud projects add-iam-policy-binding {tried.project}"
+
+
+BIND = "add-iam-policy-binding"
+RESOURCES = (
+    (
+        r"projects/([\w:.-]+)/locations/([\w-]+)/repositories/([\w-]+)",
+        f"gcloud artifacts repositories {BIND} {{2}} --location={{1}} --project={{0}}",
+    ),
+    (
+        r"projects/([\w:.-]+)/locations/([\w-]+)/keyRings/([\w-]+)/cryptoKeys/([\w-]+)",
+        f"gcloud kms keys {BIND} {{3}} --keyring={{2}} --location={{1}} --project={{0}}",
+    ),
+    (r"projects/([\w:.-]+)/secrets/([\w-]+)", f"gcloud secrets {BIND} {{1}} --project={{0}}"),
+    (
+        r"projects/([\w:.-]+)/regions/([\w-]+)/subnetworks/([\w-]+)",
+        f"gcloud compute networks subnets {BIND} {{2}} --region={{1}} --project={{0}}",
+    ),
+    (r"(?:gs://|buckets/)([\w.-]*\w)", f"gcloud storage buckets {BIND} gs://{{0}}"),
+)
+"""What is named in a message -> the command that grants on it."""

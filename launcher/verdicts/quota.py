@@ -1,0 +1,113 @@
+"""A quota that is too small: which, where, how much is needed, and where it is raised.
+
+Wordings: Vertex AI names metrics in one list; Compute Engine names one quota with its limit, and in newer answers the
+metric and the limit's name below it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from launcher import catalog
+from launcher.verdicts.model import Refusal, Tried, Verdict
+from launcher.verdicts.words import first
+
+LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
+"""Vertex AI, when a job is created and as a job's own error."""
+NAMED = r"quota '([\w-]+)' exceeded"
+"""Compute Engine."""
+REASONS = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "RESOURCE_QUOTA_EXCEEDED"})
+CONSOLE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
+
+
+class Exceeded(Struct, frozen=True, kw_only=True):
+    """A quota that a message names. `limit` is as Google writes it, empty where it says nothing."""
+
+    service: str
+    names: tuple[str, ...]
+    limit: str
+    everywhere: bool
+    """It holds for all regions together."""
+    quota_id: str
+    """Cloud Quotas' name of it; empty is unknown."""
+
+
+def of_quota(refusal: Refusal, tried: Tried) -> Verdict | None:
+    """The verdict if a quota is what is missing."""
+    quota = exceeded(refusal)
+    if quota is None:
+        return None
+    where = "in all regions together" if quota.everywhere else f"in {tried.region}"
+    return Verdict(
+        scope="project" if quota.everywhere else "region+provisioning",
+        kind="quota",
+        cause=f"quota {' and '.join(quota.names)} {where} is too low for {tried.provisioning}{figures(quota, tried)}",
+        fix=fix(quota, tried),
+    )
+
+
+def exceeded(refusal: Refusal) -> Exceeded | None:
+    """What the message says of a quota; None if it is about something else."""
+    text, metadata = refusal.message, refusal.metadata
+    names = listed(text) or ((first(NAMED, text),) if re.search(NAMED, text, re.IGNORECASE) else ())
+    if not names and refusal.reason in REASONS:
+        names = (metadata.get("quota_metric") or metadata.get("quota_limit") or "of some kind",)
+    if not names:
+        return None
+    limit = first(r"\blimit\W{1,3}([\d.]+)", text) or metadata.get("quota_limit_value", "")
+    return Exceeded(
+        service=refusal.service,
+        names=names,
+        limit=limit.removesuffix(".").removesuffix(".0"),
+        everywhere="globally" in text or "ALL_REGIONS" in names[0],
+        quota_id=first(r"limit name = ([\w-]+)", text) or metadata.get("quota_limit", "") or known_id(names[0]),
+    )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The names of Vertex AI's list, each once."""
+    found = first(LISTED, text).replace(",", " ").split()
+    return tuple(dict.fromkeys(name.strip(".-") for name in found if "_" in name or re.match(r"[A-Z]\w+Per\w+", name)))
+
+
+def known_id(name: str) -> str:
+    """Cloud Quotas' id for the name in a message; empty where the catalog doesn't know it."""
+    if name.endswith("PerProjectPerRegion"):
+        return name
+    if name == "GPUS_PER_GPU_FAMILY":
+        return "GPUS-PER-GPU-FAMILY-per-project-region"
+    found = re.fullmatch(r".*/custom_model_training_(preemptible_)?(\w+)_gpus", name)
+    if not found:
+        return ""
+    gpus = catalog.load().gpus.values()
+    ids = (gpu.quota_names["vertex_quota_id"] for gpu in gpus if gpu.quota_names["vertex_quota_metric"] == found[2])
+    kind = "Preemptible" if found[1] else ""
+    return next((f"CustomModelTraining{kind}{one}GPUsPerProjectPerRegion" for one in ids if one), "")
+
+
+def figures(quota: Exceeded, tried: Tried) -> str:
+    """`: 8 are needed, the limit is 0`, as far as either is known."""
+    needed = f"{tried.gpus} are needed" if tried.gpus and "gpu" in quota.names[0].lower() else ""
+    limit = f"the limit is {quota.limit}" if quota.limit else ""
+    told = ", ".join(filter(None, (needed, limit)))
+    return f": {told}" if told else ""
+
+
+def fix(quota: Exceeded, tried: Tried) -> str:
+    """Where it is raised, and the command that reads it."""
+    more = f"Ask for {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Ask for more"
+    return f"{more}: {CONSOLE.format(project=tried.project)}; what you have: {reading(quota, tried)}"
+
+
+def reading(quota: Exceeded, tried: Tried) -> str:
+    """The command that shows the quota as it is."""
+    service = f"--service={quota.service}.googleapis.com --project={tried.project}"
+    if quota.quota_id:
+        return f"gcloud beta quotas info describe {quota.quota_id} {service}"
+    if quota.service != "compute":
+        return f"gcloud beta quotas info list {service} --filter=metric={quota.names[0]}"
+    of = "project-info describe" if quota.everywhere else f"regions describe {tried.region}"
+    columns = '--flatten="quotas[]" --format="csv(quotas.metric,quotas.limit,quotas.usage)"'
+    return f"gcloud compute {of} --project={tried.project} {columns}"

@@ -1,0 +1,22 @@
+"""For the commands that speak to a cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.apply import running
+from tests.apply.test_append import put_base
+from tests.cli.cloudjobs import WELL, Job
+from tests.googlecloud import FakeClock, GoogleCloud
+from tests.registry import OciRegistry
+
+
+@pytest.fixture
+def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(running, "REAL", running.Clock(clock, clock.advance))
+    cloud.jobs.script = WELL
+    with OciRegistry() as registry:
+        yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_base(registry, name='p/train')}")

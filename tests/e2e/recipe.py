@@ -1,0 +1,102 @@
+"""A page of commands that really run: `python -m tests.e2e.recipe` records it again.
+
+In a block that starts with ```text, `$ launch …` is a command and what stands below it was printed, both streams as a
+terminal shows them. Numbers, times and names that every run has anew don't count; the order of lines does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.apply.test_append import put_base
+from tests.command import ROOT, WORLD
+from tests.e2e.running import LAUNCH
+from tests.googlecloud import GoogleCloud, Runner
+from tests.recipes import Step
+from tests.registry import OciRegistry
+
+PAGE = ROOT / "docs" / "recipes" / "run.md"
+BLOCK = re.compile(r"(?<=```text\n)\$ launch .*?(?=```)", re.DOTALL)
+STEP = re.compile(r"^\$ (launch .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+SPEC = re.compile(r"```yaml\n(# my_job\.yaml\n.*?)```", re.DOTALL)
+IMAGE = "us-docker.pkg.dev/my-project/launch/train"
+
+
+def recorded(text: str, outputs: Sequence[str]) -> str:
+    """The page with these outputs, in their order."""
+    left = iter(outputs)
+
+    def block(match: re.Match[str]) -> str:
+        return STEP.sub(lambda step: f"$ {step[1]}\n{next(left)}", match[0])
+
+    return BLOCK.sub(block, text)
+
+
+def steps(text: str) -> list[Step]:
+    """The recorded steps of a page."""
+    return [Step(step[1], step[2]) for block in BLOCK.finditer(text) for step in STEP.finditer(block[0])]
+
+
+def outputs(text: str, folder: Path) -> tuple[list[str], GoogleCloud]:
+    """Run the page's commands in `folder`, one after the other, against a cloud that really runs what it is given."""
+    found = []
+    with world(text, folder) as (cloud, env, image):
+        for line, _ in steps(text):
+            done = subprocess.run(
+                [LAUNCH, *shlex.split(line)[1:]],
+                env=dict(env),
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            shown = done.stdout.replace(image, IMAGE)
+            found.append(shown + (f"[exit code {done.returncode}]\n" if done.returncode else ""))
+    return found, cloud
+
+
+@contextmanager
+def world(text: str, folder: Path) -> Iterator[tuple[GoogleCloud, Mapping[str, str], str]]:
+    """The page's spec in `folder` and the cloud that it goes to. The image is one that is there."""
+    (spec,) = SPEC.findall(text)
+    with GoogleCloud(runner=Runner()) as cloud, OciRegistry() as registry:
+        image = f"{registry.host}/p/train"
+        pinned = f"{image}@{put_base(registry, name='p/train')}"
+        (folder / "my_job.yaml").write_text(spec + f"image: {{uri: '{pinned}'}}\n")
+        env = {**WORLD, **cloud.environ(), "DOCKER_CONFIG": "/nonexistent", "XDG_CACHE_HOME": cache(), "COLUMNS": "80"}
+        yield cloud, env, image
+
+
+def cache() -> str:
+    """Where prepared data is kept between runs."""
+    return str(ROOT / ".launch" / "cache")
+
+
+def likeness(text: str) -> list[str]:
+    """What must stay the same: the lines, without numbers and without what depends on the machine's speed."""
+    text = re.sub(r"\b(my-job)-[0-9a-f]{8}", r"\1-RUN", text)
+    text = re.sub(r"sha256:[0-9a-f]+|[0-9a-f]{16}…", "DIGEST", text)
+    lines = [" ".join(re.sub(r"[\d.,:]*\d[\d.,:e-]*k?", "#", line).split()) for line in text.splitlines()]
+    kept = [line for line in lines if not re.match(r"\[workerpool#\] step|# step #|\[service\]|# (queued|waits)", line)]
+    return sorted(kept, key=lambda line: line.startswith("["))  # the job's own lines come some seconds late
+
+
+def main() -> None:
+    """Record the page."""
+    text = PAGE.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        PAGE.write_text(recorded(text, outputs(text, Path(folder))[0]))
+
+
+if __name__ == "__main__":
+    main()

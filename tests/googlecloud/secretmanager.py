@@ -1,0 +1,77 @@
+"""Secret Manager: reading a version of a secret."""
+
+from __future__ import annotations
+
+import base64
+
+import google_crc32c
+
+from tests.googlecloud.errors import ApiError
+from tests.googlecloud.wire import Request, Response, Route, Target, json_response, route
+
+VERSION = "/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
+OPERATION = "secretmanager.projects.secrets.versions.access"
+ALIAS = "latest"
+"""The version that was made last, whatever its state is."""
+
+
+class SecretManager:
+    """The service. A secret's versions are counted from 1."""
+
+    def __init__(self, project: str, number: str) -> None:
+        self.project = project
+        self.number = number
+        self.secrets: dict[str, dict[str, bytes]] = {}
+        self.states: dict[tuple[str, str], str] = {}
+        """(secret, version) -> DISABLED or DESTROYED; the others are enabled."""
+        self.denied: set[str] = set()
+        self.routes: list[Route] = [route("GET", VERSION, self.access, OPERATION, _secret)]
+
+    def add(self, name: str, value: bytes) -> str:
+        """Add a version and answer its number."""
+        versions = self.secrets.setdefault(name, {})
+        number = str(len(versions) + 1)
+        versions[number] = value
+        return number
+
+    def deny(self, name: str) -> None:
+        """Nobody may read it from now on; Google doesn't tell such a secret from one that isn't there."""
+        self.denied.add(name)
+
+    def allow(self, name: str) -> None:
+        """The grant is there (again)."""
+        self.denied.discard(name)
+
+    def disable(self, name: str, version: str, state: str = "DISABLED") -> None:
+        """This version can't be read any more; `state` may be DESTROYED."""
+        self.states[name, version] = state
+
+    def access(self, request: Request, project: str, secret: str, version: str) -> Response:
+        """The bytes of a version, with their CRC-32C."""
+        request.only_query()
+        if project not in (self.project, self.number) or secret in self.denied:
+            where = f"projects/{project}/secrets/{secret}/versions/{version}"
+            said = f"Permission 'secretmanager.versions.access' denied for resource '{where}' (or it may not exist)."
+            raise ApiError(403, said, info="IAM_PERMISSION_DENIED")
+        number = self._number(secret, version)
+        name = f"projects/{self.number}/secrets/{secret}/versions/{number}"
+        if state := self.states.get((secret, number)):
+            raise ApiError(400, f"Secret Version [{name}] is in {state} state.", status="FAILED_PRECONDITION")
+        value = self.secrets[secret][number]
+        payload = {"data": base64.b64encode(value).decode(), "dataCrc32c": str(google_crc32c.value(value))}
+        return json_response({"name": name, "payload": payload})
+
+    def _number(self, secret: str, version: str) -> str:
+        versions = self.secrets.get(secret, {})
+        if not versions:
+            name = f"projects/{self.number}/secrets/{secret}"
+            raise ApiError(404, f"Secret [{name}] not found or has no versions.")
+        number = max(versions, key=int) if version == ALIAS else version
+        if number not in versions:
+            name = f"projects/{self.number}/secrets/{secret}/versions/{version}"
+            raise ApiError(404, f"Secret Version [{name}] not found.")
+        return number
+
+
+def _secret(request: Request, project: str, secret: str, version: str) -> Target:
+    return Target(secret)

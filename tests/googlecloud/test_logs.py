@@ -1,0 +1,224 @@
+"""Cloud Logging on loopback: filters, orders, pages, and entries that arrive late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import requests
+
+from tests.googlecloud import FakeClock, Fault, GoogleCloud, PageGone
+from tests.googlecloud.logs import OPERATION
+
+JOB = 'resource.type="ml_job" AND resource.labels.job_id="7"'
+
+
+def ask(cloud: GoogleCloud, text: str = JOB, **body: Any) -> requests.Response:
+    asked = {"resourceNames": ["projects/my-project"], "filter": text, **body}
+    return requests.post(f"{cloud.url}/v2/entries:list", json=asked, timeout=5)
+
+
+def said(cloud: GoogleCloud, text: str = JOB, **body: Any) -> list[str]:
+    answer = ask(cloud, text, **body)
+    assert answer.ok, answer.text
+    return [message(entry) for entry in answer.json().get("entries", [])]
+
+
+def message(entry: dict[str, Any]) -> str:
+    found: str = entry["textPayload"] if "textPayload" in entry else entry["jsonPayload"]["message"]
+    return found
+
+
+def refusal(cloud: GoogleCloud, text: str = JOB, **body: Any) -> tuple[int, str]:
+    answer = ask(cloud, text, **body)
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+def pages(cloud: GoogleCloud, **body: Any) -> list[list[str]]:
+    found, token = [], ""
+    while True:
+        answer = ask(cloud, pageSize=2, pageToken=token, **body).json()
+        found.append([message(entry) for entry in answer.get("entries", [])])
+        token = answer.get("nextPageToken", "")
+        if not token:
+            return found
+
+
+def write(cloud: GoogleCloud, clock: FakeClock, *texts: str) -> None:
+    for text in texts:
+        cloud.logs.write("7", "workerpool0-0", text)
+        clock.advance(1)
+
+
+def test_an_entry_looks_like_vertexs(cloud: GoogleCloud, clock: FakeClock) -> None:
+    clock.advance(0.25)
+    cloud.logs.write("7", "workerpool0-0", "hello", severity="ERROR", insert_id="abc", when=clock() - 3)
+    [entry] = ask(cloud).json()["entries"]
+    assert entry.pop("jsonPayload")["message"] == "hello"
+    assert entry == {
+        "insertId": "abc",
+        "resource": {
+            "type": "ml_job",
+            "labels": {"job_id": "7", "project_id": "my-project", "task_name": "workerpool0-0"},
+        },
+        "timestamp": "2023-11-14T22:13:17.250Z",
+        "receiveTimestamp": "2023-11-14T22:13:20.250Z",
+        "severity": "ERROR",
+        "labels": {"ml.googleapis.com/job_id/log_area": "root"},
+        "logName": "projects/my-project/logs/workerpool0-0",
+    }
+    cloud.logs.write("8", "service", "queued", plain=True)
+    [platform] = ask(cloud, 'resource.labels.job_id="8"').json()["entries"]
+    assert platform["textPayload"] == "queued"
+    assert platform["logName"] == "projects/my-project/logs/ml.googleapis.com%2F8"
+
+
+def test_no_entries_is_an_empty_answer(cloud: GoogleCloud) -> None:
+    assert ask(cloud).json() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "abcd"),
+        (JOB, "abc"),
+        (f'{JOB} AND resource.labels.task_name="workerpool0-0"', "ac"),
+        ('resource.labels.job_id="7" resource.labels.task_name="workerpool1-0"', "b"),
+        ('NOT resource.labels.job_id="7"', "d"),
+        ('resource.labels.job_id!="7"', "d"),
+        ('timestamp>="2023-11-14T22:13:22Z"', "cd"),
+        ('timestamp>"2023-11-14T22:13:21.5Z" AND timestamp<"2023-11-14T23:13:22.000001+01:00"', "c"),
+        ('(timestamp="2023-11-14T22:13:21Z" AND insertId>"00000000000001") OR timestamp>"2023-11-14T22:13:22Z"', "bd"),
+        ('(timestamp="2023-11-14T22:13:21Z" AND insertId>"00000000000002") OR timestamp>"2023-11-14T22:13:22Z"', "d"),
+        ("severity>=WARNING", "bd"),
+        ('severity="ERROR"', "d"),
+        ('jsonPayload.message="A"', "a"),
+        ('jsonPayload.message:"A" OR jsonPayload.message:"C" AND severity=INFO', "ac"),
+        ('severity=INFO AND jsonPayload.message:"A" OR jsonPayload.message:"C"', "ac"),
+        ('textPayload:"D"', "d"),
+        ("jsonPayload.message:*", "abc"),
+        ('logName="projects/my-project/logs/workerpool1-0"', "b"),
+        ('jsonPayload.other="a"', ""),
+    ],
+)
+def test_filters(cloud: GoogleCloud, clock: FakeClock, text: str, found: str) -> None:
+    cloud.logs.write("7", "workerpool0-0", "a")
+    clock.advance(1)
+    cloud.logs.write("7", "workerpool1-0", "b", "WARNING")
+    clock.advance(1)
+    cloud.logs.write("7", "workerpool0-0", "c")
+    clock.advance(1)
+    cloud.logs.write("8", "service", "d", "ERROR", plain=True)
+    assert "".join(said(cloud, text)) == found
+
+
+def test_or_binds_more_tightly_than_and(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a", "b")
+    assert said(cloud, 'jsonPayload.message="a" OR jsonPayload.message="b" AND severity=ERROR') == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("resource.type=", "Unparseable filter: syntax error at line 1, column 15, token ''"),
+        ('resource.type="ml_job', "column 15, token '\"'"),
+        ("(severity=INFO", "column 15, token ''"),
+        ("severity=INFO)", "column 14, token ')'"),
+        ("AND severity=INFO", "column 5, token 'severity'"),
+        ("colour=red", "Field not found: 'colour'."),
+        ('timestamp>"yesterday"', "Invalid timestamp: 'yesterday'"),
+        ("severity>LOUD", "Invalid severity: 'LOUD'"),
+        ('timestamp:"2023"', "Invalid timestamp"),
+        ("x" * 20_001, "longer than 20000"),
+    ],
+)
+def test_a_filter_that_cant_be_read_is_refused(cloud: GoogleCloud, text: str, words: str) -> None:
+    code, told = refusal(cloud, text)
+    assert code == 400
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ({"orderBy": "insertId asc"}, 400, "order_by must be"),
+        ({"pageSize": 1001}, 400, "page_size"),
+        ({"pageSize": -1}, 400, "page_size"),
+        ({"pageSize": "many"}, 400, "pageSize"),
+        ({"order_by": 1}, 400, "TYPE_STRING"),
+        ({"orderby": ""}, 400, 'Unknown name "orderby"'),
+        ({"resourceNames": []}, 400, "resource name"),
+        ({"resourceNames": ["projects/other"]}, 403, "Permission denied for all log views"),
+        ({"pageToken": "abc"}, 400, "page_token is invalid"),
+    ],
+)
+def test_a_request_is_read_strictly(cloud: GoogleCloud, body: dict[str, Any], code: int, words: str) -> None:
+    found, told = refusal(cloud, **body)
+    assert (found, words in told) == (code, True), told
+
+
+def test_the_project_may_be_named_by_its_number(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a")
+    assert said(cloud, resourceNames=["projects/123456789012"]) == ["a"]
+
+
+def test_who_may_not_read_is_refused(cloud: GoogleCloud) -> None:
+    cloud.logs.denied = True
+    assert refusal(cloud) == (403, "Permission denied for all log views")
+
+
+def test_pages_and_orders(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, *"abcde")
+    assert pages(cloud) == [["a", "b"], ["c", "d"], ["e"]]
+    assert pages(cloud, orderBy="timestamp desc") == [["e", "d"], ["c", "b"], ["a"]]
+
+
+def test_entries_of_one_moment_are_ordered_by_their_ids(cloud: GoogleCloud) -> None:
+    for name in "cab":
+        cloud.logs.write("7", "workerpool0-0", name, insert_id=name)
+    assert said(cloud) == ["a", "b", "c"]
+    assert pages(cloud) == [["a", "b"], ["c"]]
+
+
+def test_what_comes_while_pages_are_read_moves_none(cloud: GoogleCloud, clock: FakeClock) -> None:
+    """One before the page in hand is missed by this reader, as anywhere: it was not there."""
+    write(cloud, clock, "a", "b", "c")
+    first = ask(cloud, pageSize=2).json()
+    cloud.logs.write("7", "workerpool0-0", "early", when=clock() - 10)
+    write(cloud, clock, "d")
+    assert said(cloud, pageSize=2, pageToken=first["nextPageToken"]) == ["c", "d"]
+
+
+def test_a_token_belongs_to_its_question(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a", "b", "c")
+    token = ask(cloud, pageSize=1).json()["nextPageToken"]
+    code, told = refusal(cloud, f"{JOB} AND severity=INFO", pageToken=token)
+    assert (code, told) == (400, "page_token doesn't match arguments from the request")
+
+
+def test_a_late_entry_has_an_old_time_and_cant_be_read_before(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a", "b")
+    cloud.logs.write("7", "workerpool0-0", "late", when=clock() - 1.5, late=30)
+    assert said(cloud) == ["a", "b"]
+    clock.advance(30)
+    assert said(cloud) == ["a", "late", "b"]
+
+
+def test_an_empty_page_with_a_token_is_not_the_end(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a", "b", "c")
+    cloud.logs.empty_pages = 2
+    assert pages(cloud) == [[], [], ["a", "b"], ["c"]]
+
+
+def test_a_page_can_be_lost(cloud: GoogleCloud, clock: FakeClock) -> None:
+    write(cloud, clock, "a", "b", "c")
+    cloud.faults.add(Fault(OPERATION, PageGone(), name='job_id="7"'))
+    token = ask(cloud, pageSize=2).json()["nextPageToken"]
+    assert refusal(cloud, pageSize=2, pageToken=token) == (400, "The page token is invalid.")
+    assert said(cloud) == ["a", "b", "c"]
+
+
+def test_any_text_survives(cloud: GoogleCloud) -> None:
+    text = "\x00\x1b[31mé\ud800\U0001f600" + "x" * 300_000
+    cloud.logs.write("7", "workerpool0-0", text)
+    assert said(cloud) == [text]

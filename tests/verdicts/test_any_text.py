@@ -1,0 +1,69 @@
+"""Any text of anybody's gives a verdict that can be shown, and every verdict an exit code."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.jobs import ENDED
+from launcher.verdicts import GONE, Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
+from tests.verdicts.test_ends import ENDS, job
+from tests.verdicts.test_refusals import REFUSALS
+from tests.verdicts.wordings import FLEX, PLAIN, SPOT, VM, told
+
+CODES = {
+    0: {"succeeded"},
+    1: {"disabled", "image", "output", "busy", "unfit", "lost"},
+    2: {"invalid", "machine"},
+    3: {"user", "unknown", "expired", "cancelled"},
+    4: {"permission", "credentials", "project"},
+    5: {"quota", "stockout", "waited", "preempted"},
+}
+
+
+def test_exit_codes() -> None:
+    found: dict[int, set[str]] = {code: set() for code in CODES}
+    for kind in get_args(Kind):
+        found[exit_code(Verdict(scope="permanent", kind=kind, cause=""))].add(kind)
+    assert found == CODES
+
+
+PIECES = st.sampled_from([one[0].message for one in REFUSALS] + [one[0].error.message for one in ENDS if one[0].error])
+SYNTAX = st.text("{}%$'\"\\.;:,\n\t", max_size=40)
+TEXT = st.one_of(st.text(), SYNTAX, PIECES, st.tuples(PIECES, st.text(), PIECES).map("".join))
+KEYS = ("permission", "service", "consumer", "resource", "quota_metric", "quota_limit", "quota_limit_value")
+ANY_REFUSAL = st.builds(
+    Refusal,
+    code=st.integers(-1, 700),
+    message=TEXT,
+    reason=st.sampled_from(sorted({one[0].reason for one in REFUSALS})),
+    metadata=st.dictionaries(st.sampled_from(KEYS), TEXT),
+)
+
+
+def fit_for_a_person(verdict: Verdict) -> None:
+    assert verdict.cause
+    assert verdict.scope in get_args(Scope)
+    assert verdict.kind in get_args(Kind)
+    assert exit_code(verdict) in range(6)
+    assert not re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", verdict.cause + verdict.fix)
+
+
+@given(ANY_REFUSAL, st.sampled_from([SPOT, PLAIN, VM, FLEX]))
+def test_any_refusal_gives_a_verdict(refusal: Refusal, tried: Tried) -> None:
+    fit_for_a_person(of_refusal(refusal, tried))
+
+
+@given(
+    st.sampled_from([*sorted(ENDED), GONE, "?"]), st.integers(0, 40), TEXT, TEXT, st.sampled_from([SPOT, PLAIN, FLEX])
+)
+def test_any_end_gives_a_verdict(state: str, code: int, message: str, said: str, tried: Tried) -> None:
+    fit_for_a_person(of_end(job(state, code, message), tried, said))
+
+
+def test_a_message_of_a_megabyte_is_read_at_once() -> None:
+    for piece in ("List of found errors: 1.Field: a; Message: ", "image x ", "the replica ", "quota '", " \t"):
+        fit_for_a_person(of_refusal(told(400, piece * (1_000_000 // len(piece))), SPOT))
