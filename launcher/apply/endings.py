@@ -95,11 +95,12 @@ def ended(run: str, entry: Entry, look: Look) -> RunEnded:
         raise ValueError("an attempt that is open hasn't ended")
     job = next((job for job in look.jobs if job.name == entry.job), None)
     if entry.end.kind == "succeeded":
-        hint = f"--new starts it anew, as a run of its own. --resume {run} goes on in its folder."
+        hint = f"launch vertex SPEC --new starts it anew;\nlaunch vertex SPEC --resume {run} goes on in its folder"
         return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)
-    hint = f"--resume {run} goes on from its newest checkpoint. --new starts it anew, as a run of its own."
+    hint = f"launch vertex SPEC --resume {run} goes on from its newest checkpoint;\n--new starts it anew"
+    fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
-    return RunEnded(problem, f"{entry.end.fix}\n{hint}".strip(), job, entry.end.verdict)
+    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.verdict)
 
 
 def exhausted(run: str, tries: Sequence[Entry]) -> LaunchError:

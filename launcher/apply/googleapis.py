@@ -20,6 +20,8 @@ REQUEST_SECONDS = 30.0
 """For one request without an answer."""
 PATIENCE_SECONDS = 60.0
 """For one call with its tries and waits."""
+NOTICE_SECONDS = 4.0
+"""After which who waits is told."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds: the waits between tries double from the one to the other."""
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -48,7 +50,16 @@ class UnreachableError(LaunchError):
 class Api:
     """One API for one project; every call says what went wrong in launch's own words."""
 
-    def __init__(self, service: Service, project: str, client: Any, clock: Clock = REAL) -> None:
+    def __init__(
+        self,
+        service: Service,
+        project: str,
+        client: Any,
+        clock: Clock = REAL,
+        notice: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """`notice` hears of it while an answer is waited for."""
+        self.notice = notice
         self.service = service
         self.project = project
         self.client = client
@@ -61,14 +72,16 @@ class Api:
             UnreachableError: no answer for a minute.
             LaunchError: it is refused; its cause is the client's own error.
         """
-        until, wait = self.clock.now() + PATIENCE_SECONDS, FIRST_WAIT
+        began, wait = self.clock.now(), FIRST_WAIT
         while True:
             try:
                 return self.once(method, **request)
             except UnreachableError as error:
                 pause = max(wait, retry_after(error.__cause__))
-                if self.clock.now() + pause > until:
+                if self.clock.now() + pause > began + PATIENCE_SECONDS:
                     raise
+                if self.clock.now() - began >= NOTICE_SECONDS:
+                    self.notice(f"{self.service.title} gives no answer yet; trying on")
             self.clock.sleep(pause)
             wait = min(2 * wait, LONGEST_WAIT)
 

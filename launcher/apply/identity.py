@@ -32,7 +32,7 @@ def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
     what = "\n".join(f"  {line}" for line in lines) or "  the code, the requirements or who launches it differ"
     return UsageError(
         f"run {plan.run} is another one, in which (its → this):\n{what}",
-        "Leave --run-id out for a run of its own, or name another; --new takes the next number.",
+        "Without --run-id and --resume it is a run of its own; --new takes the next number.",
     )
 
 

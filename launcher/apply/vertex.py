@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 PAGE = 100
+NOTICE_EVERY = 60.0
+"""Seconds: 38 regions that give no answer are one piece of news."""
 READINGS = 3
 """How often a list is begun whose page token has gone."""
 
@@ -64,7 +66,16 @@ class Vertex:
     channel to use instead.
     """
 
-    def __init__(self, project: str, environ: Mapping[str, str], clock: Clock = REAL, channel: Any = None) -> None:
+    def __init__(
+        self,
+        project: str,
+        environ: Mapping[str, str],
+        clock: Clock = REAL,
+        channel: Any = None,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """`notice` is told, once a minute at most, that an answer is waited for."""
+        self._notice, self._noticed = notice, float("-inf")
         self.project = project
         self.environ = environ
         self.clock = clock
@@ -144,13 +155,20 @@ class Vertex:
     def _parent(self, region: str) -> str:
         return f"projects/{self.project}/locations/{region}"
 
+    def _tell(self, text: str) -> None:
+        with self._lock:
+            due = self.clock.now() - self._noticed >= NOTICE_EVERY
+            self._noticed = self.clock.now() if due else self._noticed
+        if due and self._notice:
+            self._notice(text)
+
     def _api(self, region: str) -> Api:
         """One client for each endpoint, made when it is first used."""
         endpoint = "" if self._channel else endpoint_of(region, self.environ)
         with self._lock:
             if endpoint not in self._apis:
                 client = open_jobs(endpoint, self.environ, self._channel)
-                self._apis[endpoint] = Jobs(SERVICE, self.project, client, self.clock)
+                self._apis[endpoint] = Jobs(SERVICE, self.project, client, self.clock, self._tell)
             return self._apis[endpoint]
 
 

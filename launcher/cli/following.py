@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from train.storage import Storage
 
 
-ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted after"}
+ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted: seen to run for"}
 """Ends that are no failures of the job's own."""
 
 
@@ -55,7 +55,8 @@ def world(name: str) -> World:
     """A project's. Endpoints and credentials are those of the environment."""
     gc.enable()  # from here on this process may live for days
     clock = running.REAL
-    return World(vertex=Vertex(name, os.environ, clock), project=name, clock=clock)
+    vertex = Vertex(name, os.environ, clock, notice=lambda text: print(f"launch: {text}", file=sys.stderr, flush=True))
+    return World(vertex=vertex, project=name, clock=clock)
 
 
 def here() -> World:
@@ -108,6 +109,7 @@ def follow(
         plan=made, vertex=world.vertex, book=book, watcher=screen, say=teller.say, ready=ready, clock=world.clock
     )
     with shown(screen, teller, made, made.run, output):
+        teller.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
         try:
             job = drive(course, fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
         except RunSucceeded as ended:
@@ -290,6 +292,6 @@ def results_of(folder: str | None) -> Results | None:
 def usd_of(job: Job, made: Plan | None, seconds: float) -> float | None:
     """What the attempt's machines cost; None where a price is unknown."""
     planned = attempt_of(made, job)
-    if made is None or planned is None or planned.usd_per_hour is None:
+    if made is None or planned is None or planned.usd_per_hour is None or job.ended is None:
         return None
     return planned.usd_per_hour * made.machine.nodes * seconds / 3600

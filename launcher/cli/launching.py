@@ -22,7 +22,7 @@ from launcher.cli.preemption import seconds_of
 from launcher.cli.runs import RUN_ID, one_run, searched, tell_unread
 from launcher.cli.telling import Teller
 from launcher.errors import NotAuthorised, UsageError
-from launcher.jobs import IDENTITY_LABEL
+from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import plan, with_digest
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
         run_id = name if RUN_ID.fullmatch(name) else one_run(world.vertex, name, searched(flags.region)).id
         inputs = gather("vertex", spec, with_field(flags, run_id=run_id))
         made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish)
+        check_there(made, world)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
@@ -80,6 +81,15 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     )
 
 
+def check_there(made: Plan, world: World) -> None:
+    """Raises UsageError: nobody has ever launched the run that is to be resumed."""
+    regions = searched(None)
+    found = world.vertex.find(f'labels.{RUN_LABEL}="{made.run}"', regions, partly=True)
+    tell_unread(found.unread, regions)
+    if not found.jobs and is_free(made, made.run, world):
+        raise UsageError(f"there is no run {made.run} to go on with", "launch status lists all that there are.")
+
+
 def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
     """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
     identity = made.attempts[0].request["labels"][IDENTITY_LABEL]
@@ -91,17 +101,20 @@ def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
     newest.pop(0, None)  # under a name of its own (--run-id)
     number = max(newest, default=0)
     if number < 2 or newest[number].has_ended:
-        number = next(one for one in count(number + 1) if is_free(made, one, world))
+        beside = [job for job in newest.values() if not job.has_ended]
+        for job in beside:
+            Teller(made).say(f"{job.run} is {job.state} in {job.region}; this is another run, beside it")
+        number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), world))
     run_id = numbered(made.run, number)
     return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run_id))
 
 
-def is_free(made: Plan, number: int, world: World) -> bool:
-    """Whether nobody has made an attempt of the run's number, as far as its folder says it."""
+def is_free(made: Plan, run: str, world: World) -> bool:
+    """Whether nobody has made an attempt of a run beside the plan's, as far as its folder says it."""
     from launcher.apply.ledger import Ledger
 
     beside = (made.run_folder or "").rpartition("/")[0]
-    folder = f"{beside}/{numbered(made.run, number)}"
+    folder = f"{beside}/{run}"
     region = made.attempts[0].region
     return not beside or not Ledger.open(folder, world.clock, project=world.project, region=region).entries()
 

@@ -122,6 +122,8 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         yield "boots", boot_image(plan)
     if plan.target != "local":
         yield "account", account_text(plan)
+        if secrets := plan.spec.get("secrets"):
+            yield "secrets", f"{', '.join(secrets)}: read on the machine, as that account"
         yield "limits", limits_text(plan)
         yield "cost", cost_text(plan)
 

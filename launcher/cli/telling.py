@@ -53,8 +53,8 @@ class Teller:
 
     @property
     def error(self) -> str:
-        """The first error that the job's lines have named since its newest start."""
-        return self._printer.error
+        """The first error that the job's lines have named since its newest start; else a node's last words."""
+        return self._printer.error or self._printer.reason
 
     def say(self, text: str) -> None:
         """A line of launch's own, or several."""
@@ -84,7 +84,7 @@ class Teller:
             self._print(line)
         self._print(f"{'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
-        self._printer.error = ""
+        self._printer.error = self._printer.reason = ""
 
     def _gave(self, event: Gave) -> None:
         verdict = event.verdict

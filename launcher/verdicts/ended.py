@@ -131,6 +131,8 @@ def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: s
     if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", said)):
         return Verdict(scope="permanent", kind="permission", cause=said.split(": gcloud ", maxsplit=1)[0], fix=grant)
     scope, kind, words = meaning(code, text)
+    if code == Exit.UNFIT and re.search(r"\bsecret \w+ \(", said):  # no other machine could read it either
+        return Verdict(scope="permanent", kind=kind, cause=plain(said))
     cause = f"{who} exited with {code}: {words}" + (f"; its last error: {said}" if said else "")
     return Verdict(scope=scope, kind=kind, cause=cause, fix=advice(job, code, log))
 

@@ -7,6 +7,7 @@ import re
 from msgspec import Struct
 
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.verdicts.words import plain
 
 STOCKOUT = (
     r"resources are insufficient|enough resources available|\bstockout\b|insufficient.?capacity|resource pool exhausted"
@@ -140,7 +141,7 @@ def of_machine(refusal: Refusal, tried: Tried) -> Verdict | None:
     names = {"region": tried.region, "project": tried.project, "place": place}
     for one in PATTERNS:
         if found := re.search(one.wording, refusal.message, re.IGNORECASE):
-            groups = [group or "" for group in found.groups()]
+            groups = [plain(group or "") for group in found.groups()]
             cause, fix = one.cause.format(*groups, **names), one.fix.format(*groups, **names)
             return Verdict(scope=one.scope, kind=one.kind, cause=cause, fix=fix)
     if refusal.reason in REASONS:

@@ -280,3 +280,11 @@ def test_the_page_for_people(cloud: GoogleCloud, time: Clock) -> None:
     job = Vertex("my-project", cloud.environ(), time).create("us-east5", BODY)
     shape = r"https://console\.cloud\.google\.com/agent-platform/locations/us-east5/training/\d+\?project=123456789012"
     assert re.fullmatch(shape, console_url(job))
+
+
+def test_who_waits_for_an_answer_is_told_once(cloud: GoogleCloud, time: Clock, clock: FakeClock) -> None:
+    said: list[str] = []
+    vertex = Vertex("my-project", cloud.environ(), time, notice=said.append)
+    cloud.faults.down(until=clock() + 20, effect=Status(503))
+    assert vertex.find(MINE, ["us-central1", "us-east5"]).jobs == ()
+    assert said == ["Vertex AI gives no answer yet; trying on"]

@@ -231,3 +231,29 @@ def test_no_credentials_at_all(job: Job) -> None:
 def test_flags_that_do_not_go_together(job: Job, words: tuple[str, ...], problem: str) -> None:
     assert problem in job.launch("vertex", "job.yaml", *words, code=2).err
     assert not job.cloud.requests
+
+
+def test_only_a_run_that_was_launched_can_be_resumed(job: Job) -> None:
+    for words in (("job.yaml", "--resume", "nosuch-12345678"), ("--resume", "nosuch-12345678")):
+        assert "there is no run nosuch-12345678" in job.launch("vertex", *words, code=2).err
+    assert not job.created
+
+
+def test_a_secret_that_cannot_be_read_ends_the_run_at_the_first_place(job: Job) -> None:
+    """What the node says at its end is what is told, and no other machine is paid for."""
+    end = Stage("JOB_STATE_FAILED", 60, (3, "The replica workerpool0-0 exited with a non-zero status of 70."))
+    job.cloud.jobs.script = (*RUNS, end)
+    run = job.data("vertex", "job.yaml", "--detach")
+    words = "node 0: secret HF_TOKEN (projects/p/secrets/hf/versions/latest) does not exist"
+    job.cloud.logs.write(run["job"].rpartition("/")[2], "workerpool0-0", f"train.node: {words} (exit code 70)")
+    ran = job.launch("vertex", "job.yaml", code=1)
+    assert f"{run['run']}: {words}" in ran.err
+    assert len(job.created) == 1
+
+
+def test_new_beside_an_active_run_says_so(job: Job) -> None:
+    job.cloud.jobs.script = RUNS
+    first = job.data("vertex", "job.yaml", "--detach")["run"]
+    ran = job.launch("vertex", "job.yaml", "--new", "--detach")
+    assert f"{first} is " in ran.err
+    assert "this is another run, beside it" in ran.err

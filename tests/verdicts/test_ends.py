@@ -161,3 +161,10 @@ def test_the_state_of_a_deleted_job_has_one_name() -> None:
 def test_a_job_without_a_run_is_named_itself() -> None:
     bare = replace(failed(1), labels={})
     assert of_end(bare, SPOT).fix == "launch logs projects/4242/locations/us-central1/customJobs/1"
+
+
+def test_a_secret_that_is_not_there_is_not_looked_for_elsewhere() -> None:
+    said = "node 0: secret HF_TOKEN (projects/p/secrets/s/versions/latest) does not exist"
+    found = of_end(failed(70), SPOT, said)
+    assert (found.scope, found.kind, found.cause) == ("permanent", "unfit", said)
+    assert of_end(failed(70), SPOT, "node 0: 1 of 2 GPUs (l4) are visible").scope == "region+provisioning"

@@ -342,3 +342,10 @@ def test_what_passes_says_when() -> None:
 def test_a_client_may_have_put_it_on_one_line(refusal: Refusal, tried: Tried) -> None:
     on_one = replace(refusal, message=" ".join(refusal.message.split()))
     assert of_refusal(on_one, tried) == of_refusal(refusal, tried)
+
+
+def test_control_characters_of_a_message_are_not_passed_on() -> None:
+    words = 'Accelerator: "3" of accelerator "NVIDIA_L4" is not supported for machine type "g2-standard-24"\x1f\x1b[2J'
+    found = of_refusal(Refusal(code=400, message=words), SPOT)
+    assert found.kind == "machine"
+    assert found.cause.isprintable()
