@@ -8,8 +8,6 @@ from math import ceil
 from typing import Any
 
 from launcher.errors import JobFailed
-from launcher.jobs import Job
-from launcher.plan.model import Plan
 from launcher.verdicts import Tried
 from train import contract
 
@@ -22,33 +20,19 @@ SHOWN = 100
 """Characters of a value in a comparison."""
 
 
-def tried(plan: Plan, region: str, request: Mapping[str, Any]) -> Tried:
-    """What was asked for, for causes and fixes."""
+def tried(project: str, region: str, request: Mapping[str, Any]) -> Tried:
+    """What was asked for, for causes and fixes: by an attempt of a plan, or by a job whose plan isn't known."""
+    job = request.get("jobSpec", {})
+    machine, pools = first_pool(request).get("machineSpec", {}), job.get("workerPoolSpecs", ())
     return Tried(
-        project=plan.project,
+        project=project,
         region=region,
         provisioning=provisioning(request),
         machine_type=machine_type(request),
-        gpus=plan.machine.gpus * plan.machine.nodes,
-        account=request.get("jobSpec", {}).get("serviceAccount", ""),
-        image=image(request),
-        output=plan.run_folder or "",
-    )
-
-
-def tried_of(job: Job, project: str) -> Tried:
-    """The same of a job whose plan isn't known."""
-    machine = first_pool(job.request).get("machineSpec", {})
-    pools = job.request.get("jobSpec", {}).get("workerPoolSpecs", ())
-    return Tried(
-        project=project,
-        region=job.region,
-        provisioning=provisioning(job.request),
-        machine_type=machine_type(job.request),
         gpus=int(machine.get("acceleratorCount", 0)) * sum(int(pool.get("replicaCount", 0)) for pool in pools[:2]),
-        account=job.request.get("jobSpec", {}).get("serviceAccount", ""),
-        image=image(job.request),
-        output=job.request.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix", ""),
+        account=job.get("serviceAccount", ""),
+        image=image(request),
+        output=job.get("baseOutputDirectory", {}).get("outputUriPrefix", ""),
     )
 
 

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.jobs import ENDED
+from launcher.jobs import ENDED, GONE
 from launcher.plan.model import Attempt
-from launcher.verdicts import GONE, Kind, Scope, Verdict
+from launcher.verdicts import Kind, Scope, Verdict
 
 RETRIES: Final = 5
 """How often a place is tried again after something that passes."""

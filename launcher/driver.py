@@ -13,9 +13,9 @@ from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.apply.vertex import Vertex
 from launcher.asked import tried
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import Job
+from launcher.jobs import GONE, Job
 from launcher.plan.model import Plan
-from launcher.verdicts import GONE, Verdict, exit_code, of_end
+from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch
 
 FLEX_SLACK_SECONDS = 120.0
@@ -129,7 +129,7 @@ def noted(course: Course, job: Job, number: int) -> Verdict:
 
     An end that can't be noted is one all the same: whoever looks next finds it in the job.
     """
-    verdict = of_end(job, tried(course.plan, job.region, job.request), course.watcher.said())
+    verdict = of_end(job, tried(course.plan.project, job.region, job.request), course.watcher.said())
     try:
         return settle(course.book, number, job, verdict).verdict
     except LaunchError as error:

@@ -17,6 +17,9 @@ WAITING: Final = frozenset({"QUEUED", "PENDING"})
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 """States that a job doesn't leave (google.cloud.aiplatform_v1.JobState). One that we don't know is none of them."""
 
+GONE: Final = "DELETED"
+"""Our own word for the state of a job that was there and is gone."""
+
 
 class Failure(Struct, frozen=True, kw_only=True):
     """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED."""
@@ -53,8 +56,13 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will never run again. A state that we don't know is not an end."""
+        """Whether it has come to an end. A state that we don't know is none."""
         return self.state in ENDED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will never run again: it has ended, or was deleted."""
+        return self.has_ended or self.state == GONE
 
     @property
     def is_waiting(self) -> bool:

@@ -10,7 +10,7 @@ from launcher.apply.googleapis import UnreachableError, retry_after, status_of
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.events import Back, Changed, Eyes, Note, Outage, Printed, Sight, Tell, Went
-from launcher.jobs import WAITING, Job
+from launcher.jobs import GONE, WAITING, Job
 
 JOB_EVERY: Final = (2.0, 10.0)
 """Seconds between two looks at the job: at first, and when nothing happens."""
@@ -32,8 +32,6 @@ CONFIRMED: Final = 3
 """Answers in a row that a job isn't there, or that we may not ask, until it is believed."""
 LAST_SECONDS, LAST_EVERY = 30.0, 3.0
 """After the end: how long lines may still come in, and how often is looked."""
-DELETED: Final = "DELETED"
-"""Our own word for a job that was there and is gone."""
 KNOWN: Final = {
     "CANCELLING": "",
     "RUNNING": "",
@@ -186,7 +184,7 @@ class JobLook:
             return
         if self.last is None:
             raise error
-        self.ended = replace(self.last, state=DELETED)
+        self.ended = replace(self.last, state=GONE)
         self._tell(Changed(self.ended, self.last.state))
 
     def _is_refused(self, error: LaunchError) -> None:

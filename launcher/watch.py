@@ -15,10 +15,9 @@ from launcher.apply.running import Clock
 from launcher.errors import StillRunning
 from launcher.events import Back, Changed, Event, Eyes, Note, Outage, Printed, Tell, Went
 from launcher.jobs import Job
-from launcher.looks import DELETED, Extras, JobLook, goes_on
+from launcher.looks import Extras, JobLook, goes_on
 
 __all__ = [
-    "DELETED",
     "Back",
     "Changed",
     "Event",
@@ -38,7 +37,7 @@ class Watched(Struct, frozen=True):
     """How a watch ended: with the job, or because it waits for longer than it may."""
 
     job: Job
-    """As it was last seen; one that was deleted has the state `DELETED`."""
+    """As it was last seen; one that was deleted has the state `jobs.GONE`."""
     why: Literal["ended", "waited"]
 
 

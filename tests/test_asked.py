@@ -13,7 +13,7 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/mine"
 
 def test_a_request_says_what_was_tried() -> None:
     plan = planned(provisioning=["spot"], machine={"type": "h100", "gpus": 8, "nodes": 2})
-    found = tried(plan, "us-central1", plan.attempts[0].request)
+    found = tried("my-project", "us-central1", plan.attempts[0].request)
     assert (found.project, found.region, found.provisioning, found.gpus) == ("my-project", "us-central1", "spot", 16)
     assert found.machine_type == machine_type(plan.attempts[0].request) == plan.attempts[0].machine_type
     assert found.image == image(plan.attempts[0].request) == (plan.image.uri if plan.image else "")

@@ -11,9 +11,8 @@ import pytest
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.jobs import ENDED, Job
+from launcher.jobs import ENDED, GONE, Job
 from launcher.watch import (
-    DELETED,
     Back,
     Changed,
     Event,
@@ -248,7 +247,7 @@ def test_who_was_never_let_in_is_told_at_once(error: LaunchError) -> None:
 def test_a_deleted_job() -> None:
     world = World(life(at=1000), faults=[(100, 1e9, "job", refusal(404))], prints=[(99, "last")])
     watched = world.watch()
-    assert (watched.why, watched.job.state, watched.job.name) == ("ended", DELETED, NAME)
+    assert (watched.why, watched.job.state, watched.job.name) == ("ended", GONE, NAME)
     assert 105 <= world.now <= 160
     assert world.of(Changed)[-1].before == "RUNNING"
     assert [line.text for event in world.of(Printed) for line in event.lines] == ["last"]

@@ -14,8 +14,8 @@ from launcher.apply.progress import ProgressReader
 from launcher.apply.running import Clock
 from launcher.apply.vertex import Vertex
 from launcher.errors import NotAuthorised
-from launcher.jobs import Job
-from launcher.watch import DELETED, Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch
+from launcher.jobs import GONE, Job
+from launcher.watch import Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.plan.planning import planned
 from train import contract
@@ -141,7 +141,7 @@ def test_a_token_that_is_not_renewed(site: Site) -> None:
 
 def test_a_job_that_is_deleted(site: Site) -> None:
     site.cloud.faults.add(Fault(GET, Status(404), after=20, times=None))
-    assert site.watch().job.state == DELETED
+    assert site.watch().job.state == GONE
 
 
 def test_what_waits_too_long(site: Site) -> None:

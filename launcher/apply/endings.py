@@ -13,8 +13,8 @@ from launcher.apply.running import Clock
 from launcher.apply.vertex import GoneError, Vertex
 from launcher.course import Entry, EntryEnd, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import Job
-from launcher.verdicts import GONE, Verdict, exit_code
+from launcher.jobs import GONE, Job
+from launcher.verdicts import Verdict, exit_code
 
 if TYPE_CHECKING:
     from launcher.apply.looking import Look
@@ -39,11 +39,6 @@ class RunSucceeded(RunEnded):
     """It has ended well."""
 
     exit_code = 0
-
-
-def is_over(job: Job) -> bool:
-    """Whether a job will never run again; one that was deleted neither."""
-    return job.has_ended or job.state == GONE
 
 
 def settle(ledger: Book, number: int, job: Job, verdict: Verdict) -> EntryEnd:
@@ -79,7 +74,7 @@ def cancel_and_confirm(vertex: Vertex, job: Job, clock: Clock, say: Callable[[st
             if error.problem != trouble:
                 say(error.problem)
             trouble = error.problem
-        if is_over(job):
+        if job.is_over:
             return job
         clock.sleep(POLL_SECONDS)
     minutes = CONFIRM_SECONDS / 60

@@ -9,9 +9,8 @@ from launcher import asked
 from launcher.apply.book import Book, Facts
 from launcher.apply.looking import Look
 from launcher.errors import UsageError
-from launcher.jobs import IDENTITY_LABEL, Job
+from launcher.jobs import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
-from launcher.verdicts import GONE
 
 
 def check_identity(plan: Plan, look: Look, ledger: Book) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from launcher.apply.book import Book
-from launcher.apply.endings import is_over
 from launcher.apply.running import Clock
 from launcher.apply.vertex import GoneError, Vertex
 from launcher.course import Entry
-from launcher.jobs import RUN_LABEL, Job
+from launcher.jobs import GONE, RUN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.verdicts import GONE
 
 SLACK_SECONDS: Final = 30.0
 """Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""
@@ -131,7 +129,7 @@ class Looker:
         mine = {job.name: job for job in found.jobs if job.run == self._run}  # whatever the service makes of a filter
         if extra:
             self._has_looked = True
-            self._beside = tuple(job for job in mine.values() if job.region not in needed and is_over(job))
+            self._beside = tuple(job for job in mine.values() if job.region not in needed and job.is_over)
         mine = {**{job.name: job for job in self._beside}, **mine}
         return tuple(sorted(mine.values(), key=lambda job: (-job.created, job.name)))
 
@@ -181,7 +179,7 @@ def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:
 def orphan(look: Look, written: Callable[[int], float | None], seen: Collection[str]) -> Job | None:
     """The newest job that has ended and that no attempt names, if it came with or after the newest attempt and wasn't
     `seen` before. A cancelled one was most likely one too many; where there is nothing else, it is the run's end."""
-    ended = [job for job in look.unnamed() if is_over(job) and job.name not in seen]
+    ended = [job for job in look.unnamed() if job.is_over and job.name not in seen]
     told = [job for job in ended if job.state != "CANCELLED"] or ([] if look.entries else ended)
     if not told or not look.entries:
         return told[0] if told else None

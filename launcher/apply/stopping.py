@@ -21,7 +21,7 @@ def bar(ledger: Book, last: Job, verdict: Verdict) -> bool:
     """
     entries = ledger.entries()
     newest = next((entry for entry in reversed(entries) if entry.round), None)
-    if newest is None or is_over(newest, last, verdict):
+    if newest is None or nothing_follows(newest, last, verdict):
         return False
     facts = Facts(
         number=entries[-1].number + 1,
@@ -39,7 +39,7 @@ def bar(ledger: Book, last: Job, verdict: Verdict) -> bool:
     return True
 
 
-def is_over(newest: Entry, last: Job, verdict: Verdict) -> bool:
+def nothing_follows(newest: Entry, last: Job, verdict: Verdict) -> bool:
     """Whether nothing would follow; or a job may be on its way, which can be cancelled once it is there."""
     if newest.end:
         return newest.end.ends_run

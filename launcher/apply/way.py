@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from launcher import asked
 from launcher.apply.book import Book
-from launcher.apply.endings import LOST, ended, exhausted, is_over, judged, settle
+from launcher.apply.endings import LOST, ended, exhausted, judged, settle
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.identity import check_identity, facts_of, facts_of_job
 from launcher.apply.looking import Look, Looker, choose, entry_of, orphan
@@ -68,7 +68,7 @@ class Way:
     def step(self, look: Look) -> Submitted | None:
         """The job, or one step towards it; None: look again."""
         check_identity(self.plan, look, self.ledger)
-        if active := [job for job in look.jobs if not is_over(job)]:
+        if active := [job for job in look.jobs if not job.is_over]:
             return self.taken(active, look)
         if self.settles(look):
             return None
@@ -138,7 +138,7 @@ class Way:
             if judged(self.ledger, job, self.meaning(job)).kind != "lost":
                 break
             self.seen.add(job.name)
-        self.seen.update(job.name for job in look.jobs if is_over(job))
+        self.seen.update(job.name for job in look.jobs if job.is_over)
         return job
 
     def settle(self, number: int, job: Job) -> None:
@@ -147,7 +147,7 @@ class Way:
 
     def meaning(self, job: Job) -> Verdict:
         """What a job's end says by itself."""
-        return of_end(job, asked.tried(self.plan, job.region, job.request))
+        return of_end(job, asked.tried(self.plan.project, job.region, job.request))
 
     def wait_for(self, entry: Entry, look: Look) -> None:
         """Somebody is creating a job. What comes of it is news: this command began before it."""
@@ -219,7 +219,7 @@ class Way:
         if self.resume and not any(one.job for one in look.tries(self.round)):
             self.ledger.forgive()
         if self.plan.run_folder and (not self.ledger.locks or look.unnamed()):
-            request = asked.beside_ended(request, [job.id for job in look.jobs if is_over(job)])
+            request = asked.beside_ended(request, [job.id for job in look.jobs if job.is_over])
         # Others may take the lock for given up before the request has landed; without locks more is to be looked at.
         if elapsed() > CURRENT_SECONDS or locked != self.ledger.locks:
             self.ledger.note_end(entry.number, LOST, None)
@@ -238,7 +238,7 @@ class Way:
 
     def refused(self, entry: Entry, attempt: Attempt, error: Refused) -> None:
         """No job was made: note why, and say it."""
-        verdict = of_refusal(error.refusal, asked.tried(self.plan, attempt.region, attempt.request))
+        verdict = of_refusal(error.refusal, asked.tried(self.plan.project, attempt.region, attempt.request))
         end = self.ledger.note_end(entry.number, verdict, None)
         self.say(f"attempt {entry.number} ({spoken(*entry.place)}) was refused: {end.cause}")
 
@@ -279,7 +279,7 @@ class Way:
             self.ledger.note_job(entry.number, job.name)
             if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in look.tries(self.round)):
                 return submitted
-            others = [one for one in self.look.jobs(look.entries) if one.name != job.name and not is_over(one)]
+            others = [one for one in self.look.jobs(look.entries) if one.name != job.name and not one.is_over]
             if not others:
                 return submitted
             kept = self.taken([job, *others], self.look()) or submitted

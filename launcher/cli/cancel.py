@@ -77,13 +77,13 @@ def barred(world: World, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.apply.ledger import Ledger
     from launcher.apply.stopping import bar
-    from launcher.asked import tried_of
+    from launcher.asked import tried
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.verdicts import of_end
 
     folder, say = run_folder_of(run.job), Teller(None).say
-    verdict = of_end(run.job, tried_of(run.job, world.project))
+    verdict = of_end(run.job, tried(world.project, run.job.region, run.job.request))
     try:
         return bool(folder) and bar(
             Ledger.open(folder or "", world.clock, say, project=world.project), run.job, verdict

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from launcher.apply import running
 from launcher.apply.book import NoLedger
-from launcher.apply.endings import RunEnded, RunSucceeded, is_over
+from launcher.apply.endings import RunEnded, RunSucceeded
 from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
 from launcher.apply.vertex import Vertex
@@ -28,9 +28,8 @@ from launcher.cli.show import LABEL
 from launcher.cli.telling import Teller, attempt_of
 from launcher.driver import Course, Gave, Took, drive, failure
 from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.jobs import Job
+from launcher.jobs import GONE, Job
 from launcher.plan.model import Plan
-from launcher.verdicts import GONE
 
 if TYPE_CHECKING:
     from launcher.apply.book import Book
@@ -139,14 +138,14 @@ def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float |
 
 def watched(world: World, screen: Screen, job: Job, watch_seconds: float | None) -> Job:
     """One job to its end. Raises LaunchError: it ended badly, or `watch` did."""
-    from launcher.asked import tried_of
+    from launcher.asked import tried
     from launcher.verdicts import of_end
     from launcher.watch import watch
 
     screen.tell(Took(job=job, number=0, made=False))
     eyes = screen.eyes(job, 0)
     ended = watch(eyes, screen.tell, world.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    verdict = of_end(ended, tried_of(ended, world.project), screen.said())
+    verdict = of_end(ended, tried(world.project, ended.region, ended.request), screen.said())
     if verdict.kind != "succeeded":
         raise failure(ended, verdict)
     return ended
@@ -184,7 +183,7 @@ def left(job: Job | None, run: str) -> str:
     """What goes on when nobody watches any longer."""
     if job is None:
         return f"interrupted before a job was seen\nlaunch status {run} shows whether one was made all the same"
-    if is_over(job):
+    if job.is_over:
         return f"interrupted; its job has ended\nlaunch follow {run} shows the end, or makes the next attempt"
     what = "is being cancelled" if job.state == "CANCELLING" else "goes on"
     return f"no longer watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} ends it"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.printer import LinePrinter
 from launcher.cli.show import LABEL, WIDTH, labelled
 from launcher.cli.summary import duration
+from launcher.jobs import GONE
 
 if TYPE_CHECKING:
     from launcher.course import Entry
@@ -34,7 +35,7 @@ STATES = {
     "EXPIRED": "has expired: its time limit is over",
     "UPDATING": "is being updated",
     "PARTIALLY_SUCCEEDED": "succeeded in part",
-    "DELETED": "was deleted",
+    GONE: "was deleted",
 }
 
 

@@ -6,11 +6,11 @@ Google's own words, and judged by its status.
 
 from __future__ import annotations
 
-from launcher.verdicts.ended import GONE, of_end
+from launcher.verdicts.ended import of_end
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
 from launcher.verdicts.refused import of_refusal
 
-__all__ = ["GONE", "Kind", "Refusal", "Scope", "Tried", "Verdict", "exit_code", "of_end", "of_refusal"]
+__all__ = ["Kind", "Refusal", "Scope", "Tried", "Verdict", "exit_code", "of_end", "of_refusal"]
 
 EXIT_CODES: dict[Kind, int] = {
     "succeeded": 0,

@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from launcher.jobs import Job
+from launcher.jobs import GONE, Job
 from launcher.verdicts.access import number
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
 from launcher.verdicts.places import stockout
@@ -19,8 +19,6 @@ HTTP = {1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409,
 credentials aren't those of who asks."""
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: time, machines or quota are over; INTERNAL, UNAVAILABLE and DATA_LOSS are the service's own."""
-GONE = "DELETED"
-"""Not Google's: the state of a job that we have seen and that isn't there any more."""
 
 
 def of_end(job: Job, tried: Tried, said: str = "") -> Verdict:

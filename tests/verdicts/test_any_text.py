@@ -8,8 +8,8 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.jobs import ENDED
-from launcher.verdicts import GONE, Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
+from launcher.jobs import ENDED, GONE
+from launcher.verdicts import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
 from tests.verdicts.test_ends import ENDS, job
 from tests.verdicts.test_refusals import REFUSALS
 from tests.verdicts.wordings import FLEX, PLAIN, SPOT, VM, told

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.jobs import Failure, Job
-from launcher.looks import DELETED
-from launcher.verdicts import GONE, Tried, of_end
+from launcher.jobs import GONE, Failure, Job
+from launcher.verdicts import Tried, of_end
 from tests.verdicts.wordings import FLEX, PULL, SPOT, T4
 
 NODE_0 = "The replica workerpool0-0 exited with a non-zero status of {}."
@@ -152,10 +151,6 @@ def test_a_grant_that_a_node_asks_for_is_the_fix() -> None:
     found = of_end(failed(70), SPOT, said)
     assert (found.scope, found.kind, found.fix) == ("permanent", "permission", GRANT)
     assert found.cause == "train.node: node 0: secret HF_TOKEN can't be read: trainer may not"
-
-
-def test_the_state_of_a_deleted_job_has_one_name() -> None:
-    assert GONE == DELETED
 
 
 def test_a_job_without_a_run_is_named_itself() -> None:
