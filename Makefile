@@ -36,6 +36,7 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck launcher/startup.sh
 
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew

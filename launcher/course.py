@@ -36,11 +36,22 @@ class EntryEnd(Struct, frozen=True, kw_only=True):
     fix: str = ""
     retry_after: float = 0.0
     time: float = 0.0
+    billed: float = 0.0
+    """Seconds from the job's start to its end, as far as they are known."""
+    zones: tuple[str, ...] = ()
+    """Where there are machines, as far as what ended it says so."""
 
     @property
     def verdict(self) -> Verdict:
         """What it means."""
-        return Verdict(scope=self.scope, kind=self.kind, cause=self.cause, fix=self.fix, retry_after=self.retry_after)
+        return Verdict(
+            scope=self.scope,
+            kind=self.kind,
+            cause=self.cause,
+            fix=self.fix,
+            retry_after=self.retry_after,
+            zones=self.zones,
+        )
 
     @property
     def ends_run(self) -> bool:
@@ -97,6 +108,11 @@ class Entry(Struct, frozen=True, kw_only=True):
         return self.end is None or (self.job is not None and self.end.state is None and self.end.kind == "lost")
 
     @property
+    def where(self) -> str:
+        """Its zone, or its region where Google chooses the zone."""
+        return self.zone or self.region
+
+    @property
     def place(self) -> tuple[str, str | None, str]:
         """Where, and with which provisioning model."""
         return self.region, self.zone, self.provisioning
@@ -119,9 +135,15 @@ def following(attempts: Sequence[Attempt], tries: Sequence[Entry], chance: float
     if ended and ended[-1].end and ended[-1].end.stops:
         return Next(None)
     since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
-    left = (attempt for attempt in attempts if not is_closed(attempt, ended[since:]))
-    found = next(left, None)
+    left = [attempt for attempt in attempts if not is_closed(attempt, ended[since:])]
+    found = next((attempt for attempt in left if is_named(attempt, ended)), None) or next(iter(left), None)
     return Next(found, pause(found, ended, chance) if found else 0.0)
+
+
+def is_named(attempt: Attempt, ended: Sequence[Entry]) -> bool:
+    """Whether the last try was told that there are machines in the attempt's zone, as it asked for them."""
+    last = ended[-1] if ended else None
+    return bool(last and last.end and attempt.zone in last.end.zones and attempt.provisioning == last.provisioning)
 
 
 def is_closed(attempt: Attempt, tries: Sequence[Entry]) -> bool:

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from launcher.apply.book import Book
 from launcher.apply.running import REAL, Clock
+from launcher.apply.service import Service
 from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
-from launcher.apply.vertex import Vertex
-from launcher.asked import tried
+from launcher.asked import command, provisioning, tried_by
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs import GONE, Job
 from launcher.plan.model import Plan
@@ -56,7 +56,7 @@ class Course(Struct, frozen=True, kw_only=True):
     """What stays the same through all attempts of a run."""
 
     plan: Plan
-    vertex: Vertex
+    service: Service
     book: Book
     watcher: Watcher
     say: Callable[[str], None]
@@ -69,7 +69,7 @@ def start(course: Course, *, fresh: bool, resume: bool = False) -> Submitted:
     """The run's active job, made if there is none. Raises LaunchError: see `submit`."""
     return submit(
         course.plan,
-        course.vertex,
+        course.service,
         course.book,
         course.clock,
         course.say,
@@ -93,9 +93,11 @@ def drive(
     while True:
         got = start(course, fresh=fresh, resume=resume)
         course.watcher.tell(Took(job=got.job, number=got.number, made=got.made))
-        if detach:
+        if detach and got.job.zone is None:
             return got.job
-        job, verdict = attend(course, got.job, got.number, until)
+        job, verdict = attend(course, got.job, got.number, until, enough=is_there if detach else never)
+        if verdict is None:
+            return job
         if verdict.kind == "succeeded":
             return job
         course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
@@ -104,16 +106,64 @@ def drive(
         fresh = resume = False
 
 
-def attend(course: Course, job: Job, number: int, until: float | None = None) -> tuple[Job, Verdict]:
-    """Watch one attempt to its end, and what that means, as it is noted. Raises as `watch` does."""
+def until_there(course: Course, *, fresh: bool) -> tuple[Job, bool]:
+    """A VM to work on that runs (or is there, and was stopped), made zone after zone if there is none; and whether it
+    was made. Raises as `drive` does."""
+    made = False
+    while True:
+        got = start(course, fresh=fresh)
+        made, fresh = made or got.made, False
+        course.watcher.tell(Took(job=got.job, number=got.number, made=got.made))
+        job, verdict = attend(course, got.job, got.number, enough=is_up)
+        if verdict is None:
+            return job, made
+        course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
+        if verdict.scope in ("permanent", "project") and verdict.kind != "lost":
+            raise failure(job, verdict)
+
+
+def never(_job: Job) -> bool:
+    """Only the end is enough."""
+    return False
+
+
+def is_up(job: Job) -> bool:
+    """Whether a VM doesn't wait any longer."""
+    return not job.is_waiting
+
+
+def is_there(job: Job) -> bool:
+    """Whether a VM exists: it is up, or flex-start has put it into its queue."""
+    return is_up(job) or provisioning(job.request) == "flex-start"
+
+
+def attend(
+    course: Course, job: Job, number: int, until: float | None = None, enough: Callable[[Job], bool] = never
+) -> tuple[Job, Verdict | None]:
+    """Watch one attempt to its end, and what that means, as it is noted; None: it goes on, and is `enough`. Raises as
+    `watch` does."""
     wait = waiting(course.plan, job)
     left = until - course.clock.now() if until is not None else None
     waited = since(course, job) if wait is not None else 0.0
     eyes = course.watcher.eyes(job, number)
-    watched = watch(eyes, course.watcher.tell, course.clock, wait_seconds=wait, waited=waited, watch_seconds=left)
+    watched = watch(
+        eyes, course.watcher.tell, course.clock, wait_seconds=wait, waited=waited, watch_seconds=left, enough=enough
+    )
+    if watched.why == "there":
+        return watched.job, None
     if watched.why == "waited":
         return give_up(course, watched.job, number, wait or 0.0)
-    return watched.job, noted(course, watched.job, number)
+    verdict = noted(course, watched.job, number)
+    released(course, watched.job)
+    return watched.job, verdict
+
+
+def released(course: Course, job: Job) -> None:
+    """Remove what an ended job has left. What can't be removed is told: it costs money."""
+    try:
+        course.service.release(job)
+    except LaunchError as error:
+        course.say(f"what is left of {job.name} can't be removed: {error.problem}\n{error.hint}".strip())
 
 
 def since(course: Course, job: Job) -> float:
@@ -129,7 +179,7 @@ def noted(course: Course, job: Job, number: int) -> Verdict:
 
     An end that can't be noted is one all the same: whoever looks next finds it in the job.
     """
-    verdict = of_end(job, tried(course.plan.project, job.region, job.request), course.watcher.said())
+    verdict = of_end(job, tried_by(job, course.plan.project), course.watcher.said())
     try:
         return settle(course.book, number, job, verdict).verdict
     except LaunchError as error:
@@ -142,8 +192,8 @@ def waiting(plan: Plan, job: Job) -> float | None:
     """Seconds that the attempt may wait for machines; None: for ever."""
     if plan.limits.wait_seconds is None:
         return None
-    strategy = job.request.get("jobSpec", {}).get("scheduling", {}).get("strategy")
-    return plan.limits.wait_seconds + (FLEX_SLACK_SECONDS if strategy == "FLEX_START" else 0.0)
+    slack = FLEX_SLACK_SECONDS if provisioning(job.request) == "flex-start" else 0.0
+    return plan.limits.wait_seconds + slack
 
 
 def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Verdict]:
@@ -162,7 +212,7 @@ def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Ve
         problem = f"{job.name} is {cause}, and goes on waiting: why it ends can't be noted: {error.problem}"
         raise StillRunning(problem, f"launch follow {job.run} tries again; launch cancel {job.run} ends it") from error
     course.say(f"{cause}: cancelling it")
-    ended = cancel_and_confirm(course.vertex, job, course.clock, course.say)
+    ended = cancel_and_confirm(course.service, job, course.clock, course.say)
     if ended.state in ("CANCELLED", GONE):
         return ended, verdict
     return ended, noted(course, ended, number)  # it was quicker
@@ -179,8 +229,8 @@ def failure(job: Job, verdict: Verdict) -> LaunchError:
     """The run's end as an error with its exit code."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
-    logs = f"launch logs {job.run}"
+    logs = f"launch logs {job.handle}"
     hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
     if "--resume" not in verdict.fix:
-        hints.append(f"launch vertex SPEC --resume {job.run} goes on from there")
+        hints.append(f"{command(job.request)} --resume {job.run} goes on from there")
     return kind(f"{job.run}: {verdict.cause}", "\n".join(hints))

@@ -22,17 +22,21 @@ GONE: Final = "DELETED"
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED."""
+    """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED. Of a VM's
+    operation `reason` is its error code (ZONE_RESOURCE_POOL_EXHAUSTED), `metadata` its ErrorInfo's."""
 
     code: int
     message: str
+    reason: str = ""
+    metadata: Mapping[str, str] = {}
 
 
 class Job(Struct, frozen=True, kw_only=True):
     """A job. Times are Unix seconds by Google's clock; None: that hasn't happened."""
 
     name: str
-    """projects/NUMBER/locations/REGION/customJobs/ID"""
+    """projects/NUMBER/locations/REGION/customJobs/ID, or projects/PROJECT/zones/ZONE/instances/NUMBER: a VM that trains
+    (of several the first), by its number, as another may have its name later."""
     region: str
     state: str
     """Without its prefix: QUEUED, RUNNING, …; whatever the service says, known here or not."""
@@ -42,12 +46,31 @@ class Job(Struct, frozen=True, kw_only=True):
     error: Failure | None = None
     labels: Mapping[str, str] = {}
     request: Mapping[str, Any] = {}
-    """What was asked for: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON."""
+    """What was asked for: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON; of a VM the Instance
+    as it is."""
+
+    folder: str = ""
+    """The run's folder, where nothing else tells of the job once it has ended: of VMs."""
+
+    @property
+    def handle(self) -> str:
+        """By what a person finds its run: the run's id, or its folder."""
+        return self.folder or self.run or self.name
 
     @property
     def id(self) -> str:
         """The last part of the name; in the container CLOUD_ML_JOB_ID."""
         return self.name.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """Its zone, or its region where Google chooses the zone."""
+        return self.zone or self.region
+
+    @property
+    def zone(self) -> str | None:
+        """Of a VM; None on Vertex AI."""
+        return self.name.split("/")[3] if "/zones/" in self.name else None
 
     @property
     def run(self) -> str:
@@ -63,6 +86,11 @@ class Job(Struct, frozen=True, kw_only=True):
     def is_over(self) -> bool:
         """Whether it will never run again: it has ended, or was deleted."""
         return self.has_ended or self.state == GONE
+
+    @property
+    def billed(self) -> float:
+        """Seconds from its start to its end; 0 where one of them isn't known."""
+        return max(0.0, self.ended - self.started) if self.started and self.ended else 0.0
 
     @property
     def is_waiting(self) -> bool:

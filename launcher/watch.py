@@ -5,6 +5,7 @@ Nothing that a network does ends the watch or looks like success: an end is only
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
@@ -34,11 +35,12 @@ __all__ = [
 
 
 class Watched(Struct, frozen=True):
-    """How a watch ended: with the job, or because it waits for longer than it may."""
+    """How a watch ended: with the job, or because it waits for longer than it may; or it is as far as
+    somebody wanted to see it."""
 
     job: Job
     """As it was last seen; one that was deleted has the state `jobs.GONE`."""
-    why: Literal["ended", "waited"]
+    why: Literal["ended", "waited", "there"]
 
 
 def watch(
@@ -49,8 +51,10 @@ def watch(
     wait_seconds: float | None,
     waited: float = 0.0,
     watch_seconds: float | None = None,
+    enough: Callable[[Job], bool] = lambda _job: False,
 ) -> Watched:
-    """Watch a job until it has ended, or has waited for machines for `wait_seconds`, `waited` of them before.
+    """Watch a job until it has ended, has waited for machines for `wait_seconds`, `waited` of them before, or is
+    `enough`.
 
     Raises:
         StillRunning: `watch_seconds` are over. The job goes on.
@@ -66,6 +70,8 @@ def watch(
             return Watched(job.ended, "ended")
         if job.last and job.waits and wait_seconds is not None and job.waited >= wait_seconds:
             return Watched(job.last, "waited")
+        if job.last and enough(job.last):
+            return Watched(job.last, "there")
         extras.look(waiting=job.waits)
         if clock.now() >= until:
             raise StillRunning(*goes_on(job.last, "is still"))

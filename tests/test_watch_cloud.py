@@ -38,7 +38,7 @@ class Site:
         self.time = Clock(clock, self.sleep)
         self.vertex = Vertex("my-project", cloud.environ(), self.time)
         request = planned(provisioning=["spot"], regions=["us-central1"]).attempts[0].request
-        self.made = self.vertex.create("us-central1", request)
+        self.made = self.vertex.create_in("us-central1", request)
         self.reader = Lines(self.made, "my-project", cloud.environ(), say=self.say, clock=self.time)
         self.meter = ProgressReader(self.folder, self.made, clock=self.time)
         self.told: list[Event] = []

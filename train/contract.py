@@ -49,6 +49,11 @@ write no lock for it, or that knows of such jobs: their claims (`claim`) hold no
 NCCL_SCRIPT: Final = "LAUNCH_NCCL_SCRIPT"
 """A shell script of the machine's image that sets NCCL up for its network; the node sources it if it is there."""
 
+MACHINE: Final = "LAUNCH_MACHINE"
+"""JSON about the Compute Engine VM that this node is: {"project", "zone", "name", "instance"}, the last its number. Set
+by the VM's startup script, and nowhere else: with it the node watches the metadata server for the VM's end, and writes
+what is printed to Cloud Logging, which on Vertex AI the platform does."""
+
 LIBRARY_PATH: Final = "LAUNCH_LIBRARY_PATH"
 """Folders (colon-separated) that go in front of LD_LIBRARY_PATH: the machine's own NCCL network plugin."""
 
@@ -91,6 +96,21 @@ NOTICE: Final = "LAUNCH_NOTICE"
 SPOOL: Final = "LAUNCH_SPOOL"
 """A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
 there."""
+
+# --- What a VM's node writes to Cloud Logging ------------------------------------------------------------------------
+
+LOG: Final = "launch"
+"""The log's id: projects/PROJECT/logs/launch, of the resource gce_instance."""
+LOG_RUN: Final = "launch-run"
+"""The label of an entry that holds the run's id."""
+LOG_TASK: Final = "task_name"
+"""The label that says which node it was, in Vertex AI's words (`task_name`)."""
+
+
+def task_name(node: int) -> str:
+    """A node as Vertex AI calls it: the first is the only one of the first pool, the others are the second's."""
+    return f"workerpool1-{node - 1}" if node else "workerpool0-0"
+
 
 # --- The run folder -------------------------------------------------------------------------------------------------
 
@@ -179,6 +199,15 @@ def generation_record(attempt: int) -> str:
 def node_record(node: int) -> str:
     """Name of what a node says of itself at its start (JSON: host, GPUs, driver)."""
     return f"{NODES}/{node:04d}.json"
+
+
+MACHINES: Final = "machines"
+
+
+def machine_end(instance: str) -> str:
+    """Name of how a VM of the run ended, by its number in Compute Engine (JSON: exit, reason, name, zone, started,
+    ended; times in Unix seconds). Create-only: its own startup script writes it, or whoever cancels the run first."""
+    return f"{MACHINES}/{instance}.json"
 
 
 # --- Exit codes -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from train.errors import OutputError, TrainError, UnfitError, UsageError
 from train.find import find_store
 from train.generation import Plan, Stop, run_generation
 from train.leftovers import Leftovers, spool_folder
+from train.machine import attend
 from train.outcome import End, Outcome, decided
 from train.patiently import patiently
 from train.process import adopt_orphans
@@ -43,7 +44,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
     adopt_orphans()
     environ = dict(environ)
     task = parse_args(argv)
-    text = Text(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say)
+    journal = attend(environ, stop, say)
+    text = Text(wanted=bool(environ.get(contract.RUN_FOLDER)), every=timing.text, say=say, journal=journal)
     try:
         end = _end(task, environ, timing, stop, text)
         say(f"{end.reason} (exit code {end.code})" if end.code else end.reason)

@@ -1,5 +1,5 @@
 """Stands between this process's stdout and stderr and where they led: all that it and its children write goes on as it
-comes, and is handed to `take` as well.
+comes, and is handed to `take` as well, with the number of its descriptor.
 
 Pipes and threads of this process, not a program of its own: the node kills whatever descends from it when a generation
 is over. Bytes are never decoded. Lines stay whole: a pipe keeps writes of up to 4096 bytes in one piece (pipe(7)); of a
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-Take = Callable[[bytes], None]
+Take = Callable[[bytes, int], None]
+"""Bytes, and the descriptor to which they were written: 1 where both lead to one place."""
 Left = Callable[[], float]
 """Seconds that are left; it may shrink at once when the node is told to stop."""
 
@@ -112,7 +113,7 @@ class _Stream:
         end = data.rfind(b"\n") + 1 if cut else 0
         whole, rest = (data[:end], data[end:]) if end else (data, b"")
         if whole:
-            self._take(whole)
+            self._take(whole, self._numbers[0])
             with suppress(OSError):  # a reader that has gone, a full disk: the job goes on
                 _write(self._real, whole)
         return rest

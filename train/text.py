@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from train import contract
+from train.cloudlog import Journal
 from train.errors import OutputError
 from train.leftovers import prune
 from train.spool import Outbox, open_outbox
@@ -41,16 +42,17 @@ _SLICE_S: Final = 2.0
 class Text:
     """Taken from its making on, and kept from `keep` on. Without a run folder (`wanted`) it does nothing at all."""
 
-    def __init__(self, *, wanted: bool, every: float, say: Say) -> None:
-        """`every`: seconds after which what has come is written as a part."""
+    def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:
+        """`every`: seconds after which what has come is written as a part. A `journal` is told the same."""
         self._say = say
+        self._journal = journal
         self._buffer = Buffer(every)
         self._tee: Tee | None = None
         self._keeper: Keeper | None = None
         self._spool: Path | None = None
         if wanted:
             with suppress(OSError):  # stdout or stderr is closed: there is no text
-                self._tee = Tee(self._buffer.add)
+                self._tee = Tee(self._take)
 
     def keep(self, storage: Storage, attempt: int, node: int, spool: Path | None) -> None:
         """Begin to write parts, what came before included."""
@@ -72,10 +74,19 @@ class Text:
         more: it goes, if nothing is left in it."""
         if self._tee:
             self._tee.close(left)
+        if self._journal:
+            self._journal.end()
         if self._keeper:
             self._keeper.close(left)
+        if self._journal:
+            self._journal.close(left)
         if self._spool:
             prune(self._spool)
+
+    def _take(self, data: bytes, number: int) -> None:
+        self._buffer.add(data)
+        if self._journal:
+            self._journal.add(data, number)
 
 
 class Buffer:

@@ -17,6 +17,8 @@ from launcher.apply.printed import Line, cut
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.jobs import Job
+from launcher.machines import of_instance
+from train import contract
 
 LOGGING: Final = Service("logging", "Cloud Logging", "roles/logging.viewer")
 SECOND: Final = 10**9
@@ -84,8 +86,9 @@ class CloudLog:
     def __init__(self, job: Job, project: str, environ: Mapping[str, str], clock: Clock) -> None:
         """Raises NotAuthorised: there are no credentials."""
         self._api = Api(LOGGING, project, LogClient(environ), clock)
-        self._job = job
-        self._floor = nanoseconds(job.created) - LATE
+        self._source = source(job, project)
+        # No VM prints before it is there; an attempt before it, in entries of the same run, may until then.
+        self._floor = nanoseconds(job.created) - (0 if job.zone else LATE)
         """Older entries are none of ours."""
         self._first = (self._floor, "")
         self._since = self._at = self._floor
@@ -98,6 +101,11 @@ class CloudLog:
         self._is_deep = True
         self._pages = 0
         self._seen: set[tuple[int, str]] = set()
+
+    @property
+    def has_some(self) -> bool:
+        """Whether an entry of the job has been met, shown or not."""
+        return bool(self._seen)
 
     def start_at(self, since: float) -> None:
         """Pass over what is older (Unix seconds)."""
@@ -170,10 +178,9 @@ class CloudLog:
         return lines, bool(self._token)
 
     def _body(self, order: str, since: int, token: str, size: int) -> dict[str, Any]:
-        job = f'resource.type="ml_job" AND resource.labels.job_id="{self._job.id}"'
         return {
             "resourceNames": [f"projects/{self._api.project}"],
-            "filter": f'{job} AND timestamp>="{rfc3339(since)}"',
+            "filter": f'{self._source} AND timestamp>="{rfc3339(since)}"',
             "orderBy": f"timestamp {order}",
             "pageSize": size,
             **({"pageToken": token} if token else {}),
@@ -205,6 +212,18 @@ class CloudLog:
             self._seen = {key for key in self._seen if key[0] >= horizon}
 
 
+def source(job: Job, project: str) -> str:
+    """The filter that finds a job's entries: on a VM its node has written them (train/cloudlog.py). Where there are
+    several VMs, or nobody knows any more, their entries have the run in common, until the job's end."""
+    if job.zone is None:
+        return f'resource.type="ml_job" AND resource.labels.job_id="{job.id}"'
+    log = f'resource.type="gce_instance" AND logName="projects/{project}/logs/{contract.LOG}"'
+    if not job.run or len(of_instance(job.request, project).parameters.get("nodes") or ()) == 1:
+        return f'{log} AND resource.labels.instance_id="{job.id}"'
+    until = f' AND timestamp<"{rfc3339(nanoseconds(job.ended) + SECOND)}"' if job.ended else ""
+    return f'{log} AND labels."{contract.LOG_RUN}"="{job.run}"{until}'
+
+
 def entries(answer: Any) -> Iterator[Entry]:
     """What an answer holds, as far as it can be understood."""
     found = answer.get("entries") if isinstance(answer, Mapping) else None
@@ -218,10 +237,11 @@ def entry_of(raw: Mapping[str, Any]) -> Entry | None:
     time = parsed(raw.get("timestamp")) or parsed(raw.get("receiveTimestamp"))
     if time is None:
         return None
-    labels = mapping(mapping(raw.get("resource")).get("labels"))
+    labels = (mapping(mapping(raw.get("resource")).get("labels")), mapping(raw.get("labels")))  # Vertex AI's; a VM's
+    task = next((str(found[contract.LOG_TASK]) for found in labels if contract.LOG_TASK in found), "")
     text = text_of(raw)
     name = str(raw.get("insertId") or text)
-    return Entry(time, name, str(labels.get("task_name", "")), text, str(raw.get("severity") or "DEFAULT"))
+    return Entry(time, name, task, text, str(raw.get("severity") or "DEFAULT"))
 
 
 def text_of(raw: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from launcher.apply.book import Book
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
-from launcher.apply.vertex import GoneError, Vertex
+from launcher.apply.service import GoneError, Service
 from launcher.course import Entry, EntryEnd, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs import GONE, Job
@@ -47,7 +47,7 @@ def settle(ledger: Book, number: int, job: Job, verdict: Verdict) -> EntryEnd:
     That is what was noted before, unless the job has come to an end of its own since: why a job was cancelled is known
     to whoever did it, who notes it first.
     """
-    return ledger.note_end(number, judged(ledger, job, verdict), job.state)
+    return ledger.note_end(number, judged(ledger, job, verdict), job.state, job.billed)
 
 
 def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
@@ -58,16 +58,16 @@ def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def cancel_and_confirm(vertex: Vertex, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
+def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
     """The job once it has ended, cancelled or otherwise. Raises StillRunning: that can't be confirmed in 5 minutes, so
     nothing may be created in its place."""
     until, asked, trouble = clock.now() + CONFIRM_SECONDS, False, ""
     while clock.now() < until:
         try:
             if not asked:
-                vertex.cancel(job.name)
+                service.cancel(job.name)
                 asked = True
-            job = vertex.get(job.name)
+            job = service.get(job.name)
         except GoneError:
             return replace(job, state=GONE)
         except UnreachableError as error:
@@ -89,10 +89,11 @@ def ended(run: str, entry: Entry, look: Look) -> RunEnded:
     if entry.end is None:
         raise ValueError("an attempt that is open hasn't ended")
     job = next((job for job in look.jobs if job.name == entry.job), None)
+    typed = "launch vm SPEC --run" if entry.zone else "launch vertex SPEC"
     if entry.end.kind == "succeeded":
-        hint = f"launch vertex SPEC --new starts it anew;\nlaunch vertex SPEC --resume {run} goes on in its folder"
+        hint = f"{typed} --new starts it anew;\n{typed} --resume {run} goes on in its folder"
         return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)
-    hint = f"launch vertex SPEC --resume {run} goes on from its newest checkpoint;\n--new starts it anew"
+    hint = f"{typed} --resume {run} goes on from its newest checkpoint;\n--new starts it anew"
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
     return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.verdict)

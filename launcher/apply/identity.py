@@ -37,7 +37,7 @@ def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
 
 def identity_of(attempt: Attempt) -> str:
     """What is computed and for whom, as a hash."""
-    return str(attempt.request.get("labels", {}).get(IDENTITY_LABEL, ""))
+    return asked.labels(attempt.request).get(IDENTITY_LABEL, "")
 
 
 def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
@@ -50,7 +50,7 @@ def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
         provisioning=attempt.provisioning,
         machine=attempt.machine_type,
         identity=identity_of(attempt),
-        spec=str(attempt.request.get("labels", {}).get("launch-spec", "")),
+        spec=asked.labels(attempt.request).get("launch-spec", ""),
     )
 
 
@@ -60,7 +60,7 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
         number=number,
         round=in_round,
         region=job.region,
-        zone=None,
+        zone=job.zone,
         provisioning=asked.provisioning(job.request),
         machine=asked.machine_type(job.request),
         identity=job.labels.get(IDENTITY_LABEL, ""),

@@ -103,11 +103,11 @@ class Ledger:
         """Note the job that came of an attempt."""
         self._either(lambda: self._note_job(number, name), lambda memory: memory.note_job(number, name))
 
-    def note_end(self, number: int, verdict: Verdict, state: str | None) -> EntryEnd:
+    def note_end(self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0) -> EntryEnd:
         """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
         return self._either(
-            lambda: self._note_end(number, end_of(verdict, state)),
-            lambda memory: memory.note_end(number, verdict, state),
+            lambda: self._note_end(number, end_of(verdict, state, billed)),
+            lambda memory: memory.note_end(number, verdict, state, billed),
         )
 
     def age(self, number: int) -> float:

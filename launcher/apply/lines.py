@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
 
 from launcher.apply.cloudlog import CloudLog
 from launcher.apply.googleapis import UnreachableError, status_of
@@ -14,6 +16,12 @@ from launcher.jobs import Job
 from train.storage import Storage
 
 __all__ = ["Line", "Lines"]
+
+SILENT_SECONDS: Final = 60.0
+"""A VM that has printed for so long, and has nothing in Cloud Logging, may not write there."""
+SILENT: Final = """\
+nothing of this VM is in Cloud Logging; its lines come from the run folder instead
+(its service account writes there with roles/logging.logWriter)"""
 
 
 class Lines:
@@ -38,10 +46,14 @@ class Lines:
         Raises NotAuthorised: there are no credentials.
         """
         self._say, self._folder, self._attempt, self._tail = say, folder, attempt, tail
+        self._first_tail, self._clock = tail, clock
         self._log: CloudLog | TextLog | None = CloudLog(job, project, environ, clock)
         if since is not None:
             self._log.start_at(since)
         self._some = False
+        self._doubts = job.zone is not None and since is None and folder is not None
+        """Whether Cloud Logging may have nothing because the VM may not write there. On Vertex AI the platform does."""
+        self._printed: float | None = None
 
     def new(self) -> list[Line]:
         """The lines that are new. Raises LaunchError: they can't be read (now); nothing is lost by that."""
@@ -53,6 +65,9 @@ class Lines:
             self._turn(error)
             return self.new()
         self._some = self._some or bool(lines)
+        if self._is_silent(SILENT_SECONDS) and self._folder:
+            self._turn_from_silence(self._folder)
+            return self.new()
         return lines
 
     def past(self) -> Iterator[Line]:
@@ -66,6 +81,10 @@ class Lines:
                 yield line
         except LaunchError as error:
             self._turn(error)
+            yield from self.past()
+            return
+        if self._is_silent(0.0) and self._folder:
+            self._turn_from_silence(self._folder)
             yield from self.past()
 
     def _first(self, log: CloudLog | TextLog) -> list[Line]:
@@ -88,3 +107,17 @@ class Lines:
     @property
     def _in_the_cloud(self) -> bool:
         return isinstance(self._log, CloudLog)
+
+    def _is_silent(self, seconds: float) -> bool:
+        """Whether a VM has printed for `seconds`, as its run folder shows, and Cloud Logging has nothing of it."""
+        if not self._doubts or not self._folder or not isinstance(self._log, CloudLog) or self._log.has_some:
+            self._doubts = False
+            return False
+        if self._printed is None:
+            with suppress(LaunchError):  # it can't be read now; the next look sees it
+                self._printed = None if TextLog(self._folder, self._attempt).is_empty() else self._clock.now()
+        return self._printed is not None and self._clock.now() - self._printed >= seconds
+
+    def _turn_from_silence(self, folder: Storage) -> None:
+        self._log, self._tail = TextLog(folder, self._attempt), self._first_tail
+        self._say(SILENT)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from launcher.apply.book import Book
 from launcher.apply.running import Clock
-from launcher.apply.vertex import GoneError, Vertex
+from launcher.apply.service import GoneError, Service
 from launcher.course import Entry
-from launcher.jobs import GONE, RUN_LABEL, Job
+from launcher.jobs import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 
 SLACK_SECONDS: Final = 30.0
@@ -51,8 +53,11 @@ class Look(NamedTuple):
 
     @property
     def billed_seconds(self) -> float:
-        """What the run's jobs have taken so far, from start to end."""
-        return sum(max(0.0, job.ended - job.started) for job in self.jobs if job.started and job.ended)
+        """What the run's jobs have taken so far, from start to end; of those that are no more to be seen (VMs above
+        all) as it was noted."""
+        seen = {job.name for job in self.jobs}
+        noted = (one.end.billed for one in self.entries if one.end and one.job not in seen)
+        return sum(job.billed for job in self.jobs) + sum(noted)
 
     def tries(self, in_round: int) -> list[Entry]:
         """The attempts of one round."""
@@ -72,7 +77,7 @@ class Look(NamedTuple):
         its region since its lock."""
         if entry.job:
             return next((job for job in self.jobs if job.name == entry.job), None)
-        there = [job for job in self.unnamed() if job.region == entry.region]
+        there = [job for job in self.unnamed() if job.place == entry.where]
         locked = written(entry.number) if there else None
         return next((job for job in reversed(there) if locked is None or job.created >= locked - SLACK_SECONDS), None)
 
@@ -94,15 +99,17 @@ class Looker:
     def __init__(
         self,
         plan: Plan,
-        vertex: Vertex,
+        service: Service,
         ledger: Book,
         stopwatch: Callable[[], Callable[[], float]],
         also: Iterable[str] | None,
     ) -> None:
-        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains."""
+        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains. A
+        list of VMs is of all zones anyway."""
         self._filter = f'labels.{RUN_LABEL}="{plan.run}"'  # a value with dashes may need its quotes (AIP-160)
-        self._regions = tuple(dict.fromkeys(attempt.region for attempt in plan.attempts))
-        self._run, self._vertex, self._ledger = plan.run, vertex, ledger
+        self._places = tuple(dict.fromkeys(attempt.zone or attempt.region for attempt in plan.attempts))
+        self._is_vm = plan.target == "vm"
+        self._plan, self._run, self._service, self._ledger = plan, plan.run, service, ledger
         self._stopwatch, self._also = stopwatch, also
         self._has_looked = False
         self._beside: tuple[Job, ...] = ()
@@ -120,22 +127,24 @@ class Looker:
         Without a ledger nothing tells of another region that was named before: the first look goes there too, as far
         as they can be read. They aren't waited for again, and what has ended there stays as it is.
         """
-        needed = dict.fromkeys([*self._regions, *(entry.region for entry in entries if entry.region)])
+        needed = dict.fromkeys([*self._places, *(entry.where for entry in entries if entry.region)])
         extra = [] if self._has_looked or self._ledger.locks else self._elsewhere()
-        found = self._vertex.find(self._filter, [*needed, *extra], partly=True)
+        found = self._service.find(self._filter, [*needed, *extra], partly=True)
         for region in needed:
             if region in found.unread:
                 raise found.unread[region]
         mine = {job.name: job for job in found.jobs if job.run == self._run}  # whatever the service makes of a filter
         if extra:
             self._has_looked = True
-            self._beside = tuple(job for job in mine.values() if job.region not in needed and job.is_over)
+            self._beside = tuple(job for job in mine.values() if job.place not in needed and job.is_over)
         mine = {**{job.name: job for job in self._beside}, **mine}
         return tuple(sorted(mine.values(), key=lambda job: (-job.created, job.name)))
 
     def _elsewhere(self) -> Sequence[str]:
         from launcher import catalog
 
+        if self._is_vm:
+            return []
         return catalog.load().training_regions if self._also is None else list(self._also)
 
     def _missing(self, entries: Sequence[Entry], jobs: Sequence[Job]) -> list[Job]:
@@ -144,10 +153,20 @@ class Looker:
         if newest is None or not newest.is_open or not newest.job or any(job.name == newest.job for job in jobs):
             return []
         try:
-            return [self._vertex.get(newest.job)]
+            return [filled(self._service.get(newest.job), newest, self._plan)]
         except GoneError:
             labels = {RUN_LABEL: self._run}
             return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
+
+
+def filled(job: Job, entry: Entry, plan: Plan) -> Job:
+    """A job with what was asked for, as its attempt and the plan say it: nothing else tells that of a VM that is
+    gone."""
+    if job.request:
+        return job
+    asked = next((one for one in plan.attempts if (one.zone or one.region) == entry.where), plan.attempts[0])
+    labels = {RUN_LABEL: plan.run, **({IDENTITY_LABEL: entry.identity} if entry.identity else {})}
+    return replace(job, request=asked.request, labels={**labels, **job.labels}, folder=plan.run_folder or "")
 
 
 def choose(active: Sequence[Job], entries: Sequence[Entry], holder: Callable[[int], str]) -> Job:
@@ -172,7 +191,7 @@ def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:
     in the job's region."""
     named = next((entry for entry in reversed(entries) if entry.job == job.name), None)
     newest = newest_of(entries)
-    fits = newest is not None and newest.end is None and newest.job is None and newest.region == job.region
+    fits = newest is not None and newest.end is None and newest.job is None and newest.where == job.place
     return named or (newest if fits else None)
 
 

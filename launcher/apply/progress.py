@@ -7,11 +7,12 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
+from statistics import median_low
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from launcher import asked
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError
@@ -159,7 +160,7 @@ def summary(rows: tuple[Record, ...], steps: int | None, begun: int | None) -> P
         step=step,
         steps=steps,
         loss=number(last.get("loss")),
-        rate=median(speeds) if speeds else 1 / each if each else None,
+        rate=median_low(speeds) if speeds else 1 / each if each else None,
         unit=unit,
         eta_seconds=max(0, steps - step) * each if steps is not None and each else None,
         time=number(last.get("time")),
@@ -175,16 +176,16 @@ def seconds_a_step(rows: tuple[Record, ...]) -> float | None:
         if last > first and ended > began:
             return (ended - began) / (last - first)
     said = [seconds for row in rows if (seconds := number(row.get("step_s"))) and seconds > 0]
-    return median(said) if said else None
+    return median_low(said) if said else None
 
 
 def steps_asked(request: Mapping[str, Any]) -> int | None:
     """The steps that the request's config names."""
     try:
-        env = request["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["env"]
-        config = json.loads(expand(next(each["value"] for each in env if each["name"] == contract.CONFIG), {}))
+        text = asked.read(request).env.get(contract.CONFIG, "")
+        config = json.loads(text if asked.is_vm(request) else expand(text, {}))
         return positive(config.get("steps"))
-    except (LookupError, StopIteration, TypeError, AttributeError, ValueError):
+    except (LookupError, TypeError, AttributeError, ValueError):
         return None  # a request that somebody else wrote
 
 

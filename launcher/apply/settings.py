@@ -27,7 +27,7 @@ PORT: Final = 2222
 HOST: Final = "host"
 """The network of this machine itself, in Docker's words."""
 SHM: Final = 16 << 30
-"""The most that /dev/shm may hold, in bytes: as on the VMs (plan/startup.py). It takes memory when it is used only."""
+"""The most that /dev/shm may hold, in bytes: as much as a large machine gives. It takes memory when it is used only."""
 CREDENTIALS: Final = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",

@@ -27,7 +27,7 @@ from launcher.apply.book import Book
 from launcher.apply.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.apply.looking import Looker, stopwatch
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
+from launcher.apply.service import Service
 from launcher.apply.way import Submitted, Way
 from launcher.plan.model import Plan
 
@@ -38,7 +38,7 @@ CHANCE: Final = SystemRandom().random
 
 def submit(
     plan: Plan,
-    vertex: Vertex,
+    service: Service,
     ledger: Book,
     clock: Clock,
     say: Callable[[str], None],
@@ -67,10 +67,10 @@ def submit(
             found by the same command once it can be.
     """
     watch = partial(stopwatch, clock, wall)
-    look = Looker(plan, vertex, ledger, watch, also)
+    look = Looker(plan, service, ledger, watch, also)
     way = Way(
         plan=plan,
-        vertex=vertex,
+        service=service,
         ledger=ledger,
         clock=clock,
         say=say,

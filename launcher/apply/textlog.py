@@ -72,6 +72,10 @@ class TextLog:
         """Pass over what is there. Raises as `new` does."""
         self._read.update(part.name for part in self._parts())
 
+    def is_empty(self) -> bool:
+        """Whether there is nothing (more) to read. Raises as `new` does."""
+        return not self._parts()
+
     def _parts(self) -> Sequence[Part]:
         """Those that were not read yet."""
         with told():
@@ -114,9 +118,8 @@ def part_of(name: str) -> Part | None:
 
 
 def line_of(node: int, line: bytes) -> Line:
-    """Node 0 is the first pool's; the others are the second's."""
-    replica = f"workerpool1-{node - 1}" if node else "workerpool0-0"
-    return Line(0.0, replica, cleaned(last_drawn(line.decode("utf-8", "replace"))), "DEFAULT")
+    """A line of a node."""
+    return Line(0.0, contract.task_name(node), cleaned(last_drawn(line.decode("utf-8", "replace"))), "DEFAULT")
 
 
 @contextmanager

@@ -9,28 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
+from launcher.apply.answers import Asking, of_create, together
 from launcher.apply.customjobs import NAME, job_of, message_of, region_of
-from launcher.apply.googleapis import (
-    LOG_IN,
-    REQUEST_SECONDS,
-    Api,
-    Service,
-    UnreachableError,
-    credentials,
-    explain,
-    refusal_of,
-    status_of,
-    words,
-)
+from launcher.apply.googleapis import LOG_IN, REQUEST_SECONDS, Api, Service, UnreachableError, credentials, status_of
 from launcher.apply.running import REAL, Clock
+from launcher.apply.service import GoneError, Listing
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.jobs import RUN_LABEL, Job
-from launcher.verdicts import Refusal
-
-T = TypeVar("T")
+from launcher.plan.model import Attempt
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 PAGE = 100
@@ -38,25 +27,6 @@ NOTICE_EVERY = 60.0
 """Seconds: 38 regions that give no answer are one piece of news."""
 READINGS = 3
 """How often a list is begun whose page token has gone."""
-
-
-class Refused(LaunchError):
-    """The create was refused: no job was made."""
-
-    def __init__(self, problem: str, refusal: Refusal) -> None:
-        super().__init__(problem)
-        self.refusal = refusal
-
-
-class GoneError(LaunchError):
-    """There is no such job, or no longer."""
-
-
-class Listing(NamedTuple):
-    """Jobs, the newest first, and the regions that could not be read."""
-
-    jobs: tuple[Job, ...]
-    unread: dict[str, LaunchError]
 
 
 class Vertex:
@@ -83,7 +53,11 @@ class Vertex:
         self._apis: dict[str, Api] = {}
         self._lock = threading.Lock()
 
-    def create(self, region: str, body: Mapping[str, Any]) -> Job:
+    def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
+        """As `create_in`: Vertex AI knows no request ids."""
+        return self.create_in(attempt.region, body)
+
+    def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
         """The job that one request has made, and one alone: nothing is sent again.
 
         Raises:
@@ -96,7 +70,7 @@ class Vertex:
         try:
             made = job_of(client.create_custom_job(request=request, retry=None, timeout=REQUEST_SECONDS))
         except Exception as error:
-            raise of_create(error, self.project) from error
+            raise of_create(error, SERVICE, self.project) from error
         if not NAME.fullmatch(made.name) or made.run != body.get("labels", {}).get(RUN_LABEL, ""):
             raise UnreachableError(f"{SERVICE.title} answered about another job: {made.name!r}")
         return made
@@ -134,6 +108,9 @@ class Vertex:
             if status_of(error) != 400 or not is_ending(self.get(name)):
                 raise
 
+    def release(self, job: Job) -> None:
+        """Nothing is left of a job that has ended."""
+
     def _all(self, api: Api, region: str, filter_: str) -> list[Job]:
         """All pages of one region. A page token that has gone makes the pages before it worthless too."""
         for reading in range(READINGS):
@@ -168,49 +145,8 @@ class Vertex:
         with self._lock:
             if endpoint not in self._apis:
                 client = open_jobs(endpoint, self.environ, self._channel)
-                self._apis[endpoint] = Jobs(SERVICE, self.project, client, self.clock, self._tell)
+                self._apis[endpoint] = Asking(SERVICE, self.project, client, self.clock, self._tell)
             return self._apis[endpoint]
-
-
-class Jobs(Api):
-    """The API, where an answer that can't be read is none."""
-
-    def once(self, method: str, **request: Any) -> Any:
-        """As Api.once."""
-        try:
-            return super().once(method, **request)
-        except Exception as error:
-            if isinstance(error, LaunchError) or not is_torn(error):
-                raise
-            raise UnreachableError(f"{SERVICE.title}'s answer can't be read: {words(str(error))}") from error
-
-
-def is_torn(error: Exception) -> bool:
-    """Whether an error is one of reading an answer: not JSON, not text, or not what it should say."""
-    from google.protobuf.json_format import Error
-
-    return isinstance(error, Error | ValueError)
-
-
-def of_create(error: Exception, project: str) -> Exception:
-    """What a create's error says about the job: Refused (there is none), UnreachableError (not known), or the error
-    itself if it isn't the API's, the network's or an answer's."""
-    from google.api_core.exceptions import GoogleAPICallError
-
-    told = explain(error, SERVICE, project)
-    if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
-        return Refused(told.problem if told else str(error), refusal_of(error, SERVICE))
-    if isinstance(told, NotAuthorised):  # no token could be had, so nothing was sent
-        return Refused(told.problem, Refusal(code=401, message=told.problem))
-    if told is not None:
-        return UnreachableError(told.problem, told.hint)
-    return UnreachableError(f"{SERVICE.title}'s answer can't be read: {words(str(error))}") if is_torn(error) else error
-
-
-def is_refusal(code: int) -> bool:
-    """Whether HTTP's status says for sure that nothing was done: not a time-out (408), not a request that was broken
-    off (499), and no fault of a server's, which may come after the effect."""
-    return 400 <= code < 500 and code not in (408, 499)
 
 
 def is_ending(job: Job) -> bool:
@@ -256,33 +192,3 @@ def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
         )
     except DefaultCredentialsError as error:
         raise NotAuthorised(f"no credentials for {SERVICE.title}: {error}", LOG_IN) from error
-
-
-def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]:
-    """What each call answers, or its LaunchError; all at once: the first one here, the others in threads that nobody
-    waits for after Ctrl-C."""
-    answers: dict[str, T | Exception] = {}
-
-    def answer(key: str, call: Callable[[], T]) -> None:
-        try:
-            answers[key] = call()
-        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
-            answers[key] = error
-
-    if not calls:
-        return {}
-    here, *others = calls.items()
-    threads = [threading.Thread(target=answer, args=item, daemon=True) for item in others]
-    for thread in threads:
-        thread.start()
-    answer(*here)
-    for thread in threads:
-        thread.join()
-    return {key: known(answers[key]) for key in calls}
-
-
-def known(answer: T | Exception) -> T | LaunchError:
-    """An answer or a LaunchError; raises any other error."""
-    if isinstance(answer, Exception) and not isinstance(answer, LaunchError):
-        raise answer
-    return answer

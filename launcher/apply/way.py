@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from uuid import NAMESPACE_URL, uuid5
 
 from launcher import asked
 from launcher.apply.book import Book
@@ -14,7 +15,7 @@ from launcher.apply.googleapis import UnreachableError
 from launcher.apply.identity import check_identity, facts_of, facts_of_job
 from launcher.apply.looking import Look, Looker, choose, entry_of, orphan
 from launcher.apply.running import Clock
-from launcher.apply.vertex import GoneError, Refused, Vertex
+from launcher.apply.service import GoneError, Refused, Service
 from launcher.course import Entry, following, spoken
 from launcher.errors import LaunchError
 from launcher.jobs import Job
@@ -45,7 +46,7 @@ class Way:
 
     plan: Plan
     """With its image by digest from the first create on."""
-    vertex: Vertex
+    service: Service
     ledger: Book
     clock: Clock
     say: Callable[[str], None]
@@ -98,7 +99,7 @@ class Way:
                 self.ledger.note_end(entry.number, verdict, job.state)
             self.say(f"cancelling {job.name}: {cause}")
             with suppress(GoneError):
-                self.vertex.cancel(job.name)
+                self.service.cancel(job.name)
 
     def adopt(self, job: Job, look: Look) -> Entry | None:
         """An attempt for a job that none is known of: it landed late, or somebody made it without a ledger. None:
@@ -147,7 +148,7 @@ class Way:
 
     def meaning(self, job: Job) -> Verdict:
         """What a job's end says by itself."""
-        return of_end(job, asked.tried(self.plan.project, job.region, job.request))
+        return of_end(job, asked.tried_by(job, self.plan.project))
 
     def wait_for(self, entry: Entry, look: Look) -> None:
         """Somebody is creating a job. What comes of it is news: this command began before it."""
@@ -191,6 +192,9 @@ class Way:
             return None
         if not self.is_ready:
             self.prepare(look)
+            attempt = following(self.plan.attempts, tries).attempt  # places that can't work may be no more in it
+            if attempt is None:
+                raise exhausted(self.plan.run, tries)
         if look.age() > CURRENT_SECONDS or locked != self.ledger.locks:
             return None
         return self.attempt(attempt, look)
@@ -225,7 +229,7 @@ class Way:
             self.ledger.note_end(entry.number, LOST, None)
             return None
         try:
-            job = self.vertex.create(attempt.region, request)
+            job = self.service.create(attempt, request, request_id(self.plan.run, entry, unique=self.ledger.locks))
         except Refused as error:
             self.refused(entry, attempt, error)
             return None
@@ -238,7 +242,9 @@ class Way:
 
     def refused(self, entry: Entry, attempt: Attempt, error: Refused) -> None:
         """No job was made: note why, and say it."""
-        verdict = of_refusal(error.refusal, asked.tried(self.plan.project, attempt.region, attempt.request))
+        verdict = of_refusal(
+            error.refusal, asked.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
+        )
         end = self.ledger.note_end(entry.number, verdict, None)
         self.say(f"attempt {entry.number} ({spoken(*entry.place)}) was refused: {end.cause}")
 
@@ -260,7 +266,7 @@ class Way:
                         f"whether attempt {entry.number} has made a job isn't known: {trouble.problem}", again
                     ) from error
                 jobs = None
-            found = [job for job in jobs or () if job.region == entry.region and look.is_new(job)]
+            found = [job for job in jobs or () if job.place == entry.where and look.is_new(job)]
             if found:
                 return self.noted(entry, found[0], look) if len(found) == 1 else None
             if jobs is not None and begun >= until:
@@ -287,6 +293,13 @@ class Way:
         except LaunchError as error:
             self.say(f"{job.name} is made, but: {error.problem}")
             return submitted
+
+
+def request_id(run: str, entry: Entry, *, unique: bool) -> str:
+    """The attempt's own UUID, by which a service knows its request again. A number that no lock has made unique may be
+    taken again by another launch: then the id is this one's alone."""
+    parts = (run, entry.where, str(entry.number), *(() if unique else (entry.writer,)))
+    return str(uuid5(NAMESPACE_URL, "/".join(parts)))
 
 
 def same_place(one: Attempt, other: Attempt) -> bool:

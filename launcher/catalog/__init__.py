@@ -134,6 +134,10 @@ class Catalog:
             self._priced[key] = prices.price(order, place, self._prices.get(machine.name, ()), self._tariff)
         return self._priced[key]
 
+    def disk_price(self, kind: str, region: str) -> Rate | None:
+        """What a GB of a disk type costs a month, whether its VM runs or not; `None` when that is unknown."""
+        return self._disk_prices.get((kind, region))
+
     def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
         """What someone should know before taking this machine there, in this way."""
         gpu, doubts = self.gpus[machine.gpu], machine.vertex_warn if service == "vertex" else {}
@@ -181,6 +185,10 @@ class Catalog:
     @cached_property
     def _tariff(self) -> prices.Tariff:
         return prices.Tariff(tables.price_rules(), self.rates)
+
+    @cached_property
+    def _disk_prices(self) -> Mapping[tuple[str, str], Rate]:
+        return tables.disk_prices()
 
     @cached_property
     def _interruptions(self) -> Mapping[str, Interruptions]:

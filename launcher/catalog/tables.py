@@ -71,6 +71,16 @@ def rates() -> dict[str, Rate]:
     }
 
 
+def disk_prices() -> dict[tuple[str, str], Rate]:
+    """(disk type, region) -> its price for a GB and month."""
+    return {
+        (kind, row["region"]): Rate(float(row[kind]), "GB and month", row["source"], row["date"], row["certainty"])
+        for row in rows("disk_prices")
+        for kind in ("pd-standard", "pd-balanced", "pd-ssd")
+        if row[kind]
+    }
+
+
 def interruptions() -> dict[str, Interruptions]:
     """Provisioning model -> how often one node is interrupted."""
     return {

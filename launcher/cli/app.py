@@ -7,10 +7,33 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.cli import build, cancel, follow, init, local, logs, push, schema, status, vertex, vm
+from launcher.cli import (
+    build,
+    cancel,
+    follow,
+    init,
+    local,
+    logs,
+    push,
+    push_code,
+    schema,
+    ssh,
+    status,
+    vertex,
+    vm,
+    vm_code,
+    vm_delete,
+    vm_extend,
+    vm_list,
+    vm_start,
+    vm_status,
+    vm_stop,
+)
+from launcher.cli.vmgroup import MAKE, Commands, VmGroup
 
 app = typer.Typer(
     name="launch",
+    cls=Commands,
     help="One YAML spec and one command for a multi-GPU training run on Google Cloud.",
     no_args_is_help=True,
     # Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
@@ -20,7 +43,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 app.command("vertex")(vertex.vertex)
-app.command("vm")(vm.vm)
+vms = typer.Typer(cls=VmGroup, rich_markup_mode=None, help="A VM with GPUs: to work on, or one that trains.")
+vms.command(MAKE)(vm.vm)
+vms.command("list")(vm_list.list_)
+vms.command("status")(vm_status.status)
+vms.command("stop")(vm_stop.stop)
+vms.command("start")(vm_start.start)
+vms.command("extend")(vm_extend.extend)
+vms.command("delete")(vm_delete.delete)
+vms.command("code")(vm_code.code)
+app.add_typer(vms, name="vm")
+app.command("ssh")(ssh.ssh)
+app.command("push-code")(push_code.push_code)
 app.command("local")(local.local)
 app.command("status")(status.status)
 app.command("follow")(follow.follow)

@@ -11,6 +11,8 @@ from launcher.cli.options import Output, Regions, RunName
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
+    from launcher.apply.running import Clock
+    from launcher.apply.services import Services
     from launcher.cli.following import World
     from launcher.cli.runs import Run
     from launcher.jobs import Job
@@ -24,17 +26,20 @@ def cancel(
 ) -> None:
     """Cancel a run, and wait until that is confirmed.
 
-    What it has saved stays in its folder: `launch vertex --resume RUN` goes on from there.
+    What it has saved stays in its folder: --resume RUN goes on from there.
     """
     from launcher.apply.googleapis import UnreachableError
+    from launcher.cli.closing import storage_of
     from launcher.cli.following import here
+    from launcher.cli.jobtext import run_folder_of
     from launcher.cli.runs import one_run, searched
     from launcher.cli.status import job_data, printed
 
     world = here()
-    found = one_run(world.vertex, run, searched(regions))
-    active = [job for job in found.jobs if not job.has_ended]
-    ended, errors = cancelled(world, active)
+    found = one_run(world, run, searched(regions))
+    service = world.of_run(storage_of(run_folder_of(found.job)))
+    active = [job for job in found.jobs if not job.is_over]
+    ended, errors = cancelled(service, world.clock, active)
     shown = ended or ([] if active else [found.job])
     done = bool(active) or barred(world, found)
     if output_format is Output.text:
@@ -54,7 +59,7 @@ def cancel(
         )
 
 
-def cancelled(world: World, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
+def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
     """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
     from launcher.apply.submit import cancel_and_confirm
     from launcher.cli.telling import Teller
@@ -64,7 +69,8 @@ def cancelled(world: World, active: Sequence[Job]) -> tuple[list[Job], list[Laun
     errors: list[LaunchError] = []
     for job in active:
         try:
-            ended.append(cancel_and_confirm(world.vertex, job, world.clock, say))
+            ended.append(cancel_and_confirm(service, job, clock, say))
+            service.release(job)
         except LaunchError as error:
             errors.append(error)
         except KeyboardInterrupt:
@@ -77,13 +83,13 @@ def barred(world: World, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.apply.ledger import Ledger
     from launcher.apply.stopping import bar
-    from launcher.asked import tried
+    from launcher.asked import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.verdicts import of_end
 
     folder, say = run_folder_of(run.job), Teller(None).say
-    verdict = of_end(run.job, tried(world.project, run.job.region, run.job.request))
+    verdict = of_end(run.job, tried_by(run.job, world.project))
     try:
         return bool(folder) and bar(
             Ledger.open(folder or "", world.clock, say, project=world.project), run.job, verdict
@@ -97,4 +103,4 @@ def end_text(run: Run, job: Job) -> str:
     """`my-job-0123abcd was cancelled after 3 min 20 s (us-central1)`."""
     from launcher.cli.telling import STATES, after
 
-    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.region})"
+    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.place})"

@@ -1,4 +1,4 @@
-"""What a job is looked at with: Vertex AI, Cloud Logging and the run folder."""
+"""What a job is looked at with: the service that runs it, Cloud Logging and the run folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from launcher.jobs import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launcher.apply.services import Services
     from launcher.cli.following import World
     from launcher.watch import Line, Progress
     from train.storage import Storage
@@ -20,16 +21,24 @@ if TYPE_CHECKING:
 class Looker:
     """The Eyes of one job. `number` is its attempt's, 0 where that isn't known."""
 
-    def __init__(self, world: World, job: Job, number: int, folder: Storage | None, say: Callable[[str], None]) -> None:
-        self._vertex = world.vertex
+    def __init__(
+        self,
+        service: Services,
+        world: World,
+        job: Job,
+        number: int,
+        folder: Storage | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._service = service
         self._name = job.name
         clock = world.clock
         self._lines = Lines(job, world.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
         self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     def job(self) -> Job:
-        """As Vertex AI has it now."""
-        return self._vertex.get(self._name)
+        """As its service has it now."""
+        return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
         """New ones, from Cloud Logging or the run folder."""

@@ -27,4 +27,4 @@ def follow(
 
     seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
     world = here()
-    follow_run(world, one_run(world.vertex, run, searched(regions)), output_format, watch_seconds=seconds)
+    follow_run(world, one_run(world, run, searched(regions)), output_format, watch_seconds=seconds)

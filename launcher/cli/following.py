@@ -15,47 +15,65 @@ from msgspec import Struct
 
 from launcher.apply import running
 from launcher.apply.book import NoLedger
+from launcher.apply.compute import Compute
 from launcher.apply.endings import RunEnded, RunSucceeded
 from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
+from launcher.apply.services import Services
 from launcher.apply.vertex import Vertex
+from launcher.apply.vms import Vms
+from launcher.asked import command
+from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
 from launcher.cli.inputs import project
 from launcher.cli.jobtext import run_folder_of
 from launcher.cli.options import Output
 from launcher.cli.runs import Run
-from launcher.cli.show import LABEL
-from launcher.cli.telling import Teller, attempt_of
+from launcher.cli.telling import Teller
 from launcher.driver import Course, Gave, Took, drive, failure
 from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.jobs import GONE, Job
+from launcher.jobs import Job
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
     from launcher.apply.book import Book
-    from launcher.results import Results
     from launcher.watch import Event, Eyes
     from train.storage import Storage
-
-
-ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted: seen to run for"}
-"""Ends that are no failures of the job's own."""
 
 
 class World(Struct, frozen=True, kw_only=True):
     """The cloud, as seen from here."""
 
     vertex: Vertex
+    vms: Vms
     project: str
     clock: Clock
+
+    @property
+    def service(self) -> Services:
+        """Whatever runs jobs."""
+        return Services(self.vertex, self.vms)
+
+    @property
+    def compute(self) -> Compute:
+        """Compute Engine's VMs."""
+        return self.vms.compute
+
+    def of_run(self, folder: Storage | None) -> Services:
+        """The same, where a run's folder tells of VMs that are gone."""
+        return Services(self.vertex, self.vms.beside(folder))
 
 
 def world(name: str) -> World:
     """A project's. Endpoints and credentials are those of the environment."""
     gc.enable()  # from here on this process may live for days
     clock = running.REAL
-    vertex = Vertex(name, os.environ, clock, notice=lambda text: print(f"launch: {text}", file=sys.stderr, flush=True))
-    return World(vertex=vertex, project=name, clock=clock)
+
+    def notice(text: str) -> None:
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    vertex, vms = Vertex(name, os.environ, clock, notice=notice), Vms(name, os.environ, clock, notice)
+    return World(vertex=vertex, vms=vms, project=name, clock=clock)
 
 
 def here() -> World:
@@ -66,15 +84,15 @@ def here() -> World:
 class Screen:
     """The driver's watcher: eyes for each job, and a teller. `job` is the newest that was seen."""
 
-    def __init__(self, world: World, teller: Teller, folder: Storage | None) -> None:
-        self._world = world
+    def __init__(self, service: Services, world: World, teller: Teller, folder: Storage | None) -> None:
+        self._service, self._world = service, world
         self._teller = teller
         self._folder = folder
         self.job: Job | None = None
 
     def eyes(self, job: Job, number: int) -> Eyes:
         """Fresh ones for each job."""
-        return Looker(self._world, job, number, self._folder, self._teller.say)
+        return Looker(self._service, self._world, job, number, self._folder, self._teller.say)
 
     def tell(self, event: Event | Took | Gave) -> None:
         """On to the terminal."""
@@ -103,9 +121,11 @@ def follow(
     book: Book = NoLedger(world.clock)
     if folder:
         book = Ledger.open(folder, world.clock, teller.say, project=world.project, region=made.attempts[0].region)
-    screen = Screen(world, teller, storage_of(folder))
+    storage = storage_of(folder)
+    service = world.of_run(storage)
+    screen = Screen(service, world, teller, storage)
     course = Course(
-        plan=made, vertex=world.vertex, book=book, watcher=screen, say=teller.say, ready=ready, clock=world.clock
+        plan=made, service=service, book=book, watcher=screen, say=teller.say, ready=ready, clock=world.clock
     )
     with shown(screen, teller, made, made.run, output):
         teller.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
@@ -130,7 +150,8 @@ def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float |
     teller = Teller(None)
     if run.is_active:
         teller.say("its folder has no plan that can be read: this job alone is followed, and nothing is tried after it")
-    screen = Screen(world, teller, storage_of(folder))
+    storage = storage_of(folder)
+    screen = Screen(world.of_run(storage), world, teller, storage)
     with shown(screen, teller, None, run.id, output):
         job = watched(world, screen, run.job, watch_seconds)
         show_end(job, None, output)
@@ -138,14 +159,14 @@ def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float |
 
 def watched(world: World, screen: Screen, job: Job, watch_seconds: float | None) -> Job:
     """One job to its end. Raises LaunchError: it ended badly, or `watch` did."""
-    from launcher.asked import tried
+    from launcher.asked import tried_by
     from launcher.verdicts import of_end
     from launcher.watch import watch
 
     screen.tell(Took(job=job, number=0, made=False))
     eyes = screen.eyes(job, 0)
     ended = watch(eyes, screen.tell, world.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    verdict = of_end(ended, tried(world.project, ended.region, ended.request), screen.said())
+    verdict = of_end(ended, tried_by(ended, world.project), screen.said())
     if verdict.kind != "succeeded":
         raise failure(ended, verdict)
     return ended
@@ -214,83 +235,6 @@ def stored_plan(run: Run) -> Plan:
     if made is None or made.run != run.id:
         raise UsageError(
             f"the folder of {run.id} ({folder or 'none'}) has no plan that can be read",
-            f"Name the spec: launch vertex SPEC --resume {run.id}",
+            f"Name the spec: {command(run.job.request)} --resume {run.id}",
         )
     return made
-
-
-def storage_of(folder: str | None) -> Storage | None:
-    """The run's folder; None where it can't be opened."""
-    from launcher.apply.attempts import open_folder
-
-    try:
-        return open_folder(folder) if folder else None
-    except LaunchError:
-        return None
-
-
-# --- What is shown -----------------------------------------------------------------------------------------------
-
-
-def show_job(job: Job, output: Output) -> None:
-    """For scripts, a job as it was last seen: of a watch that has ended without its end."""
-    from launcher.cli.status import job_data, printed
-
-    if output is not Output.text:
-        printed(job_data(job.run, job), output)
-
-
-def show_gone(made: Plan, output: Output) -> None:
-    """For scripts, a run that has succeeded and whose job is no more to be seen."""
-    from launcher.cli.status import printed
-    from launcher.cli.summary import as_data
-
-    if output is not Output.text:
-        found = results_of(made.run_folder)
-        printed({"run": made.run, "state": "SUCCEEDED", "job": None, "results": as_data(found)}, output)
-
-
-def show_begun(job: Job, output: Output) -> None:
-    """A job that goes on without us."""
-    if output is not Output.text:
-        show_job(job, output)
-        return
-    print(f"{job.run} is {job.state} in {job.region}")
-    print(f"launch follow {job.run}\n    watches it; only then is another place tried where there are no machines")
-    print(f"launch cancel {job.run}\n    ends it")
-
-
-def show_end(job: Job, made: Plan | None, output: Output) -> None:
-    """How the run ended, what was learned, and where it lies."""
-    from launcher.cli.status import job_data, printed
-    from launcher.cli.summary import as_data, lines
-
-    folder = run_folder_of(job)
-    found = results_of(folder)
-    seconds = max(0.0, (job.ended or job.created) - (job.started or job.ended or job.created))
-    usd = usd_of(job, made, seconds)
-    if output is Output.text:
-        print("\n".join(lines(job.run, folder, job.state == "SUCCEEDED", seconds, found, how=ENDS.get(job.state, ""))))
-        if usd is not None:
-            print(f"{'cost':{LABEL}}≈${usd:,.2f} for the machines of this attempt")
-        return
-    printed({**job_data(job.run, job), "seconds": seconds, "usd": usd, "results": as_data(found)}, output)
-
-
-def results_of(folder: str | None) -> Results | None:
-    """The run's metrics, where they can be read."""
-    from launcher.cli.runfolder import read_results
-
-    try:
-        return read_results(storage_of(folder))
-    except LaunchError as error:
-        print(f"launch: its metrics can't be read: {error.problem}", file=sys.stderr)
-        return None
-
-
-def usd_of(job: Job, made: Plan | None, seconds: float) -> float | None:
-    """What the attempt's machines cost; None where a price is unknown."""
-    planned = attempt_of(made, job)
-    if made is None or planned is None or planned.usd_per_hour is None or job.ended is None:
-        return None
-    return planned.usd_per_hour * made.machine.nodes * seconds / 3600

@@ -17,7 +17,10 @@ from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.sources import Source
 from launcher.spec.models import JobSpec
-from launcher.spec.reader import read
+from launcher.spec.reader import Override, read
+
+STARTUP = Path(__file__).resolve().parent.parent / "startup.sh"
+"""The startup script of every VM."""
 
 
 class Inputs(NamedTuple):
@@ -30,11 +33,19 @@ class Inputs(NamedTuple):
 
 
 def gather(
-    target: Target, path: Path | None, flags: Flags, *, training: bool = True, image_only: bool = False
+    target: Target,
+    path: Path | None,
+    flags: Flags,
+    *,
+    training: bool = True,
+    image_only: bool = False,
+    more: Sequence[Override] = (),
+    allow_default_account: bool = False,
 ) -> Inputs:
     """Read the spec (the built-in default when `path` is None), apply the flags, look around.
 
-    With `image_only` nothing will run, so a project is needed only where the spec names neither repository nor image.
+    `more` are changes of the spec beside the flags. With `image_only` nothing will run, so a project is needed only
+    where the spec names neither repository nor image.
 
     Raises:
         SpecError: the spec or a flag can't be taken.
@@ -45,7 +56,7 @@ def gather(
             f"{path} is a Python file, and launch takes a spec (YAML) that names it",
             f"`launch init` writes one; in it: run: {{script: {path.name}}}",
         )
-    spec = read(path or files.data_folder("job_specs") / "default.yaml", overrides(flags))
+    spec = read(path or built_in(target, training=training), [*overrides(flags), *more])
     if target == "local":
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
@@ -75,9 +86,17 @@ def gather(
         secret_files=tuple(sorted(found.secrets)),
         run_id=flags.run_id,
         training=training,
-        cloud_here=target == "vertex" and gcloud.is_here("AIPLATFORM", os.environ),
+        allow_default_account=allow_default_account,
+        cloud_here=gcloud.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
+        startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
     )
     return Inputs(spec, context, folder, source)
+
+
+def built_in(target: Target, *, training: bool) -> Path:
+    """The spec that is meant where none is named."""
+    name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
+    return files.data_folder("job_specs") / name
 
 
 def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code.Code:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from launcher import asked
 from launcher.jobs import Job
-from train import contract
-
-
-def pools_of(job: Job) -> list[dict[str, Any]]:
-    """The worker pools as they were asked for."""
-    return list(job.request.get("jobSpec", {}).get("workerPoolSpecs", ()))
 
 
 def provisioning_of(job: Job) -> str:
@@ -21,10 +13,9 @@ def provisioning_of(job: Job) -> str:
 
 def machine_of(job: Job) -> str:
     """`2 × a3-highgpu-8g`; without a number for one."""
-    pools = pools_of(job)[:2]
-    nodes = sum(int(pool.get("replicaCount", 1)) for pool in pools)
-    name = asked.machine_type(job.request) or "a machine"
-    return f"{nodes} × {name}" if nodes > 1 else name
+    found = asked.read(job.request)
+    name = found.machine_type or "a machine"
+    return f"{found.nodes} × {name}" if found.nodes > 1 else name
 
 
 def image_of(job: Job) -> str:
@@ -33,10 +24,16 @@ def image_of(job: Job) -> str:
 
 
 def run_folder_of(job: Job) -> str | None:
-    """Where it writes, from its environment; else its base directory; None when it doesn't say."""
-    for pool in pools_of(job)[:1]:
-        for entry in pool.get("containerSpec", {}).get("env", ()):
-            if entry.get("name") == contract.RUN_FOLDER and entry.get("value"):
-                return str(entry["value"]).rstrip("/")
-    base = job.request.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix", "")
-    return base.rstrip("/") or None
+    """Where it writes; None when it doesn't say."""
+    return asked.run_folder(job.request)
+
+
+def console_url(job: Job) -> str:
+    """Its page for people."""
+    project = job.name.split("/")[1]
+    if job.zone:
+        page = f"https://console.cloud.google.com/compute/instancesDetail/zones/{job.zone}/instances"
+        return f"{page}/{job.request.get('name') or job.id}?project={project}"
+    from launcher.apply.vertex import console_url as of_vertex
+
+    return of_vertex(job)

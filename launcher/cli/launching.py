@@ -1,4 +1,4 @@
-"""From a spec to a job on Vertex AI that is followed to its end."""
+"""From a spec to a job in the cloud that is followed to its end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher import catalog
+from launcher.apply.identity import identity_of
 from launcher.cli import following
 from launcher.cli.following import World
 from launcher.cli.inputs import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.preemption import seconds_of
-from launcher.cli.runs import RUN_ID, one_run, searched, tell_unread
+from launcher.cli.runs import RUN_ID, everywhere, one_run, searched
 from launcher.cli.telling import Teller
+from launcher.cli.vmplan import Extra, gathered
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import plan, with_digest
+from launcher.plan.model import Target
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -35,7 +38,19 @@ class Wish(Struct, frozen=True, kw_only=True):
     detach: bool = False
     watch_seconds: str | None = None
     builder: str = "auto"
+    preflight: bool = True
+    extra: Extra | None = None
+    """What only a VM's launch has; None: it goes to Vertex AI."""
     create_repository: bool = False
+
+    @property
+    def target(self) -> Target:
+        """Where it runs."""
+        return "vm" if self.extra else "vertex"
+
+    def inputs(self, spec: Path | None, flags: Flags) -> Inputs:
+        """All that planning needs. Raises SpecError, UsageError."""
+        return gathered(spec, flags, self.extra) if self.extra else gather("vertex", spec, flags)
 
     @property
     def seconds(self) -> float | None:
@@ -46,13 +61,13 @@ class Wish(Struct, frozen=True, kw_only=True):
 def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: bool) -> None:
     """Plan a spec, and see its run to its end. Raises LaunchError."""
     seconds = wish.seconds
-    inputs = gather("vertex", spec, flags)
+    inputs = wish.inputs(spec, flags)
     made = plan(inputs.spec, catalog.load(), inputs.context)
     world = following.world(inputs.context.project)
     if new:
         made = anew(made, inputs, world)
     told(made)
-    ready = image(inputs, wish)
+    ready = image(inputs, wish, world)
     following.follow(world, made, output, ready=ready, fresh=True, detach=wish.detach, watch_seconds=seconds)
 
 
@@ -62,48 +77,53 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     Without a spec the plan is the one that the run was launched with, from its folder.
     """
     seconds = wish.seconds
-    world = following.world(project("vertex", os.environ))
+    world = following.world(project(wish.target, os.environ))
     if spec:
-        run_id = name if RUN_ID.fullmatch(name) else one_run(world.vertex, name, searched(flags.region)).id
-        inputs = gather("vertex", spec, with_field(flags, run_id=run_id))
-        made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish)
+        run_id = name if RUN_ID.fullmatch(name) else one_run(world, name, searched(flags.region)).id
+        inputs = wish.inputs(spec, with_field(flags, run_id=run_id))
+        made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish, world)
         check_there(made, world)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
-            "Name the spec too: launch vertex SPEC --resume RUN …",
+            "Name the spec too: launch … SPEC --resume RUN …",
         )
     else:
-        run = one_run(world.vertex, name, searched(flags.region))
+        run = one_run(world, name, searched(flags.region))
         made, ready = following.stored_plan(run), following.unchanged
     following.follow(
         world, made, output, ready=ready, fresh=True, resume=True, detach=wish.detach, watch_seconds=seconds
     )
 
 
+def looked(made: Plan, world: World, wish: Wish) -> Plan:
+    """The plan after what was looked at before it costs anything. Raises PlanRefused."""
+    if wish.target != "vm" or not wish.preflight:
+        return made
+    from launcher.cli.preflight import preflight
+
+    return preflight(made, world.compute, Teller(made).say)
+
+
 def check_there(made: Plan, world: World) -> None:
     """Raises UsageError: nobody has ever launched the run that is to be resumed."""
-    regions = searched(None)
-    found = world.vertex.find(f'labels.{RUN_LABEL}="{made.run}"', regions, partly=True)
-    tell_unread(found.unread, regions)
+    found = everywhere(world, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
     if not found.jobs and is_free(made, made.run, world):
         raise UsageError(f"there is no run {made.run} to go on with", "launch status lists all that there are.")
 
 
 def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
     """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
-    identity = made.attempts[0].request["labels"][IDENTITY_LABEL]
-    regions = searched(None)
-    found = world.vertex.find(f'labels.{IDENTITY_LABEL}="{identity}"', regions, partly=True)
-    tell_unread(found.unread, regions)
+    identity = identity_of(made.attempts[0])
+    found = everywhere(world, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
     newest = {number_of(job.run, made.run): job for job in same}
     newest.pop(0, None)  # under a name of its own (--run-id)
     number = max(newest, default=0)
-    if number < 2 or newest[number].has_ended:
-        beside = [job for job in newest.values() if not job.has_ended]
+    if number < 2 or newest[number].is_over:
+        beside = [job for job in newest.values() if not job.is_over]
         for job in beside:
-            Teller(made).say(f"{job.run} is {job.state} in {job.region}; this is another run, beside it")
+            Teller(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
         number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), world))
     run_id = numbered(made.run, number)
     return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run_id))
@@ -137,14 +157,16 @@ def told(made: Plan) -> None:
         say(warning)
 
 
-def image(inputs: Inputs, wish: Wish) -> Callable[[Plan], Plan]:
-    """What puts the plan's image into the registry, once it is known that something is to be created."""
+def image(inputs: Inputs, wish: Wish, world: World) -> Callable[[Plan], Plan]:
+    """What looks whether it can work, and puts the plan's image into the registry, once it is known that something is
+    to be created."""
 
     def ready(made: Plan) -> Plan:
         from launcher.apply import images
         from launcher.cli.images import create, wanted
         from launcher.cli.progress import progress, report
 
+        made = looked(made, world, wish)
         job = wanted(inputs, wish.builder)
         with progress() as bars:
             if wish.create_repository:

@@ -26,4 +26,4 @@ def logs(
     from launcher.cli.runs import one_job, searched
 
     world = here()
-    show(world, one_job(world.vertex, run, searched(regions)), output_format, tail=tail, follow=follow)
+    show(world, one_job(world, run, searched(regions)), output_format, tail=tail, follow=follow)

@@ -36,6 +36,9 @@ WatchFor = Annotated[
     str | None, typer.Option("--watch-for", help="Stop watching after that time (30m, 2h): exit 6.", metavar="TIME")
 ]
 
+VmName = Annotated[str, typer.Argument(metavar="NAME", help="A VM's name or number, or its resource name.")]
+InZone = Annotated[str | None, typer.Option("--zone", help="Where, if several have that name.", metavar="ZONE")]
+
 
 def _flag(name: str, text: str, metavar: str | None = None) -> Any:
     return typer.Option(name, help=text, metavar=metavar, rich_help_panel="The job (flags beat the spec)")

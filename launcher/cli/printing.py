@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher.apply.lines import Line, Lines
-from launcher.cli.following import World, storage_of
+from launcher.cli.closing import storage_of
+from launcher.cli.following import World
 from launcher.cli.jobtext import run_folder_of
 from launcher.cli.options import Output
 from launcher.cli.telling import Teller
@@ -17,18 +18,19 @@ from launcher.jobs import Job
 from launcher.watch import Back, Event, Note, Outage, Printed, watch
 
 if TYPE_CHECKING:
+    from launcher.apply.services import Services
     from launcher.watch import Progress
 
 
 class LinesAlone:
     """The Eyes of who wants the lines and nothing else."""
 
-    def __init__(self, world: World, job: Job, lines: Lines) -> None:
-        self._world, self._name, self._lines = world, job.name, lines
+    def __init__(self, service: Services, job: Job, lines: Lines) -> None:
+        self._service, self._name, self._lines = service, job.name, lines
 
     def job(self) -> Job:
-        """As Vertex AI has it now."""
-        return self._world.vertex.get(self._name)
+        """As its service has it now."""
+        return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
         """New ones."""
@@ -58,7 +60,7 @@ def show(world: World, job: Job, output: Output, *, tail: int | None, follow: bo
             put(line, output)
         sys.stdout.flush()
 
-    watch(LinesAlone(world, job, lines), tell, world.clock, wait_seconds=None)
+    watch(LinesAlone(world.of_run(folder), job, lines), tell, world.clock, wait_seconds=None)
 
 
 def put(line: Line, output: Output) -> None:

@@ -1,4 +1,5 @@
-"""Runs that are in the cloud, found by what a person types: a run's name or id, a job's number or resource name."""
+"""Runs that are in the cloud, found by what a person types: a run's name, id or folder, a job's number or its
+resource name."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launcher import catalog
 from launcher.errors import LaunchError, UsageError
-from launcher.jobs import RUN_LABEL, Job
+from launcher.jobs import GONE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
-    from launcher.apply.vertex import Vertex
+    from launcher.apply.service import Listing
+    from launcher.cli.following import World
+    from launcher.course import Entry
 
-RESOURCE = re.compile(r"projects/[^/]+/locations/(?P<region>[a-z0-9-]+)/customJobs/\d+")
+RESOURCE = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
+ENGINE = "Compute Engine"
 RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
 """`<name>-<8 hex>`, and the number that `--new` gives. One that was set by hand may look otherwise."""
 
@@ -33,15 +38,15 @@ class Run(Struct, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """The one that counts: the active one, else the newest."""
-        return next((job for job in self.jobs if not job.has_ended), self.jobs[0])
+        return next((job for job in self.jobs if not job.is_over), self.jobs[0])
 
     @property
     def is_active(self) -> bool:
         """Whether a job of it waits or runs."""
-        return not self.job.has_ended
+        return not self.job.is_over
 
 
-def look_up(vertex: Vertex, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
+def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
     """The runs that `text` may mean, the newest first; the regions that couldn't be read are told.
 
     Raises:
@@ -49,51 +54,122 @@ def look_up(vertex: Vertex, text: str, regions: Sequence[str]) -> tuple[Run, ...
         UnreachableError: there is none in the regions that could be read.
         LaunchError: no region could be read.
     """
-    if found := RESOURCE.fullmatch(text):
-        job = vertex.get(text)
-        wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [found["region"], *regions]
+    if text.startswith("gs://"):
+        return (of_folder(world, text),)
+    if RESOURCE.fullmatch(text):
+        job = world.service.get(text)
+        wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
         if not job.run:
             raise UsageError(f"{text} isn't a job of launch's", f"gcloud ai custom-jobs describe {text}")
     else:
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
-    listing = vertex.find(wanted, list(dict.fromkeys(regions)), partly=True)
-    tell_unread(listing.unread, regions)
+    listing = everywhere(world, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
     runs = tuple(run for run in grouped(listing.jobs) if exact or is_meant(run, text))
+    if not runs and (kept := in_default_folder(world, text)):
+        return (kept,)
     if not runs and listing.unread:
         from launcher.apply.googleapis import UnreachableError
 
-        where = f"{len(listing.unread)} of {len(set(regions))} regions"
+        count = len(listing.unread.keys() - {ENGINE})
+        unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
+        where = " and ".join(unread)
         raise UnreachableError(f"no run {text} was found, but {where} couldn't be read", "Try again in a moment.")
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise UsageError(
-            f"there is no run {text} {where} of project {vertex.project}", "launch status lists all that there are."
+            f"there is no run {text} {where} of project {world.project}",
+            "launch status lists all that there are; a run on VMs that has ended is found by its folder, gs://…/RUN.",
         )
     return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
 
 
-def all_runs(vertex: Vertex, regions: Sequence[str]) -> tuple[Run, ...]:
+def all_runs(world: World, regions: Sequence[str]) -> tuple[Run, ...]:
     """All of launch's runs, the newest first. Raises LaunchError: no region could be read."""
-    listing = vertex.find(f"labels.{RUN_LABEL}:*", regions, partly=True)
-    tell_unread(listing.unread, regions)
-    return grouped(listing.jobs)
+    return grouped(everywhere(world, f"labels.{RUN_LABEL}:*", regions).jobs)
 
 
-def one_run(vertex: Vertex, text: str, regions: Sequence[str]) -> Run:
+def everywhere(world: World, filter_: str, regions: Sequence[str]) -> Listing:
+    """The jobs of these regions, VMs that train among them; what couldn't be read is told. Raises LaunchError: nothing
+    could be."""
+    from launcher.apply.service import Listing
+
+    found = world.vertex.find(filter_, regions, partly=True)
+    vms, unread = found.jobs[:0], dict(found.unread)
+    whole = set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
+    try:
+        vms = tuple(job for job in world.vms.find(filter_, (), partly=True).jobs if whole or job.region in regions)
+    except LaunchError as error:
+        if "is disabled" not in error.problem:  # without that API there are no VMs
+            unread[ENGINE] = error
+    tell_unread(unread, [*regions, ENGINE] if ENGINE in unread else regions)
+    return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
+
+
+def one_run(world: World, text: str, regions: Sequence[str]) -> Run:
     """The run that is meant: the only one, or the only active one. Raises UsageError: it could be several."""
-    runs = look_up(vertex, text, regions)
+    runs = look_up(world, text, regions)
     active = [run for run in runs if run.is_active]
     if len(runs) == 1 or len(active) == 1:
         return (active or runs)[0]
-    listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.region}" for run in runs[:10])
+    listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.place}" for run in runs[:10])
     raise UsageError(f"{text} could be each of {len(runs)} runs", f"Name one by its id:\n{listed}")
 
 
-def one_job(vertex: Vertex, text: str, regions: Sequence[str]) -> Job:
+def one_job(world: World, text: str, regions: Sequence[str]) -> Job:
     """The job that is meant: by its own name or number, else the one that counts of a run. Raises UsageError."""
-    run = one_run(vertex, text, regions)
+    run = one_run(world, text, regions)
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
+
+
+def of_folder(world: World, folder: str) -> Run:
+    """The run that writes to a folder, by what lies there. Raises UsageError: none does, and LaunchError."""
+    if run := in_folder(world, folder.rstrip("/")):
+        return run
+    raise UsageError(f"{folder} is no run's folder, or its run has had no job", "It is OUTPUT/RUN, with a plan.json.")
+
+
+def in_default_folder(world: World, text: str) -> Run | None:
+    """A run by its id where runs write to unless their spec says otherwise; None: it isn't there, or not readable."""
+    from launcher.plan.names import default_output
+
+    try:
+        return in_folder(world, f"{default_output(world.project)}/{text}") if RUN_ID.fullmatch(text) else None
+    except LaunchError:
+        return None
+
+
+def in_folder(world: World, folder: str) -> Run | None:
+    """The run that a folder holds the plan of, with its newest attempt's job: VMs that train are gone when they have
+    ended, and nothing but the folder tells of them."""
+    from launcher.apply.attempts import open_folder
+    from launcher.apply.ledger import Ledger
+    from launcher.apply.looking import filled
+    from launcher.apply.service import GoneError
+
+    ledger = Ledger.open(folder)
+    plan = ledger.plan()
+    entry = next((one for one in reversed(ledger.entries()) if one.job), None)
+    if plan is None or entry is None or entry.job is None:
+        return None
+    try:
+        job = filled(world.of_run(open_folder(folder)).get(entry.job), entry, plan)
+    except GoneError:
+        job = filled(from_book(entry), entry, plan)
+    return Run(id=plan.run, jobs=(job,))
+
+
+def from_book(entry: Entry) -> Job:
+    """A job that is gone, as it was noted."""
+    end = entry.end
+    return Job(
+        name=entry.job or "",
+        region=entry.region,
+        state=(end.state if end else None) or GONE,
+        created=entry.time,
+        started=entry.time if end and end.billed else None,
+        ended=entry.time + end.billed if end and end.billed else None,
+    )
 
 
 def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:
@@ -123,8 +199,6 @@ def tell_unread(unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
 
 def searched(named: Sequence[str] | None) -> tuple[str, ...]:
     """The regions to look in: those named, else all that Vertex AI trains in. Raises UsageError: no such region."""
-    from launcher import catalog
-
     known = catalog.load().training_regions
     for region in named or ():
         if region not in known and region != "any":

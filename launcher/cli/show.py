@@ -41,7 +41,8 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
     """The first attempt's request; for Vertex the CustomJobSpec alone, with the gcloud command as a comment."""
     first = plan.attempts[0]
     if plan.target != "vertex":
-        yield "# The body of instances.insert." if plan.target == "vm" else "# The CustomJob that is rehearsed."
+        method = "bulkInsert" if "instanceProperties" in first.request else "insert"
+        yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that is rehearsed."
         yield as_yaml(first.request)
         return
     from launcher.plan.vertex import gcloud_command
@@ -141,7 +142,7 @@ def account_text(plan: Plan) -> str:
     """The service account that the job or the VM acts as."""
     first = plan.attempts[0].request
     if plan.target == "vm":
-        return str(first["serviceAccounts"][0]["email"])
+        return str(first.get("instanceProperties", first)["serviceAccounts"][0]["email"])
     return str(first["jobSpec"].get("serviceAccount", "Vertex AI's own (Custom Code Service Agent)"))
 
 

@@ -42,10 +42,10 @@ def status(
 
     world = here()
     if run:
-        found = one_run(world.vertex, run, searched(regions))
+        found = one_run(world, run, searched(regions))
         show_run(found, output_format)
         return
-    runs = all_runs(world.vertex, searched(regions))
+    runs = all_runs(world, searched(regions))
     whole = everything or output_format is not Output.text  # nobody sees that data was cut
     show_list(runs if whole else runs[:SHOWN], len(runs), output_format)
 
@@ -70,10 +70,10 @@ def list_lines(runs: Sequence[Run]) -> Iterator[str]:
     if not runs:
         yield "No runs."
         return
-    rows = [("RUN", "STATE", "MACHINE", "REGION", "AGE")]
+    rows = [("RUN", "STATE", "MACHINE", "PLACE", "AGE")]
     for run in runs:
         where = f"{machine_of(run.job)} {provisioning_of(run.job)}"
-        rows.append((run.id, run.job.state, where, run.job.region, age(run.job)))
+        rows.append((run.id, run.job.state, where, run.job.place, age(run.job)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -127,13 +127,12 @@ def lines(run: Run, entries: Sequence[Entry], progress: Progress | None, problem
 
 def facts(run: Run) -> Iterator[tuple[str, str]]:
     """What the job's request says, and its times."""
-    from launcher.apply.vertex import console_url
-    from launcher.cli.jobtext import image_of, machine_of, provisioning_of, run_folder_of
+    from launcher.cli.jobtext import console_url, image_of, machine_of, provisioning_of, run_folder_of
 
     job = run.job
     yield "job", job.name
     yield "", console_url(job)
-    yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {job.region}"
+    yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {job.place}"
     yield "image", image_of(job)
     yield "output", run_folder_of(job) or "none"
     yield "created", stamp(job.created)
@@ -174,14 +173,14 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, str]:
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
     """A job for scripts; times in Unix seconds."""
-    from launcher.apply.vertex import console_url
-    from launcher.cli.jobtext import image_of, machine_of, provisioning_of, run_folder_of
+    from launcher.cli.jobtext import console_url, image_of, machine_of, provisioning_of, run_folder_of
 
     return {
         "run": run,
         "state": job.state,
         "job": job.name,
         "region": job.region,
+        "zone": job.zone,
         "machine": machine_of(job),
         "provisioning": provisioning_of(job),
         "image": image_of(job),

@@ -75,7 +75,7 @@ class Teller:
     # --- Of the driver ----------------------------------------------------------------------------------------------
 
     def _took(self, event: Took) -> None:
-        from launcher.apply.vertex import console_url
+        from launcher.cli.jobtext import console_url
 
         planned = attempt_of(self._plan, event.job)
         self.close()  # how far another attempt was says nothing of this one
@@ -83,7 +83,7 @@ class Teller:
         there = "" if event.made else " (already there)"
         for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
             self._print(line)
-        self._print(f"{'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
+        self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
         self._printer.error = self._printer.reason = ""
 
@@ -164,9 +164,11 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     """The plan's attempt that a job is."""
     from launcher.asked import provisioning
 
-    wanted = (job.region, provisioning(job.request))
-    attempts = plan.attempts if plan else ()
-    return next((one for one in attempts if (one.region, provisioning(one.request)) == wanted), None)
+    wanted = (job.place, provisioning(job.request).partition(":")[0])
+    for one in plan.attempts if plan else ():
+        if (one.zone or one.region, one.provisioning.partition(":")[0]) == wanted:
+            return one
+    return None
 
 
 def place_text(job: Job, planned: Attempt | None) -> str:
@@ -175,7 +177,7 @@ def place_text(job: Job, planned: Attempt | None) -> str:
     from launcher.cli.show import price_text
 
     price = f", {price_text(planned)}" if planned else ""
-    return f"{provisioning_of(job)} in {job.region}, {machine_of(job)}{price}"
+    return f"{provisioning_of(job)} in {job.place}, {machine_of(job)}{price}"
 
 
 def after(job: Job) -> str:

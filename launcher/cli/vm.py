@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, SpecFile, with_flags
+from launcher.cli.images import BuilderFlag, CreateRepository
+from launcher.cli.options import Flags, Output, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.spec.reader import Override
 
 
 @with_flags
@@ -17,18 +22,105 @@ def vm(
     flags: Flags,
     run: Annotated[bool, typer.Option("--run", help="Run the spec's job, then delete the VM.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the VM exists.")] = False,
+    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Don't look first whether it can work.")] = False,
+    lease: Annotated[
+        str | None, typer.Option("--lease", help="It stops itself after that time (4h).", metavar="TIME")
+    ] = None,
+    idle_stop: Annotated[
+        str | None, typer.Option("--idle-stop", help="… or when nothing was done for that long.", metavar="TIME")
+    ] = None,
+    external_ip: Annotated[bool, typer.Option("--external-ip", help="An address on the Internet.")] = False,
+    image_family: Annotated[
+        str | None, typer.Option("--image-family", help="Another Deep Learning VM image.", metavar="FAMILY")
+    ] = None,
+    allow_default_service_account: Annotated[
+        bool, typer.Option("--allow-default-service-account", help="Though it may change the whole project.")
+    ] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="With --run: go on with a run that has ended.", metavar="RUN")
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="With --run: a new run, though it has run before.")] = False,
+    watch_for: WatchFor = None,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
     output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
 ) -> None:
-    """Plan a VM to work on, or one that trains.
+    """Make a VM with GPUs to work on over SSH; with --run one that trains and deletes itself.
 
-    A Deep Learning VM for work over SSH; with --run a VM that runs the job and deletes itself at the end.
+    To work on: a Deep Learning VM, ready when this returns. It stops itself when its lease is over. With --run the
+    spec's job in its container, followed to its end, and tried in another zone where there is no capacity.
     """
-    from launcher import catalog
-    from launcher.cli.inputs import gather
-    from launcher.cli.show import show
-    from launcher.plan.build import plan
+    from launcher.cli.vmplan import Extra, gathered, shown_plan
 
-    if not dry_run:
-        raise UsageError("this version plans VMs; it doesn't create them yet", "Add --dry-run.")
-    inputs = gather("vm", spec, flags, training=run)
-    show(plan(inputs.spec, catalog.load(), inputs.context), output_format)
+    check(
+        run,
+        dry_run,
+        {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for},
+        {"--resume": resume, "--new": new, "--watch-for": watch_for},
+        {"--lease": lease, "--idle-stop": idle_stop},
+    )
+    flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
+    extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
+    if dry_run:
+        shown_plan(gathered(spec, flags, extra), output_format)
+    elif run:
+        from launcher.cli.launching import Wish, launch, resumed
+
+        wish = Wish(
+            detach=detach,
+            watch_seconds=watch_for,
+            builder=builder,
+            create_repository=create_repository,
+            preflight=not no_preflight,
+            extra=extra,
+        )
+        resumed(resume, spec, flags, wish, output_format) if resume else launch(
+            spec, flags, wish, output_format, new=new
+        )
+    else:
+        from launcher.cli.workplace import make
+
+        make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
+
+
+def check(
+    run: bool,
+    dry_run: bool,
+    sending: dict[str, object],
+    of_run: dict[str, object],
+    of_work: dict[str, object],
+) -> None:
+    """Flags that can't go together. Raises UsageError."""
+    if dry_run and (flag := given(sending)):
+        raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
+    if not run and (flag := given(of_run)):
+        raise UsageError(f"{flag} is for a run", "Add --run: launch vm SPEC --run …")
+    if run and (flag := given(of_work)):
+        raise UsageError(f"{flag} is for a VM to work on", "A run's time is --hours; then its VM deletes itself.")
+    resume = of_run["--resume"]
+    if resume is not None and (not resume or str(resume).startswith("-")):  # a flag that stood where the run should
+        raise UsageError(f"--resume needs a run, and {resume!r} is none", "launch status lists all that there are.")
+    if resume and of_run["--new"]:
+        raise UsageError("--new chooses the run's id: --resume can't go with it", "Leave one of them out.")
+    if sending["--detach"] and sending["--watch-for"]:
+        raise UsageError("--detach watches nothing: --watch-for can't go with it", "Leave one of them out.")
+
+
+def given(flags: dict[str, object]) -> str:
+    """The first of some flags that was typed."""
+    return next((name for name, value in flags.items() if value not in (None, False)), "")
+
+
+def for_vm(
+    flags: Flags, *, run: bool, lease: str | None, idle_stop: str | None, external_ip: bool, family: str | None
+) -> tuple[Flags, tuple[Override, ...]]:
+    """What a VM's own flags change in the spec. --image is the boot disk's for a VM to work on."""
+    from launcher.spec.reader import Override
+
+    own: dict[str, tuple[object, str]] = {"vm.lease": (lease, "--lease"), "vm.idle_stop": (idle_stop, "--idle-stop")}
+    own |= {"vm.external_ip": (external_ip or None, "--external-ip"), "vm.image_family": (family, "--image-family")}
+    if not run:
+        own["vm.image"] = (flags.image, "--image")
+        flags = replace(flags, image=None)
+    return flags, tuple(Override(path, value, flag) for path, (value, flag) in own.items() if value is not None)

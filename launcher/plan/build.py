@@ -11,7 +11,7 @@ from launcher.errors import PlanRefused
 from launcher.plan import compute, cost, names, refusals, vertex
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
-from launcher.plan.machines import choose, figures
+from launcher.plan.machines import choose, figures, has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared
 from launcher.plan.notes import warnings
 from launcher.plan.places import SERVICE, places, provisioning
@@ -40,6 +40,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     refusals.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
     nodes = spec.machine.nodes
+    cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_cap(attempts, spec, hours=shared.hours)
     return Plan(
         run=shared.run,
@@ -127,8 +128,11 @@ def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:
 
 
 def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType | None) -> Nccl | None:
-    """The network's settings: needed where several nodes talk, unless this is a rehearsal on one machine."""
+    """The network's settings: needed where several nodes talk, unless this is a rehearsal on one machine, or a VM
+    that has one of its machine's several network interfaces: those settings are for the others."""
     if machine is None or spec.machine.nodes == 1 or context.target == "local":
+        return None
+    if context.target == "vm" and has_many_networks(machine):
         return None
     return catalog.nccl(machine, SERVICE[context.target])
 
@@ -172,9 +176,7 @@ def request(
     """The JSON body that goes over the wire."""
     if context.target != "vm":
         return vertex.custom_job(spec, chosen, shared, place, project=context.project)
-    return compute.instance(
-        spec, chosen, shared, place, project=context.project, family=image_family(spec, catalog, chosen)
-    )
+    return compute.request(spec, context, chosen, shared, place, family=image_family(spec, catalog, chosen))
 
 
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:

@@ -1,4 +1,4 @@
-"""The Instance of Compute Engine, as the JSON body of `instances.insert`.
+"""The Instance of Compute Engine, as the JSON body of `instances.insert`; several, as that of `bulkInsert`.
 
 Which machine wants which field: facts collected from Google's documentation and from gcloud's own requests; the
 catalog says per machine type what differs.
@@ -10,10 +10,9 @@ from math import ceil
 from typing import Any
 
 from launcher.catalog import Gpu, MachineType
+from launcher.machines import last
 from launcher.plan import startup
-from launcher.plan.container import expanded
-from launcher.plan.model import Chosen, Place, Shared
-from launcher.plan.names import default_service_account
+from launcher.plan.model import Chosen, Context, Place, Shared
 from launcher.plan.vertex import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
 
@@ -24,27 +23,55 @@ FLEX_WAIT_LEAST, FLEX_WAIT_MOST = 90, 7200
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def instance(
-    spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, project: str, family: str
+def request(
+    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, *, family: str
 ) -> dict[str, Any]:
-    """One VM in one zone, booting `family` unless the spec names an image."""
+    """The body of `instances.insert` for one VM; for several that of `instances.bulkInsert`: Google makes all or none.
+
+    `family` is the image family to boot unless the spec names an image.
+    """
+    names = startup.nodes(spec, shared)
+    body = instance(spec, context, chosen, shared, place, family)
+    if len(names) == 1:
+        return {"name": names[0], **body}
+    return {
+        "count": str(len(names)),
+        "minCount": str(len(names)),
+        "perInstanceProperties": {name: {} for name in names},
+        "instanceProperties": bare(body),
+    }
+
+
+def bare(body: dict[str, Any]) -> dict[str, Any]:
+    """An Instance as properties of several, which name machine, GPU and disk types without their zone
+    (compute_v1.InstanceProperties)."""
+    disks = [
+        {**disk, "initializeParams": {**params, "diskType": last(params["diskType"])}}
+        for disk in body["disks"]
+        for params in (disk["initializeParams"],)
+    ]
+    gpus = [{**gpu, "acceleratorType": last(gpu["acceleratorType"])} for gpu in body.get("guestAccelerators", ())]
+    return {**body, "machineType": last(body["machineType"]), "disks": disks, **given(guestAccelerators=gpus)}
+
+
+def instance(
+    spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, family: str
+) -> dict[str, Any]:
+    """One VM in one zone, without its name."""
     machine, zone = chosen.machine, place.zone
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
     kind = place.provisioning.partition(":")[0]
     return {
-        "name": shared.run,
         "machineType": f"zones/{zone}/machineTypes/{machine.name}",
         "labels": shared.labels,
         **given(guestAccelerators=guest_accelerators(machine, chosen.gpu, zone)),
         "disks": [boot_disk(spec, machine, zone, family, shared.labels), *local_ssds(spec, machine, zone)],
         "networkInterfaces": [network_interface(spec, place.region)],
         "scheduling": scheduling(spec, machine, kind, shared),
-        **given(reservationAffinity=reservation_affinity(place.provisioning, project)),
-        "serviceAccounts": [
-            {"email": spec.identity.service_account or default_service_account(project), "scopes": [SCOPE]}
-        ],
-        "metadata": {"items": metadata(shared)},
+        **given(reservationAffinity=reservation_affinity(place.provisioning, context.project)),
+        "serviceAccounts": [{"email": startup.account_of(spec, context), "scopes": [SCOPE]}],
+        "metadata": {"items": startup.metadata(spec, context, shared, place, family)},
         # Secure Boot stays off: it refuses NVIDIA's kernel module unless that is signed with a key the image trusts.
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,
@@ -124,7 +151,7 @@ def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
 def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
     """The provisioning model, and the lease: the time after which Google itself ends the VM."""
     training = shared.container is not None
-    on_stop = spec.vm.on_stop or ("delete" if training else "stop")
+    on_stop = startup.on_stop(spec, training=training)
     discard = on_stop == "stop" and has_local_ssd(spec, machine)
     return {
         "provisioningModel": provisioning_model(machine, kind),
@@ -171,14 +198,3 @@ def params(kind: str, wait_seconds: int | None) -> dict[str, Any] | None:
 def flex_wait(wait_seconds: int | None) -> int:
     """The wait in the queue: 90 s to 2 h, as Google takes it; 2 h when the spec doesn't say."""
     return min(max(wait_seconds or FLEX_WAIT_MOST, FLEX_WAIT_LEAST), FLEX_WAIT_MOST)
-
-
-def metadata(shared: Shared) -> list[dict[str, str]]:
-    """OS Login instead of keys in metadata, the driver for image families that don't bring it, and what runs."""
-    image, container = shared.image, shared.container
-    script = startup.training(image, expanded(container)) if image and container else startup.workplace()
-    return [
-        {"key": "enable-oslogin", "value": "TRUE"},
-        {"key": "install-nvidia-driver", "value": "True"},
-        {"key": "startup-script", "value": script},
-    ]

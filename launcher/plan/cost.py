@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from launcher.catalog import Price, Rate
 from launcher.errors import PlanRefused
 from launcher.plan.model import Attempt
+from launcher.plan.names import seconds
 from launcher.plan.refusals import LOCAL_SSD_GIB
 from launcher.spec.models import JobSpec, Limits
 
@@ -59,6 +60,23 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
             f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {hours:g} h",
             fitting(cap, price * nodes),
         )
+
+
+def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
+    """Refuse a lease beyond the time after which Google itself ends the VM, as nobody could keep it.
+
+    Raises:
+        PlanRefused: with what the longer time could cost.
+    """
+    lease = seconds(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
+    if lease <= hours:
+        return
+    most = at_most(attempts, nodes=spec.machine.nodes, hours=lease)
+    costs = f"at most ${most:,.2f}" if most is not None else "at a price that is unknown"
+    raise PlanRefused(
+        f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
+        f"Raise the limit ({costs}): --hours {lease:g}; or shorten the lease.",
+    )
 
 
 def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.catalog import Catalog
+from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.model import Chosen, Gpus, Target
 from launcher.plan.places import SERVICE
@@ -30,6 +30,11 @@ def rehearsed(spec: JobSpec, catalog: Catalog) -> Chosen:
     kind = spec.machine.accelerator or spec.machine.type
     gpu = catalog.gpu(kind if kind in catalog.gpus else catalog.find(kind, None, None, "compute").gpu)
     return Chosen(machine=None, gpu=gpu, gpus=spec.machine.gpus or 1)
+
+
+def has_many_networks(machine: MachineType) -> bool:
+    """Whether its fast network takes several interfaces, each in a network of its own."""
+    return (machine.nics or 1) > 1
 
 
 def figures(chosen: Chosen, nodes: int) -> Gpus:

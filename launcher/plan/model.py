@@ -50,8 +50,12 @@ class Context(Frozen, frozen=True, kw_only=True):
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""
+    allow_default_account: bool = False
+    """Somebody wants the VM to act as the default compute service account."""
     cloud_here: bool = False
     """The cloud is played on this machine, so that a registry here is where it pulls from."""
+    startup: str = ""
+    """The text of the startup script; VMs only."""
 
 
 class Image(Frozen, frozen=True, kw_only=True):
@@ -89,7 +93,8 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     usd_excludes: tuple[str, ...]
     """What is billed beside it."""
     request: dict[str, Any]
-    """The JSON body: a CustomJob (Vertex) or an Instance (Compute Engine)."""
+    """The JSON body: a CustomJob (Vertex), or an Instance (Compute Engine; of several nodes the body of
+    instances.bulkInsert, which makes all or none)."""
 
 
 class Container(Frozen, frozen=True, kw_only=True):

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from launcher.catalog import Catalog
 from launcher.plan import names
 from launcher.plan.compute import flex_wait, has_local_ssd
+from launcher.plan.machines import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.places import SERVICE
+from launcher.plan.startup import on_stop
 from launcher.spec.models import JobSpec, Run, Vertex
 
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
@@ -22,7 +24,7 @@ def warnings(
         return tuple(of_code(context))
     found = [
         *of_code(context),
-        *of_machine(catalog, context, chosen, attempts),
+        *of_machine(spec, catalog, context, chosen, attempts),
         *of_target(spec, context, chosen),
         *of_price(spec, attempts),
     ]
@@ -36,18 +38,24 @@ def of_code(context: Context) -> Iterator[str]:
         yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
 
 
-def of_machine(catalog: Catalog, context: Context, chosen: Chosen, attempts: tuple[Attempt, ...]) -> Iterator[str]:
+def of_machine(
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, attempts: tuple[Attempt, ...]
+) -> Iterator[str]:
     """What the catalog notes about the machine, and about how it is asked for."""
     machine = chosen.machine
     if machine is None:
         return
     for model in dict.fromkeys(attempt.provisioning for attempt in attempts):
         yield from catalog.warnings(machine, SERVICE[context.target], model)
-    if context.target == "vm" and (machine.nics or 1) > 1:
-        yield (
-            f"{machine.name} has {machine.nics} network interfaces; this VM gets one. That is enough for one machine: "
-            "its GPUs talk over NVLink."
-        )
+    if context.target == "vm" and has_many_networks(machine):
+        yield (f"{machine.name} has {machine.nics} network interfaces; {one_interface(spec.machine.nodes)}")
+
+
+def one_interface(nodes: int) -> str:
+    """What it means that a VM gets one network interface of several."""
+    if nodes == 1:
+        return "this VM gets one. That is enough for one machine: its GPUs talk over NVLink."
+    return "these VMs get one each, so between them NCCL uses plain TCP. On Vertex AI it has the fast network."
 
 
 def of_target(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
@@ -75,6 +83,8 @@ def elsewhere(spec: JobSpec, context: Context) -> tuple[tuple[str, object], ...]
             ("vm.image", vm.image),
             ("vm.external_ip", vm.external_ip),
             ("vm.on_stop", vm.on_stop),
+            ("vm.lease", vm.lease),
+            ("vm.idle_stop", vm.idle_stop),
         )
     return (
         ("identity.reserved_ip_ranges", identity.reserved_ip_ranges),
@@ -88,7 +98,9 @@ def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     machine = chosen.machine
     if not context.training and (spec.run != Run() or spec.output or spec.secrets):
         yield "this is a VM to work on: the spec's job isn't started. With --run it is."
-    stops = (spec.vm.on_stop or ("delete" if context.training else "stop")) == "stop"
+    if context.training and (spec.vm.lease or spec.vm.idle_stop):
+        yield "vm.lease and vm.idle_stop are for a VM to work on: one that trains goes with its job."
+    stops = on_stop(spec, training=context.training) == "stop"
     if stops and machine and has_local_ssd(spec, machine):
         yield "a stop loses what lies on the local SSDs (/mnt/localssd); the boot disk stays, and is billed."
     if machine and machine.local_ssd_auto and spec.machine.local_ssds:

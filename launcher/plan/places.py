@@ -38,8 +38,10 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
         )
     if spec.provisioning:
         return spec.provisioning
-    # Flex-start wants all worker pools alike, which reduction servers are not (Vertex AI, flex-start VMs).
-    return tuple(model for model in default if model != "flex-start" or not spec.vertex.reduction_server)
+    # Flex-start wants all worker pools alike, which reduction servers are not (Vertex AI, flex-start VMs). Of VMs it is
+    # had one at a time: bulkInsert has no requestValidForDuration.
+    alone = spec.machine.nodes > 1 if target == "vm" else spec.vertex.reduction_server
+    return tuple(model for model in default if model != "flex-start" or not alone)
 
 
 def places(

@@ -6,7 +6,7 @@ import re
 
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
-from launcher.plan import names
+from launcher.plan import grants, names
 from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.places import SERVICE
 from launcher.spec.models import JobSpec
@@ -16,6 +16,10 @@ PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
 MAX_ENV = 100
 """Environment variables of one container on Vertex AI (ContainerSpec.env, aiplatform_v1)."""
 LOCAL_SSD_GIB = 375
+VM_NAME = 63
+"""Characters (Compute Engine, RFC 1035)."""
+IDLE_LEAST = 300
+"""Seconds."""
 LOOPBACK = r"(localhost|127\.0\.0\.1)[:/]"
 
 
@@ -41,19 +45,51 @@ def of_spec(spec: JobSpec, context: Context) -> None:
 
 def of_vm(spec: JobSpec, context: Context) -> None:
     """What Compute Engine refuses, or what nobody should do there."""
-    if spec.machine.nodes > 1:
-        raise PlanRefused(
-            f"launch vm makes one VM; the spec asks for {spec.machine.nodes} nodes",
-            "Several nodes run on Vertex AI: launch vertex.",
-        )
     if spec.name.endswith("-"):
         raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
-    if (spec.identity.service_account or "").endswith("-compute@developer.gserviceaccount.com"):
+    if spec.machine.nodes > 1:
+        of_several_vms(spec, context)
+    if spec.vm.idle_stop and names.seconds(spec.vm.idle_stop) < IDLE_LEAST:
         raise PlanRefused(
-            "the VM would run as the default compute service account, which can change the whole project",
-            f"Use an account of its own, such as {names.default_service_account(context.project)}:\n"
-            f"  gcloud iam service-accounts create launch --project={context.project}",
+            f"vm.idle_stop: {spec.vm.idle_stop} would stop the VM while somebody thinks",
+            f"Say {IDLE_LEAST // 60}m or more.",
         )
+    account = spec.identity.service_account or ""
+    if account.endswith("-compute@developer.gserviceaccount.com") and not context.allow_default_account:
+        of_default_account(spec, context)
+
+
+def of_several_vms(spec: JobSpec, context: Context) -> None:
+    """Nobody works on several at once, and some things can't be asked for several."""
+    nodes = spec.machine.nodes
+    if not context.training:
+        raise PlanRefused(
+            f"a VM to work on is one; the spec asks for {nodes} nodes",
+            "With --run they train together. For one VM: --nodes 1.",
+        )
+    if "flex-start" in (spec.provisioning or ()):
+        raise PlanRefused(
+            f"flex-start on Compute Engine is for one VM; the spec asks for {nodes} nodes, which come all or none",
+            "Vertex AI has it for several: launch vertex. Or --provisioning spot.",
+        )
+    longest = f"{context.run_id}-n{nodes - 1}" if context.run_id else ""
+    if len(longest) > VM_NAME:
+        raise PlanRefused(
+            f"--run-id {context.run_id!r} is too long for {nodes} VMs: {longest} has {len(longest)} characters",
+            f"A VM's name has at most {VM_NAME}.",
+        )
+
+
+def of_default_account(spec: JobSpec, context: Context) -> None:
+    """Each program on such a VM could delete the project's other machines, and read all its buckets."""
+    deletes = f"{spec.name}-" if context.training else None
+    output = (spec.output or names.default_output(context.project)) if context.training else None
+    raise PlanRefused(
+        "the VM would run as the default compute service account, which can change the whole project",
+        "Make an account that can do little, and name it in identity.service_account (or leave that out):\n"
+        f"{grants.account(context.project, output, deletes=deletes)}\n"
+        "--allow-default-service-account takes the default one all the same.",
+    )
 
 
 def of_vertex(spec: JobSpec) -> None:

@@ -1,72 +1,133 @@
-"""The startup scripts of VMs, as text. Compute Engine runs them as root at every boot, so each step may come twice."""
+"""What the startup script of a VM is told: the metadata item `launch`, as JSON.
+
+The script (launcher/startup.sh) is one text for all VMs; it reads this with a JSON parser and hands the values on as
+words of their own, so that nothing of a spec is ever part of shell text.
+"""
 
 from __future__ import annotations
 
-import shlex
+import re
+from typing import Any
 
-from launcher.plan.model import Container, Image
+from launcher.errors import PlanRefused
+from launcher.machines import PARAMETERS
+from launcher.plan import grants
+from launcher.plan.container import as_json, expanded
+from launcher.plan.model import Container, Context, Place, Shared
+from launcher.plan.names import default_service_account, seconds
+from launcher.spec.models import JobSpec
 
-SHM = "16g"
-"""Shared memory of the container: Docker's 64 MB end NCCL and DataLoader workers with a bus error."""
-
-LOCAL_SSD = """\
-# Local SSDs, when there are any: one striped, fast, temporary disk at /mnt/localssd. Its content is lost at a stop.
-mapfile -t disks < <(ls /dev/disk/by-id/google-local-nvme-ssd-* 2>/dev/null | grep -v -- -part || true)
-if ((${#disks[@]})) && ! mountpoint -q /mnt/localssd; then
-  disk=${disks[0]}
-  if ((${#disks[@]} > 1)); then
-    disk=/dev/md0
-    [[ -e $disk ]] || mdadm --create "$disk" --run --level=0 --raid-devices=${#disks[@]} "${disks[@]}"
-  fi
-  blkid "$disk" >/dev/null || mkfs.ext4 -q -F "$disk"
-  mkdir -p /mnt/localssd
-  mount -o discard,noatime "$disk" /mnt/localssd
-  chmod 1777 /mnt/localssd
-fi
-"""
-
-TRAINING = """\
-metadata() {{ curl -sf -H 'Metadata-Flavor: Google' "http://metadata.google.internal/computeMetadata/v1/$1"; }}
-
-# Whatever happens, the VM goes: it deletes itself, and if that is refused it powers off.
-# maxRunDuration in the request is the limit behind this that Google keeps.
-leave() {{
-  set +e # else the first answer that is missing would end this before poweroff
-  token=$(metadata instance/service-accounts/default/token | sed 's/.*"access_token":"\\([^"]*\\)".*/\\1/')
-  # instance/zone is projects/NUMBER/zones/ZONE, which the API takes as it is.
-  curl -sf -X DELETE -H "Authorization: Bearer $token" \\
-    "https://compute.googleapis.com/compute/v1/$(metadata instance/zone)/instances/$(metadata instance/name)" \\
-    || poweroff
-}}
-trap leave EXIT
-
-# The driver may still be on its way at the first boot.
-for _ in $(seq 120); do nvidia-smi >/dev/null 2>&1 && break; sleep 5; done
-nvidia-smi
-
-image={image}
-gcloud auth configure-docker --quiet "${{image%%/*}}"
-for _ in 1 2 3 4 5; do docker pull --quiet "$image" && break; sleep 10; done
-
-# SIGTERM reaches train.node when the machine is taken away; 25 s of the 30 s of notice are for saving.
-docker run --rm --name launch --gpus all --network host --shm-size {shm} --ulimit memlock=-1 --stop-timeout 25 \\
-{env}  --entrypoint {entrypoint} "$image" {arguments}
-"""
+MAX_ITEM = 256 * 1024
+"""Bytes of one metadata value (Compute Engine, VM metadata: limitations)."""
+MAX_WORD = 128 * 1024
+"""Bytes of one argument or variable of a process, with its end (Linux, MAX_ARG_STRLEN)."""
+WITH_DRIVER = r".*-nvidia-[0-9]+"
+"""Image families that bring their driver (Deep Learning VM: FRAMEWORK-CUDA-OS-DRIVER)."""
 
 
-def workplace() -> str:
-    """A VM to work on: nothing but its local SSDs."""
-    return f"#!/bin/bash\nset -euo pipefail\n{LOCAL_SSD}"
+def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, family: str) -> list[dict[str, str]]:
+    """All metadata items. OS Login instead of keys; guest attributes, in which the script says how far it is.
+
+    Raises:
+        PlanRefused: what the container gets is more than a VM's metadata, or a process, can hold.
+    """
+    if not context.startup:
+        raise ValueError("a VM needs the startup script")
+    driver = {} if re.fullmatch(WITH_DRIVER, family) and not spec.vm.image else {"install-nvidia-driver": "True"}
+    items = {
+        "enable-oslogin": "TRUE",
+        "enable-guest-attributes": "TRUE",
+        **driver,
+        "startup-script": context.startup,
+        PARAMETERS: parameters(spec, context, shared, place),
+    }
+    return [{"key": key, "value": value} for key, value in items.items()]
 
 
-def training(image: Image, container: Container) -> str:
-    """A VM that runs one container and then deletes itself."""
+def parameters(spec: JobSpec, context: Context, shared: Shared, place: Place) -> str:
+    """The item `launch`: canonical JSON.
+
+    Raises:
+        PlanRefused: it is too large.
+    """
+    container = expanded(shared.container) if shared.container else None
+    text = as_json(training(spec, context, shared, place, container) if container else workplace(spec))
+    if (size := len(text.encode())) > MAX_ITEM:
+        raise PlanRefused(
+            f"env and arguments are {size // 1024} KiB, and a VM's metadata holds {MAX_ITEM // 1024} KiB of them",
+            "Put what is large into a file of image.code, or into the bucket.",
+        )
+    return text
+
+
+def workplace(spec: JobSpec) -> dict[str, Any]:
+    """What a VM to work on is told: what its watchdog does, and when."""
+    vm = spec.vm
+    return {
+        "kind": "work",
+        "on_stop": on_stop(spec, training=False),
+        **({"lease_seconds": seconds(vm.lease)} if vm.lease else {}),
+        **({"idle_stop_seconds": seconds(vm.idle_stop)} if vm.idle_stop else {}),
+    }
+
+
+def training(spec: JobSpec, context: Context, shared: Shared, place: Place, container: Container) -> dict[str, Any]:
+    """What a VM that trains is told: the container, who the nodes are, and the grant it tells of if it lacks it."""
     entrypoint, *rest = container.command
-    body = TRAINING.format(
-        image=shlex.quote(image.uri),
-        shm=SHM,
-        env="".join(f"  --env {shlex.quote(f'{name}={value}')} \\\n" for name, value in container.env.items()),
-        entrypoint=shlex.quote(entrypoint),
-        arguments=shlex.join([*rest, *container.args]),
-    )
-    return f"#!/bin/bash\nset -euo pipefail\n{LOCAL_SSD}{body}"
+    arguments = [*rest, *container.args]
+    check_words(container.env, arguments)
+    account = account_of(spec, context)
+    return {
+        "kind": "train",
+        "run": shared.run,
+        "run_folder": shared.run_folder,
+        "image": shared.image.uri if shared.image else "",
+        "entrypoint": entrypoint,
+        "arguments": arguments,
+        "env": container.env,
+        "nodes": list(nodes(spec, shared)),
+        "domain": domain(context.project, place),
+        "account": account,
+        "grant": grants.self_delete(context.project, account, prefix(spec, shared.run)),
+    }
+
+
+def check_words(env: dict[str, str], arguments: list[str]) -> None:
+    """Linux starts no process with a longer word."""
+    named = [*((f"env.{name}", f"{name}={value}") for name, value in env.items())]
+    for field, word in (*named, *(("run.args", argument) for argument in arguments)):
+        if (size := len(word.encode())) >= MAX_WORD:
+            raise PlanRefused(
+                f"{field} is {size // 1024} KiB, and Linux takes {MAX_WORD // 1024} KiB of one argument or variable",
+                "Put it into a file of image.code, or into the bucket.",
+            )
+
+
+def on_stop(spec: JobSpec, *, training: bool) -> str:
+    """stop or delete: what happens to the VM at the end of its time."""
+    return spec.vm.on_stop or ("delete" if training else "stop")
+
+
+def account_of(spec: JobSpec, context: Context) -> str:
+    """The service account that the VM runs as."""
+    return spec.identity.service_account or default_service_account(context.project)
+
+
+def nodes(spec: JobSpec, shared: Shared) -> tuple[str, ...]:
+    """The VMs' names, node 0 first."""
+    count = spec.machine.nodes
+    return (shared.run,) if count == 1 else tuple(f"{shared.run}-n{node}" for node in range(count))
+
+
+def prefix(spec: JobSpec, run: str) -> str:
+    """What the names of this spec's VMs start with, so that one grant is for all its runs; the run's own name where it
+    was set by hand."""
+    own = f"{spec.name}-"
+    return own if run.startswith(own) else run
+
+
+def domain(project: str, place: Place) -> str:
+    """Where VMs find each other by name: zonal internal DNS (Compute Engine, VM.ZONE.c.PROJECT.internal). That of a
+    domain-scoped project `example.com:p` ends in p.example.com.internal."""
+    owner, _, name = project.rpartition(":")
+    return f"{place.zone}.c.{name}{'.' + owner if owner else ''}.internal"

@@ -297,7 +297,21 @@ class Vm(Model, frozen=True, kw_only=True):
     external_ip: Annotated[
         bool, Meta(description="left out: SSH goes through IAP, and the way out needs Cloud NAT")
     ] = False
-    on_stop: Annotated[Literal["stop", "delete"], Meta(description="at the end of the lease")] | None = None
+    on_stop: Annotated[Literal["stop", "delete"], Meta(description="at the end of its time")] | None = None
+    lease: (
+        Annotated[
+            Duration,
+            Meta(description="a VM to work on stops itself so long after its start; can be moved up to limits.hours"),
+        ]
+        | None
+    ) = None
+    idle_stop: (
+        Annotated[
+            Duration,
+            Meta(description="it stops itself when GPUs, CPUs and SSH were idle for so long (5m or more)"),
+        ]
+        | None
+    ) = None
 
 
 class JobSpec(Model, frozen=True, kw_only=True):

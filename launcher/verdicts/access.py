@@ -76,10 +76,14 @@ def of_project(refusal: Refusal, tried: Tried) -> Verdict | None:
     return Verdict(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
 
 
+ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have access to service account"
+"""Vertex AI's, IAM's and Compute Engine's wordings."""
+
+
 def of_acting(refusal: Refusal, tried: Tried) -> Verdict | None:
     """Who launches must be allowed to act as the job's account, even where that is their own."""
     text = refusal.message
-    if not re.search(r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs", text, re.IGNORECASE):
+    if not re.search(ACTING, text, re.IGNORECASE):
         return None
     account = either(first(EMAIL, text), tried.account, "ACCOUNT")
     cause = f"whoever launches may not act as {account} (or it doesn't exist)"
@@ -166,7 +170,10 @@ def member(email: str) -> str:
 
 
 def puller(tried: Tried) -> str:
-    """Vertex AI's agent for custom code: it pulls images, and is the account of a job that names none."""
+    """Vertex AI's agent for custom code: it pulls images, and is the account of a job that names none. A VM does
+    both as its own account."""
+    if tried.zone:
+        return tried.account or f"{number(tried)}-compute@developer.gserviceaccount.com"
     return f"service-{number(tried)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 

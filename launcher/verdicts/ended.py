@@ -8,22 +8,20 @@ from msgspec.structs import replace
 
 from launcher.jobs import GONE, Job
 from launcher.verdicts.access import number
+from launcher.verdicts.machines import HTTP, of_vm
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
 from launcher.verdicts.places import stockout
 from launcher.verdicts.refused import LONGEST, recognised
 from launcher.verdicts.words import first, plain
 from train.contract import Exit
 
-HTTP = {1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 13: 500, 14: 503}
-"""google.rpc.Code -> HTTP's status (google/rpc/code.proto). 16, UNAUTHENTICATED, is left out: the job's own
-credentials aren't those of who asks."""
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: time, machines or quota are over; INTERNAL, UNAVAILABLE and DATA_LOSS are the service's own."""
 
 
 def of_end(job: Job, tried: Tried, said: str = "") -> Verdict:
     """What an ended job means. `said` is the last error in its log, as far as it is known."""
-    log = f"launch logs {job.run or job.name}"
+    log = f"launch logs {job.handle}"
     match job.state:
         case "SUCCEEDED":
             return Verdict(scope="permanent", kind="succeeded", cause="done")
@@ -35,7 +33,12 @@ def of_end(job: Job, tried: Tried, said: str = "") -> Verdict:
             cause = f"only a part of the job succeeded{its_words(job)}"
             return Verdict(scope="permanent", kind="unknown", cause=cause, fix=log)
         case state if state == GONE:
-            return Verdict(scope="permanent", kind="cancelled", cause="somebody deleted the job", fix=again(job))
+            return Verdict(
+                scope="permanent",
+                kind="cancelled",
+                cause=f"somebody deleted the {'VM' if job.zone else 'job'}",
+                fix=again(job),
+            )
     return Verdict(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)
 
 
@@ -43,13 +46,15 @@ def of_expired(job: Job, tried: Tried) -> Verdict:
     """Its time was over: of its work, or of flex-start's wait for machines."""
     if job.started is None and tried.provisioning == "flex-start":
         return stockout(tried)
-    fix = f"Give it more: --hours, and launch vertex SPEC --resume {job.run or 'RUN'} goes on from its checkpoint"
+    fix = f"Give it more: --hours, and {resumed(job)} goes on from its checkpoint"
     return Verdict(scope="permanent", kind="expired", cause="limits.hours are over", fix=fix)
 
 
 def of_error(job: Job, tried: Tried, said: str, log: str) -> Verdict:
     """A job that failed, or was cancelled."""
     text = job.error.message if job.error else ""
+    if job.state == "FAILED" and (of_machine := of_vm(job, tried, log)):
+        return of_machine
     exits = exit_codes(text) if job.state == "FAILED" else []  # who was cancelled died of that, whatever its code
     if exits:
         return of_exit(job, exits, text, said, log)
@@ -68,7 +73,8 @@ def of_code(job: Job, tried: Tried, said: str, log: str) -> Verdict:
     if code == TIMED_OUT:
         return of_expired(job, tried)
     if code in OWN_FAULTS:
-        return Verdict(scope="transient", kind="busy", cause=f"Vertex AI gave the job up{its_words(job)}", fix=log)
+        who = "Compute Engine" if job.zone else "Vertex AI"
+        return Verdict(scope="transient", kind="busy", cause=f"{who} gave the job up{its_words(job)}", fix=log)
     tail = f"; its last error: {said}" if said else ""
     return Verdict(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
 
@@ -92,7 +98,12 @@ def its_words(job: Job) -> str:
 
 def again(job: Job) -> str:
     """How a run that was ended by hand goes on."""
-    return f"launch vertex SPEC --resume {job.run or 'RUN'} goes on from its last checkpoint"
+    return f"{resumed(job)} goes on from its last checkpoint"
+
+
+def resumed(job: Job) -> str:
+    """The command that resumes its run, on the same service."""
+    return f"{'launch vm SPEC --run' if job.zone else 'launch vertex SPEC'} --resume {job.run or 'RUN'}"
 
 
 # --- What the replicas exited with ------------------------------------------------------------------------------------
@@ -152,5 +163,5 @@ def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
 def advice(job: Job, code: int, log: str) -> str:
     """What to do about it."""
     if code == Exit.TERMINAL:
-        return f"Once its cause is gone: launch vertex SPEC --resume {job.run or 'RUN'}"
+        return f"Once its cause is gone: {resumed(job)}"
     return log

@@ -72,3 +72,5 @@ class Verdict(Struct, frozen=True, kw_only=True):
     cause: str
     fix: str = ""
     retry_after: float = 0.0
+    zones: tuple[str, ...] = ()
+    """Where there are machines, as far as the refusal itself names zones (Compute Engine)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -26,18 +27,25 @@ def of_stockout(refusal: Refusal, tried: Tried) -> Verdict | None:
     """The verdict if there are no machines just now."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
-    return stockout(tried)
+    return stockout(tried, zones_of(refusal.metadata, tried))
 
 
-def stockout(tried: Tried) -> Verdict:
-    """Nothing is free where it was tried."""
+def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Verdict:
+    """Nothing is free where it was tried; `zones` are where there is something, in Google's words."""
     machine = tried.machine_type or "machines"
     return Verdict(
         scope="zone" if tried.zone else "region+provisioning",
         kind="stockout",
         cause=f"no {machine} to be had in {tried.zone or tried.region} as {tried.provisioning} just now",
         fix=elsewhere(tried),
+        zones=zones,
     )
+
+
+def zones_of(metadata: Mapping[str, str], tried: Tried) -> tuple[str, ...]:
+    """The zones that a stockout's own metadata (ErrorInfo) names: `us-central1-b,us-central1-c`."""
+    named = re.findall(r"\b[a-z]+-[a-z]+\d+-[a-z]\b", metadata.get("zonesAvailable", ""))
+    return tuple(zone for zone in dict.fromkeys(named) if zone != tried.zone)
 
 
 def elsewhere(tried: Tried) -> str:

@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.verdicts.model import Refusal, Tried, Verdict
+from launcher.verdicts.model import Refusal, Scope, Tried, Verdict
 from launcher.verdicts.words import first
 
 LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
@@ -32,6 +32,8 @@ class Exceeded(Struct, frozen=True, kw_only=True):
     """It holds for all regions together."""
     quota_id: str
     """Cloud Quotas' name of it; empty is unknown."""
+    gpu_family: str = ""
+    """NVIDIA_H100, …: one quota of Compute Engine's has a limit for each."""
 
 
 def of_quota(refusal: Refusal, tried: Tried) -> Verdict | None:
@@ -41,11 +43,19 @@ def of_quota(refusal: Refusal, tried: Tried) -> Verdict | None:
         return None
     where = "in all regions together" if quota.everywhere else f"in {tried.region}"
     return Verdict(
-        scope="project" if quota.everywhere else "region+provisioning",
+        scope=reach(quota),
         kind="quota",
         cause=f"quota {' and '.join(quota.names)} {where} is too low for {tried.provisioning}{figures(quota, tried)}",
         fix=fix(quota, tried),
     )
+
+
+def reach(quota: Exceeded) -> Scope:
+    """How far it reaches. A GPU's quota is another one for Spot; disks, CPUs and addresses are the same for all."""
+    if quota.everywhere:
+        return "project"
+    own = quota.service != "compute" or any("GPU" in name.upper() or "PREEMPTIBLE" in name for name in quota.names)
+    return "region+provisioning" if own else "region"
 
 
 def exceeded(refusal: Refusal) -> Exceeded | None:
@@ -63,6 +73,7 @@ def exceeded(refusal: Refusal) -> Exceeded | None:
         limit=limit.removesuffix(".").removesuffix(".0"),
         everywhere="globally" in text or "ALL_REGIONS" in names[0],
         quota_id=first(r"limit name = ([\w-]+)", text) or metadata.get("quota_limit", "") or known_id(names[0]),
+        gpu_family=metadata.get("gpu_family", "") or first(r"gpu_family: (\w+)", text),
     )
 
 
@@ -97,8 +108,29 @@ def figures(quota: Exceeded, tried: Tried) -> str:
 
 def fix(quota: Exceeded, tried: Tried) -> str:
     """Where it is raised, and the command that reads it."""
+    if quota.service == "compute":
+        return f"{raising(quota, tried)}; what you have: {reading(quota, tried)}"
     more = f"Ask for {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Ask for more"
     return f"{more}: {CONSOLE.format(project=tried.project)}; what you have: {reading(quota, tried)}"
+
+
+def raising(quota: Exceeded, tried: Tried) -> str:
+    """The command that asks Google for more of Compute Engine's. Its answer may take minutes or days."""
+    gpus = tried.gpus if "GPU" in quota.names[0].upper() else 0
+    limit = int(first(r"^(\d{1,9})(?:\.\d*)?$", quota.limit) or 0)
+    value = limit + gpus if gpus else "N"
+    family = f",gpu_family={quota.gpu_family or 'GPU_FAMILY'}" if "FAMILY" in quota.names[0].upper() else ""
+    where = "" if quota.everywhere else f" --dimensions=region={tried.region}{family}"
+    return (
+        f"gcloud beta quotas preferences create --service=compute.googleapis.com --project={tried.project} "
+        f"--quota-id={quota.quota_id or compute_id(quota)} --preferred-value={value}{where}"
+    )
+
+
+def compute_id(quota: Exceeded) -> str:
+    """Cloud Quotas' id of a metric: NVIDIA_L4_GPUS is NVIDIA-L4-GPUS-per-project-region."""
+    metric = quota.names[0].rpartition("/")[2].upper().replace("_", "-")
+    return f"{metric}-per-project" if quota.everywhere else f"{metric}-per-project-region"
 
 
 def reading(quota: Exceeded, tried: Tried) -> str:

@@ -22,7 +22,7 @@ PASSING = frozenset({408, 429, 499})
 
 def of_refusal(refusal: Refusal, tried: Tried) -> Verdict:
     """How far a refusal reaches, why it came and what to do; any text gives a verdict."""
-    fit = {key: value for key, value in refusal.metadata.items() if re.fullmatch(r"[\w.:/@-]{1,300}", value)}
+    fit = {key: value for key, value in refusal.metadata.items() if re.fullmatch(r"[\w.:/@,-]{1,300}", value)}
     refusal = replace(refusal, message=refusal.message[:LONGEST], metadata=fit)  # it goes into commands
     return recognised(refusal, tried) or unknown(refusal)
 
@@ -91,7 +91,7 @@ def of_output(refusal: Refusal, tried: Tried) -> Verdict | None:
 def of_request(refusal: Refusal, tried: Tried) -> Verdict | None:
     """A request that names something wrong: Vertex AI's list of it, or a name that is taken."""
     text = refusal.message
-    if refusal.reason == "alreadyExists":
+    if refusal.reason in ("alreadyExists", "RESOURCE_ALREADY_EXISTS"):
         return Verdict(scope="permanent", kind="invalid", cause=spoken(refusal), fix="Take another --name")
     found = re.findall(r"\d+\.\s?Field: (\S+); Message: (.*?)\s*(?=\d+\.\s?Field:|\Z)", text, re.DOTALL)
     if not found:

@@ -1,4 +1,4 @@
-"""An engine that says what a test wrote down, and launch's client of it."""
+"""An engine that says what a test wrote down, and launch's client of it; a cloud for runs on VMs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from launcher.apply.engine import Engine
 from tests.apply import engines
 from tests.apply.engines import BASE
+from tests.apply.vming import Site
+from tests.googlecloud import FakeClock, GoogleCloud
 
 
 @pytest.fixture
@@ -29,3 +31,11 @@ def engine(environ: Mapping[str, str]) -> Iterator[Engine]:
     made = Engine.connect(environ)
     yield made
     made.api.close()
+
+
+@pytest.fixture
+def site(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Where runs on VMs are launched; the run folder is found by the environment."""
+    for name, value in cloud.environ().items():
+        monkeypatch.setenv(name, value)
+    return Site(cloud, clock)

@@ -139,7 +139,7 @@ def test_an_other_one_by_its_code_alone(site: Site) -> None:
 def test_a_job_of_somebody_elses_with_the_same_label_is_let_alone(site: Site) -> None:
     request = dict(site.plan.attempts[0].request)
     labels = {name: value for name, value in request["labels"].items() if name != "launch-identity"}
-    foreign = site.vertex.create("us-central1", {**request, "labels": labels})
+    foreign = site.vertex.create_in("us-central1", {**request, "labels": labels})
     with pytest.raises(UsageError, match="is another one"):
         site.launch()
     assert site.vertex.get(foreign.name).state == "QUEUED"
@@ -161,7 +161,7 @@ def twice(site: Site, *, apart: float = 1.0) -> tuple[Job, Job]:
     """Two jobs of one run, the second by somebody who knew nothing of the first, or by a request that landed late."""
     first = site.launch().job
     site.clock.advance(apart)
-    second = site.vertex.create("us-east5", dict(first.request))
+    second = site.vertex.create_in("us-east5", dict(first.request))
     return first, second
 
 
@@ -204,7 +204,7 @@ def test_of_two_the_one_stays_that_has_claimed_the_run(site: Site) -> None:
 def test_without_a_ledger_the_oldest_stays(site: Site) -> None:
     first = site.launch(site.without()).job
     site.clock.advance(1)
-    second = site.vertex.create("us-east5", dict(first.request))
+    second = site.vertex.create_in("us-east5", dict(first.request))
     assert site.launch(site.without()).job.name == first.name
     assert site.vertex.get(second.name).state == "CANCELLING"
 
@@ -222,7 +222,7 @@ def test_what_landed_late_is_taken_up(site: Site) -> None:
     site.vertex.cancel(got.job.name)
     site.clock.advance(30)
     settle(site.ledger(), 2, site.vertex.get(got.job.name), Verdict(scope="region", kind="waited", cause="long"))
-    late = site.vertex.create("us-central1", dict(got.job.request))
+    late = site.vertex.create_in("us-central1", dict(got.job.request))
     found = site.launch()
     assert (found.job.name, found.number, found.made) == (late.name, 3, False)
     assert ends(site) == [(1, 1, "lost"), (1, 2, "waited"), (1, 3, None)]
@@ -234,7 +234,7 @@ def test_what_landed_late_and_has_succeeded_is_the_runs_end(site: Site) -> None:
     settle(site.ledger(), 2, got.job, Verdict(scope="region", kind="waited", cause="long"))
     site.vertex.cancel(got.job.name)
     site.cloud.jobs.script = DONE
-    site.vertex.create("us-central1", dict(got.job.request))
+    site.vertex.create_in("us-central1", dict(got.job.request))
     site.clock.advance(20)
     with pytest.raises(RunSucceeded):
         site.launch()

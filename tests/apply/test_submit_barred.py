@@ -55,7 +55,7 @@ def test_a_run_with_locks_says_nothing_of_it(
 def test_it_looks_wherever_vertex_trains(barred: Site, stored: bool) -> None:
     """Without a ledger nothing says that the run was launched in another region before. `stored`: only the lock is
     what tells that it can't be written."""
-    there = barred.vertex.create("europe-west4", barred.plan.attempts[0].request)
+    there = barred.vertex.create_in("europe-west4", barred.plan.attempts[0].request)
 
     class Read(Ledger):
         def write_plan(self, plan: Plan) -> None:

@@ -37,15 +37,15 @@ class KilledError(BaseException):
 class Dying(Vertex):
     """Dies before a create is sent."""
 
-    def create(self, region: str, body: Mapping[str, Any]) -> Job:
+    def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
         raise KilledError
 
 
 class DyingLate(Vertex):
     """Dies between a create and its answer."""
 
-    def create(self, region: str, body: Mapping[str, Any]) -> Job:
-        super().create(region, body)
+    def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
+        super().create_in(region, body)
         raise KilledError
 
 
@@ -107,7 +107,7 @@ def test_what_becomes_of_an_attempt_that_is_waited_for_is_the_runs(
 
     def sleep(seconds: float) -> None:
         if not site.cloud.jobs.jobs:
-            site.vertex.create("us-central1", site.plan.attempts[0].request)
+            site.vertex.create_in("us-central1", site.plan.attempts[0].request)
         site.clock.advance(10 * seconds)
 
     with pytest.raises(error) as told:
@@ -132,7 +132,7 @@ def test_a_job_that_came_while_the_lock_grew_old(site: Site) -> None:
     def late(*asked: Any, **options: Any) -> Any:
         found = find(*asked, **options)
         if not site.cloud.jobs.jobs:
-            site.vertex.create("us-central1", {**site.plan.attempts[0].request})
+            site.vertex.create_in("us-central1", {**site.plan.attempts[0].request})
             site.clock.advance(2)
         return found
 
@@ -148,7 +148,7 @@ def test_a_job_whose_attempt_was_given_up_for_lost(site: Site, script: tuple[Sta
     settled = Verdict(scope="transient", kind="lost", cause="no job came of it")
     site.ledger().note_end(1, settled, None)
     site.cloud.jobs.script = script
-    job = site.vertex.create("us-central1", site.plan.attempts[0].request)
+    job = site.vertex.create_in("us-central1", site.plan.attempts[0].request)
     site.ledger().note_job(1, job.name)
     if ended:
         site.clock.advance(60)
@@ -162,7 +162,7 @@ def test_a_job_whose_attempt_was_given_up_for_lost(site: Site, script: tuple[Sta
 def test_an_old_job_is_not_the_new_attempts(site: Site) -> None:
     """Of a job that nobody noted, long before."""
     site.cloud.jobs.script = STOCKOUT
-    site.vertex.create("us-central1", site.plan.attempts[0].request)
+    site.vertex.create_in("us-central1", site.plan.attempts[0].request)
     site.clock.advance(3600)
     refused(site, 1)
     dying(site, Dying)
@@ -174,7 +174,7 @@ def test_an_old_job_is_not_the_new_attempts(site: Site) -> None:
 
 def test_an_old_success_ends_no_run_that_was_resumed(site: Site) -> None:
     site.cloud.jobs.script = DONE
-    site.vertex.create("us-central1", site.plan.attempts[0].request)
+    site.vertex.create_in("us-central1", site.plan.attempts[0].request)
     site.clock.advance(3600)
     refused(site, 1)
     site.cloud.jobs.script = LONG
@@ -297,7 +297,7 @@ def test_a_duplicate_has_done_nothing(site: Site) -> None:
     site.cloud.jobs.script = DONE
     duplicate = site.launch().job
     site.cloud.jobs.script = LONG
-    holder = site.vertex.create("us-central1", dict(duplicate.request))
+    holder = site.vertex.create_in("us-central1", dict(duplicate.request))
     site.folder.write(contract.claim(1), json.dumps({"job": holder.id}).encode())
     site.clock.advance(10)
     end = settle(
@@ -314,7 +314,7 @@ def test_a_duplicate_that_landed_late_is_not_the_runs_end(site: Site) -> None:
     worked = site.launch().job
     site.folder.write(contract.claim(1), json.dumps({"job": worked.id}).encode())
     site.cloud.jobs.script = DONE
-    site.vertex.create("us-central1", dict(worked.request))
+    site.vertex.create_in("us-central1", dict(worked.request))
     site.clock.advance(60)
     site.cloud.jobs.script = LONG
     with pytest.raises(RunEnded, match="exited with 1"):
@@ -332,7 +332,7 @@ def test_a_duplicate_that_is_taken_up_does_not_start_a_failed_run_again(site: Si
     with pytest.raises(RunEnded):
         site.launch()
     site.cloud.jobs.script = DONE
-    late = site.vertex.create("us-central1", dict(worked.request))
+    late = site.vertex.create_in("us-central1", dict(worked.request))
     assert site.launch().job.name == late.name
     site.clock.advance(60)
     done = Verdict(scope="permanent", kind="succeeded", cause="done")

@@ -306,8 +306,8 @@ def test_a_bucket_that_goes_away_loses_no_job(site: Site) -> None:
     """The job is made, and can't be noted: its label says whose it is."""
 
     class Gone(Vertex):
-        def create(self, region: str, body: Mapping[str, Any]) -> Job:
-            job = super().create(region, body)
+        def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
+            job = super().create_in(region, body)
             site.cloud.faults.add(Fault("storage.*", Status(503), times=None))
             return job
 
@@ -334,11 +334,11 @@ def test_after_something_was_lost_one_more_look(site: Site) -> None:
     class Late(Vertex):
         tries = 0
 
-        def create(self, region: str, body: Mapping[str, Any]) -> Job:
+        def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
             self.tries += 1
             if self.tries == 2:
-                super().create(region, body)
-            return super().create(region, body)
+                super().create_in(region, body)
+            return super().create_in(region, body)
 
     got = site.launch(vertex=Late("my-project", site.cloud.environ(), site.time))
     states = [state for _, state in site.jobs]

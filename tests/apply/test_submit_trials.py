@@ -61,8 +61,8 @@ class KilledError(BaseException):
 class Killed(Vertex):
     """Dies between sending a create and its answer."""
 
-    def create(self, region: str, body: Mapping[str, Any]) -> Job:
-        super().create(region, body)
+    def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
+        super().create_in(region, body)
         raise KilledError
 
 

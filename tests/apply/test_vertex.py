@@ -13,7 +13,8 @@ from launcher.apply import vertex as module
 from launcher.apply.customjobs import job_of
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
-from launcher.apply.vertex import GoneError, Refused, Vertex, console_url, endpoint_of
+from launcher.apply.service import GoneError, Refused
+from launcher.apply.vertex import Vertex, console_url, endpoint_of
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.jobs import Failure
 from tests.apply.submitting import CANCEL, CREATE, GET, LIST, LONG
@@ -59,7 +60,7 @@ def sent(cloud: GoogleCloud, method: str) -> int:
 
 
 def test_the_request_is_the_plans(cloud: GoogleCloud, vertex: Vertex) -> None:
-    job = vertex.create("us-central1", BODY)
+    job = vertex.create_in("us-central1", BODY)
     [arrived] = cloud.requests
     assert arrived.path == "/v1/projects/my-project/locations/us-central1/customJobs"
     assert parse_custom_job(arrived.body) == parse_custom_job(BODY)
@@ -73,7 +74,7 @@ def test_the_request_is_the_plans(cloud: GoogleCloud, vertex: Vertex) -> None:
 def test_a_job_says_how_it_went(cloud: GoogleCloud, vertex: Vertex, clock: FakeClock) -> None:
     cloud.jobs.script = (Stage("JOB_STATE_RUNNING", 1), Stage("JOB_STATE_FAILED", 3.5, (3, "it broke")))
     cloud.jobs.script = (Stage("JOB_STATE_PENDING", 0), *cloud.jobs.script)
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     clock.advance(10)
     job = vertex.get(name)
     assert (job.state, job.error) == ("FAILED", Failure(code=3, message="it broke"))
@@ -85,7 +86,7 @@ def test_a_refusal_is_one(cloud: GoogleCloud, vertex: Vertex, code: int) -> None
     """Also 429: for a create it is a quota, and nothing is sent again."""
     cloud.faults.add(Fault(CREATE, Status(code, message="Google's words", info="WHY", metadata={"a": "b"})))
     with pytest.raises(Refused) as told:
-        vertex.create("us-central1", BODY)
+        vertex.create_in("us-central1", BODY)
     refusal = told.value.refusal
     assert (refusal.code, len(cloud.jobs.jobs)) == (code, 0)
     assert sent(cloud, "POST") == 1
@@ -101,7 +102,7 @@ def test_a_refusal_is_one(cloud: GoogleCloud, vertex: Vertex, code: int) -> None
 def test_what_is_not_known_is_said_to_be(cloud: GoogleCloud, vertex: Vertex, effect: Any) -> None:
     cloud.faults.add(Fault(CREATE, effect))
     with pytest.raises(UnreachableError):
-        vertex.create("us-central1", BODY)
+        vertex.create_in("us-central1", BODY)
     assert sent(cloud, "POST") == 1
 
 
@@ -109,7 +110,7 @@ def test_a_torn_answer_says_nothing(cloud: GoogleCloud, time: Clock) -> None:
     rest = Vertex("my-project", cloud.environ(), time)
     cloud.faults.add(Fault(CREATE, Torn(0)))
     with pytest.raises(UnreachableError):
-        rest.create("us-central1", BODY)
+        rest.create_in("us-central1", BODY)
     cloud.faults.add(Fault(LIST, Torn(0)))
     assert len(rest.find(MINE, ["us-central1"]).jobs) == 1, "asked again"
 
@@ -121,18 +122,18 @@ def test_an_answer_about_another_job_says_nothing(cloud: GoogleCloud, vertex: Ve
 
     monkeypatch.setattr(module, "job_of", other)
     with pytest.raises(UnreachableError, match="another job"):
-        vertex.create("us-central1", BODY)
+        vertex.create_in("us-central1", BODY)
 
 
 def test_a_request_that_the_client_does_not_know_is_not_sent(cloud: GoogleCloud, vertex: Vertex) -> None:
     with pytest.raises(LaunchError, match="newField"):
-        vertex.create("us-central1", {**BODY, "newField": 1})
+        vertex.create_in("us-central1", {**BODY, "newField": 1})
     assert not cloud.requests
 
 
 def test_reading_is_tried_again(cloud: GoogleCloud, vertex: Vertex) -> None:
     cloud.jobs.script = LONG
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     for operation in (GET, LIST, CANCEL):
         cloud.faults.add(Fault(operation, Status(503)))
         cloud.faults.add(Fault(operation, Reset()))
@@ -154,7 +155,7 @@ def test_what_stays_away_is_told(cloud: GoogleCloud, vertex: Vertex, clock: Fake
 @pytest.mark.parametrize("ask", ["get", "cancel"])
 def test_an_error_is_never_its_own_cause(cloud: GoogleCloud, vertex: Vertex, ask: str) -> None:
     """Whoever follows causes would never come to an end."""
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     cloud.faults.add(Fault(GET if ask == "get" else CANCEL, Status(403), times=None))
     with pytest.raises(LaunchError) as refused:
         getattr(vertex, ask)(name)
@@ -163,7 +164,7 @@ def test_an_error_is_never_its_own_cause(cloud: GoogleCloud, vertex: Vertex, ask
 
 
 def test_a_job_that_is_gone(cloud: GoogleCloud, vertex: Vertex) -> None:
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     cloud.jobs.jobs.clear()
     with pytest.raises(GoneError):
         vertex.get(name)
@@ -175,14 +176,14 @@ def test_a_job_that_is_gone(cloud: GoogleCloud, vertex: Vertex) -> None:
 
 def test_to_cancel_what_is_being_cancelled_is_fine(cloud: GoogleCloud, vertex: Vertex) -> None:
     """Two launches give the same job up."""
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     vertex.cancel(name)
     cloud.faults.add(Fault(CANCEL, Status(400, message="It is being cancelled.")))
     vertex.cancel(name)
 
 
 def test_to_cancel_what_has_ended_is_fine(cloud: GoogleCloud, vertex: Vertex, clock: FakeClock) -> None:
-    name = vertex.create("us-central1", BODY).name
+    name = vertex.create_in("us-central1", BODY).name
     cloud.faults.add(Fault(CANCEL, Status(400, message="the job is in a terminal state")))
     with pytest.raises(LaunchError, match="terminal state"):
         vertex.cancel(name)
@@ -198,10 +199,10 @@ def test_all_regions_and_pages_the_newest_first(
     monkeypatch.setattr(module, "PAGE", 2)
     made = []
     for number in range(7):
-        made.append(vertex.create(("us-central1", "us-east5")[number % 2], BODY).name)
+        made.append(vertex.create_in(("us-central1", "us-east5")[number % 2], BODY).name)
         clock.advance(1)
-    vertex.create("us-central1", request(env={"A": "other"}))
-    vertex.create("europe-west4", BODY)
+    vertex.create_in("us-central1", request(env={"A": "other"}))
+    vertex.create_in("europe-west4", BODY)
     found = vertex.find(MINE, ["us-central1", "us-east5", "us-central1"])
     assert [job.name for job in found.jobs] == made[::-1]
     assert not found.unread
@@ -211,9 +212,9 @@ def test_pages_that_change_while_they_are_read(
     cloud: GoogleCloud, vertex: Vertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 2)
-    names = {vertex.create("us-central1", BODY).name for _ in range(5)}
+    names = {vertex.create_in("us-central1", BODY).name for _ in range(5)}
     cloud.faults.add(Fault(LIST, PageGone()))
-    cloud.faults.add(Fault(LIST, Meanwhile(lambda: names.add(vertex.create("us-central1", BODY).name)), after=3))
+    cloud.faults.add(Fault(LIST, Meanwhile(lambda: names.add(vertex.create_in("us-central1", BODY).name)), after=3))
     found = [job.name for job in vertex.find(MINE, ["us-central1"]).jobs]
     assert len(found) == len(set(found))
     assert names - set(found) <= {max(names)}, "none but the one that came later may be missing"
@@ -222,7 +223,7 @@ def test_pages_that_change_while_they_are_read(
 def test_a_token_that_goes_again_and_again(cloud: GoogleCloud, vertex: Vertex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE", 1)
     for _ in range(2):
-        vertex.create("us-central1", BODY)
+        vertex.create_in("us-central1", BODY)
     cloud.faults.add(Fault(LIST, PageGone(), times=3))
     with pytest.raises(LaunchError, match="page token"):
         vertex.find(MINE, ["us-central1"])
@@ -231,7 +232,7 @@ def test_a_token_that_goes_again_and_again(cloud: GoogleCloud, vertex: Vertex, m
 
 def test_regions_that_can_not_be_read(cloud: GoogleCloud, time: Clock) -> None:
     rest = Vertex("my-project", cloud.environ(), time)
-    name = rest.create("us-central1", BODY).name
+    name = rest.create_in("us-central1", BODY).name
     cloud.faults.add(Fault(LIST, Status(403, message="Permission denied."), times=None, name="us-east5"))
     found = rest.find(MINE, ["us-central1", "us-east5"], partly=True)
     assert ([job.name for job in found.jobs], set(found.unread)) == ([name], {"us-east5"})
@@ -277,7 +278,7 @@ def test_where_a_region_is(override: str, endpoint: str) -> None:
 
 
 def test_the_page_for_people(cloud: GoogleCloud, time: Clock) -> None:
-    job = Vertex("my-project", cloud.environ(), time).create("us-east5", BODY)
+    job = Vertex("my-project", cloud.environ(), time).create_in("us-east5", BODY)
     shape = r"https://console\.cloud\.google\.com/agent-platform/locations/us-east5/training/\d+\?project=123456789012"
     assert re.fullmatch(shape, console_url(job))
 

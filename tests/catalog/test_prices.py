@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from launcher import catalog
@@ -142,6 +143,15 @@ def test_a_region_takes_its_dearest_known_zone() -> None:
     assert found.rule == "list price; of us-east9's zones the dearest, us-east9-b"
     assert _made("us-east9-a", zones).usd == 3.0
     assert _made("us-east9-c", zones).usd is None
+
+
+def test_what_a_disk_costs_a_month() -> None:
+    found = CATALOG.disk_price("pd-balanced", "us-central1")
+    assert found is not None
+    assert (found.usd, found.unit, found.date) == (0.1, "GB and month", "2025-03-06")
+    assert CATALOG.disk_price("pd-ssd", "europe-west10") == catalog.Rate(0.2618, *msgspec.structs.astuple(found)[1:])
+    assert CATALOG.disk_price("hyperdisk-balanced", "us-central1") is None
+    assert CATALOG.disk_price("pd-balanced", "us-nowhere1") is None
 
 
 def _zone(name: str, listed: float | None) -> ZonePrices:

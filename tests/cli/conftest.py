@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from launcher.apply import running
 from tests.apply.test_append import put_base
 from tests.cli.cloudjobs import WELL, Job
+from tests.cli.vms import Vms
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.registry import OciRegistry
 
@@ -20,3 +22,13 @@ def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytes
     cloud.jobs.script = WELL
     with OciRegistry() as registry:
         yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_base(registry, name='p/train')}")
+
+
+@pytest.fixture
+def vms(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vms]:
+    monkeypatch.setattr(running, "REAL", running.Clock(clock, clock.advance))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield Vms(tmp_path, cloud, clock)
+    time.tzset()

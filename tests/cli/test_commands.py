@@ -103,10 +103,11 @@ def test_run_id_by_hand() -> None:
     assert json.loads(launch(*ANSWER, "-o", "json", "--run-id", "mine-1").out)["run"] == "mine-1"
 
 
-def test_what_is_not_built_yet_says_so() -> None:
+def test_a_vm_needs_credentials_a_dry_run_doesnt() -> None:
     ran = launch("vm", "--type", "l4")
-    assert ran.code == 2
-    assert "--dry-run" in ran.err
+    assert ran.code == 4
+    assert "gcloud auth application-default login" in ran.err
+    assert launch("vm", "--type", "l4", "--dry-run").code == 0
 
 
 def test_all_errors_of_a_spec_at_once(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_ctrl_c_after_the_jobs_end(job: Job, monkeypatch: pytest.MonkeyPatch) ->
     def results(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(following, "results_of", results)
+    monkeypatch.setattr("launcher.cli.closing.results_of", results)
     ran = job.launch("vertex", "job.yaml", code=130)
     assert "interrupted; its job has ended" in ran.err
 
@@ -91,7 +91,8 @@ class Gone(io.StringIO):
 
 def blind() -> following.Screen:
     """One that has seen no job."""
-    return following.Screen(following.World(vertex=None, project="p", clock=running.REAL), Teller(None), None)  # type: ignore[arg-type]
+    world = following.World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]
+    return following.Screen(world.service, world, Teller(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_one_job_that_cannot_be_cancelled_keeps_no_other_alive(job: Job) -> None
     job.cloud.jobs.script = RUNS
     body = job.data("vertex", "job.yaml", "--dry-run")["attempts"][0]["request"]
     client = Vertex("my-project", job.env)
-    made = [client.create(region, body) for region in ("us-central1", "us-east4")]
+    made = [client.create_in(region, body) for region in ("us-central1", "us-east4")]
     job.cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.cancel", Status(403), name=made[0].id))
     job.launch("cancel", "job", "-o", "json", code=4)
     states = {one["region"]: one["state"] for one in job.data("status", "job")["jobs"]}
@@ -85,7 +85,7 @@ def test_data_is_not_cut(job: Job) -> None:
     client = Vertex("my-project", job.env)
     body = job.data("vertex", "job.yaml", "--dry-run")["attempts"][0]["request"]
     for number in range(SHOWN + 2):
-        client.create("us-central1", {**body, "labels": {**body["labels"], "launch-run": f"job-{number:08x}"}})
+        client.create_in("us-central1", {**body, "labels": {**body["labels"], "launch-run": f"job-{number:08x}"}})
     assert len(job.data("status", "--region", "us-central1")["runs"]) == SHOWN + 2
     listed = job.launch("status", "--region", "us-central1").out.splitlines()
     assert len(listed) == SHOWN + 2
@@ -150,7 +150,9 @@ def test_a_region_that_is_none_is_asked_nothing(job: Job, region: str) -> None:
 
 def test_any_region_is_all_of_them(job: Job) -> None:
     job.launch("status", "--region", "any")
-    assert len({one.path for one in job.cloud.requests}) == 38
+    vertex = {one.path for one in job.cloud.requests if one.path.endswith("/customJobs")}
+    vms = {one.path for one in job.cloud.requests} - vertex
+    assert (len(vertex), vms) == (38, {"/compute/v1/projects/my-project/aggregated/instances"})
 
 
 def test_ctrl_c_in_a_cancel_takes_nothing_back(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,19 +29,19 @@ SPEC = re.compile(r"```yaml\n(# my_job\.yaml\n.*?)```", re.DOTALL)
 IMAGE = "us-docker.pkg.dev/my-project/launch/train"
 
 
-def recorded(text: str, outputs: Sequence[str]) -> str:
+def recorded(text: str, outputs: Sequence[str], blocks: re.Pattern[str] = BLOCK) -> str:
     """The page with these outputs, in their order."""
     left = iter(outputs)
 
     def block(match: re.Match[str]) -> str:
         return STEP.sub(lambda step: f"$ {step[1]}\n{next(left)}", match[0])
 
-    return BLOCK.sub(block, text)
+    return blocks.sub(block, text)
 
 
-def steps(text: str) -> list[Step]:
+def steps(text: str, blocks: re.Pattern[str] = BLOCK) -> list[Step]:
     """The recorded steps of a page."""
-    return [Step(step[1], step[2]) for block in BLOCK.finditer(text) for step in STEP.finditer(block[0])]
+    return [Step(step[1], step[2]) for block in blocks.finditer(text) for step in STEP.finditer(block[0])]
 
 
 def outputs(text: str, folder: Path) -> tuple[list[str], GoogleCloud]:
@@ -49,19 +49,24 @@ def outputs(text: str, folder: Path) -> tuple[list[str], GoogleCloud]:
     found = []
     with world(text, folder) as (cloud, env, image):
         for line, _ in steps(text):
-            done = subprocess.run(
-                [LAUNCH, *shlex.split(line)[1:]],
-                env=dict(env),
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            shown = done.stdout.replace(image, IMAGE)
-            found.append(shown + (f"[exit code {done.returncode}]\n" if done.returncode else ""))
+            found.append(printed(line, env, folder).replace(image, IMAGE))
     return found, cloud
+
+
+def printed(line: str, env: Mapping[str, str], folder: Path) -> str:
+    """What a command prints, both streams as a terminal shows them."""
+    done = subprocess.run(
+        [LAUNCH, *shlex.split(line)[1:]],
+        env=dict(env),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.stdout + (f"[exit code {done.returncode}]\n" if done.returncode else "")
 
 
 @contextmanager

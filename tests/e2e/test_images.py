@@ -23,7 +23,8 @@ from launcher.apply.engine import Engine
 from launcher.apply.registry import Manifest, Registry, parse
 from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run
-from tests.googlecloud import GoogleCloud, Runner
+from tests.googlecloud import GoogleCloud, Pace, Runner
+from tests.startup.park import Park
 
 pytestmark = pytest.mark.e2e
 
@@ -235,3 +236,22 @@ def test_what_only_an_engine_can_make_stays_here_until_it_is_pushed(
     sent = alone.launch("push", alone.spec)
     assert (sent["how"], sent["image"]) == ("appended", built["image"])
     assert manifest_of(sent["reference"]).body["layers"][-1] == manifest_of(pushed["reference"]).body["layers"][-1]
+
+
+def test_a_vm_runs_by_its_digest_what_was_pushed_and_deletes_itself(
+    job: Job, pushed: dict[str, Any], tmp_path: Path
+) -> None:
+    """The startup script really runs, with the engine's own Docker; GPUs are what is missing."""
+    where = ("--zone", "us-central1-a", "--nodes", "1", "--output", "gs://my-bucket/runs")
+    with GoogleCloud() as cloud, Park(cloud, tmp_path / "vms", job.running.environ) as park:
+        cloud.compute.pace = Pace(staging=0.1, running=0.2, delete=0.2, stop=0.5)
+        found = job.launch("vm", job.spec, "--run", "--no-preflight", *where, env=cloud.environ())
+        stored = {blob.name: blob.data for blob in cloud.objects.listed("my-bucket")}
+        assert cloud.compute.names() == []
+        (number,) = park.booted
+    assert (found["state"], found["results"]["steps"]) == ("SUCCEEDED", 12)
+    assert found["image"] == pushed["reference"]
+    record = json.loads(stored[f"runs/{found['run']}/machines/{number}.json"])
+    assert (record["exit"], record["reason"], record["cleanup"]) == (0, "", "")
+    assert json.loads(stored[f"runs/{found['run']}/attempts/0001.claim"])["job"] == number
+    assert any("train.node: done" in entry.text for entry in cloud.logs.entries)

@@ -1,4 +1,4 @@
-"""docs/recipes/run.md shows what its commands print."""
+"""docs/recipes/run.md and vm.md show what their commands print."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import vmrecipe
 from tests.e2e.recipe import PAGE, likeness, outputs, steps
 
 pytestmark = pytest.mark.e2e
@@ -26,3 +27,15 @@ def test_the_page_is_what_happens(tmp_path: Path) -> None:
     (run,) = {name.split("/")[1] for name in names if name.endswith("/plan.json") and not name.endswith("-2/plan.json")}
     for kind in ("metrics/0001-0000-0000-", "checkpoints/LATEST", "attempts/0001.claim", "text/0001-", "spec.yaml"):
         assert any(name.startswith(f"runs/{run}/{kind}") for name in names), kind
+
+
+@pytest.mark.gcloud
+def test_the_vms_of_the_page_boot_train_and_let_us_in(tmp_path: Path, gcloud: str) -> None:
+    text = vmrecipe.PAGE.read_text()
+    recorded = steps(text, vmrecipe.BLOCK)
+    found, cloud = vmrecipe.outputs(text, tmp_path)
+    for (line, shown), output in zip(recorded, found, strict=True):
+        assert likeness(output) == likeness(shown), line
+    assert cloud.compute.names() == []
+    assert "[workerpool0-0] train.node: done" in "".join(found)
+    assert any("GPU 1: NVIDIA L4" in one for one in found)

@@ -8,7 +8,7 @@ can't merely agree with the code under test. `python -m tests.googlecloud --port
 from __future__ import annotations
 
 from tests.googlecloud.clock import FakeClock
-from tests.googlecloud.compute import parse_instance
+from tests.googlecloud.compute import Pace, parse_bulk, parse_instance
 from tests.googlecloud.custom_jobs import Stage, parse_custom_job
 from tests.googlecloud.effects import (
     KeepPart,
@@ -24,6 +24,7 @@ from tests.googlecloud.effects import (
 )
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.faults import Fault
+from tests.googlecloud.metadata import MetadataServer
 from tests.googlecloud.objects import Bucket
 from tests.googlecloud.runs import Runner
 from tests.googlecloud.server import GoogleCloud
@@ -38,6 +39,8 @@ __all__ = [
     "KeepPart",
     "LoseSession",
     "Meanwhile",
+    "MetadataServer",
+    "Pace",
     "PageGone",
     "Recorded",
     "Reset",
@@ -48,6 +51,7 @@ __all__ = [
     "Status",
     "Torn",
     "Truncated",
+    "parse_bulk",
     "parse_custom_job",
     "parse_instance",
 ]

@@ -11,9 +11,11 @@ import signal
 import threading
 from pathlib import Path
 
+from tests.googlecloud.compute import Pace
 from tests.googlecloud.custom_jobs import stockout
 from tests.googlecloud.runs import Runner
 from tests.googlecloud.server import GoogleCloud
+from tests.googlecloud.shapes import is_zone
 
 
 def main() -> None:
@@ -31,6 +33,9 @@ def main() -> None:
         latency=options.latency,
         runner=Runner(options.code, options.docker) if options.run else None,
     ) as cloud:
+        cloud.compute.pace = Pace().times(options.pace)
+        for place in options.stockout:
+            cloud.compute.capacity.out(place if is_zone(place) else f"{place}-*")
         cloud.jobs.play = lambda region, message: stockout(region) if region in options.stockout else None
         for name, value in cloud.environ().items():
             print(f"export {name}={shlex.quote(value)}")
@@ -47,7 +52,8 @@ def parsed() -> argparse.Namespace:
     add("--latency", type=float, default=0.0, metavar="SECONDS", help="wait before each answer")
     add("--project", default="my-project")
     add("--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists (repeatable)")
-    add("--stockout", action="append", default=[], metavar="REGION", help="no machines there (repeatable)")
+    add("--stockout", action="append", default=[], metavar="PLACE", help="no machines in a region or zone (repeatable)")
+    add("--pace", type=float, default=1.0, metavar="FACTOR", help="how long VMs take, of their usual time")
     add("--run", action="store_true", help="run the jobs that are submitted, with `launch local`")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--code", type=Path, metavar="DIR", help="with --run: the folder with the user's code")

@@ -1,150 +1,160 @@
-"""Compute Engine instances: insert, get, list, and the operations and zones that clients ask for on the way."""
+"""Compute Engine: VMs that live by the cloud's clock, zones that run out of them, and who asks for all that.
+
+cloud.compute.pace = Pace(staging=0, running=0)
+cloud.compute.capacity.out("us-central1-a", "a3-*")
+cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
+cloud.compute.preempt("train-n0")
+with MetadataServer(cloud, "us-central1-a", "train-n0") as server: ...
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 
-from google.cloud import compute_v1
-
+from tests.googlecloud.capacity import Capacity, Quotas
+from tests.googlecloud.compute_operations import Operations
+from tests.googlecloud.disks import Disks
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.protobufs import parse
-from tests.googlecloud.wire import Request, Response, Route, json_response, page, route
+from tests.googlecloud.instance_checks import parse_bulk, parse_instance
+from tests.googlecloud.instance_reads import InstanceReads
+from tests.googlecloud.instances import Instances
+from tests.googlecloud.life import Life, Pace
+from tests.googlecloud.timeline import Timeline
+from tests.googlecloud.vms import Park, Vm
+from tests.googlecloud.wire import Request, Response, Route
+from tests.googlecloud.zones import IMAGE_PROJECTS, Zones
 
-ZONE = "/compute/v1/projects/{project}/zones/{zone}"
-INSTANCE = ZONE + "/instances/{instance}"
-OPERATION = ZONE + "/operations/{operation}"
-GPU_SERIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+__all__ = ["Compute", "Pace", "parse_bulk", "parse_instance"]
 
-
-def parse_instance(body: dict[str, Any]) -> compute_v1.Instance:
-    """The body of instances.insert as Google's type. Raises ApiError as Compute Engine would refuse it."""
-    message = parse(body, compute_v1.Instance.pb()(), "resource")
-    instance = compute_v1.Instance.wrap(message)
-    _check(instance)
-    return instance
-
-
-def _check(instance: compute_v1.Instance) -> None:
-    for name in ("name", "machine_type", "disks", "network_interfaces"):
-        if not getattr(instance, name):
-            camel = {"machine_type": "machineType", "network_interfaces": "networkInterfaces"}.get(name, name)
-            raise _invalid(f"Invalid value for field 'resource.{camel}': ''. Required field is missing.")
-    machine = instance.machine_type.rpartition("/")[2]
-    scheduling = instance.scheduling
-    if scheduling.preemptible and scheduling.provisioning_model not in ("", "SPOT"):
-        field, value = "resource.scheduling.provisioningModel", scheduling.provisioning_model
-        rule = "For preemptible, only allowed provisioning_model value is SPOT"
-        raise _invalid(f"Invalid value for field '{field}': '{value}'. {rule}")
-    attached = [entry.accelerator_type.rpartition("/")[2] for entry in instance.guest_accelerators]
-    if attached and not machine.startswith("n1-"):
-        raise _invalid(f"[{attached[0]}, {machine}] features are not compatible for creating instance.")
-    if (attached or machine.startswith(GPU_SERIES)) and scheduling.on_host_maintenance != "TERMINATE":
-        raise _invalid("Instances with guest accelerators do not support live migration.")
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError(400, message, reason="invalid")
+YOU = "you@example.com"
 
 
 class Compute:
-    """The service. Instances run at once; operations are done when they are answered."""
+    """The service. What a test does to it by itself (`preempt`, `vm` …) is done at the cloud's time, under its lock.
 
-    def __init__(self, project: str, number: str, clock: Callable[[], float], url: Callable[[], str]) -> None:
+    `moment`: how long a client that waits for an operation is kept, in real seconds. `actors` are users by the token
+    that they show; who shows none of these is you@example.com.
+    """
+
+    def __init__(
+        self, project: str, number: str, clock: Callable[[], float], url: Callable[[], str], moment: float = 0.0
+    ) -> None:
         self.project = project
         self.number = number
-        self.clock = clock
-        self.url = url
-        self.instances: dict[tuple[str, str], dict[str, Any]] = {}
-        self.operations: dict[tuple[str, str], dict[str, Any]] = {}
-        self._ids = count(5_000_000_000_000_000_001)
-        self.routes: list[Route] = [
-            route("GET", ZONE, self.zone, "compute.zones.get"),
-            route("POST", ZONE + "/instances", self.insert, "compute.instances.insert"),
-            route("GET", ZONE + "/instances", self.list, "compute.instances.list"),
-            route("GET", INSTANCE, self.get, "compute.instances.get"),
-            route("GET", OPERATION, self.operation, "compute.zoneOperations.get"),
-            route("POST", OPERATION + "/wait", self.operation, "compute.zoneOperations.wait"),
-        ]
+        self.actors: dict[str, str] = {}
+        self.lock = threading.RLock()
+        self.timeline = Timeline(clock)
+        now = self.timeline.now
+        self.park = Park(project, now, url)
+        self.capacity = Capacity(now)
+        self.quotas = Quotas()
+        self.operations = Operations(project, self.timeline, url, moment)
+        self.life = Life(self.park, self.operations, self.capacity, self.timeline)
+        self.instances = Instances(self.park, self.life, self.operations, self.quotas, self.who)
+        self.zones = Zones(self.park, self.quotas, number)
+        more = (InstanceReads(self.instances), Disks(self.instances, self.operations))
+        services = (self.operations, *more, self.instances, self.zones)
+        self.routes: list[Route] = [self._entered(one) for service in services for one in service.routes]
 
-    def zone(self, request: Request, project: str, zone: str) -> Response:
-        """A zone that is up; every zone whose name looks like one exists."""
-        self._allow(project)
-        region = zone.rpartition("-")[0]
-        links = {"selfLink": self._link(zone), "region": f"{self.url()}/compute/v1/projects/{project}/regions/{region}"}
-        return json_response({"kind": "compute#zone", "name": zone, "status": "UP", **links})
+    @property
+    def pace(self) -> Pace:
+        """How long things take."""
+        return self.life.pace
 
-    def insert(self, request: Request, project: str, zone: str) -> Response:
-        """Take an instance, and answer an operation that is done."""
-        self._allow(project)
-        request.only_query("requestId")
-        body = request.json()
-        name = parse_instance(body).name
-        if (zone, name) in self.instances:
-            resource = f"projects/{self.project}/zones/{zone}/instances/{name}"
-            raise ApiError(409, f"The resource '{resource}' already exists", reason="alreadyExists")
-        self.instances[zone, name] = self._instance(body, zone, name)
-        return json_response(self._done(zone, name))
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        self.life.pace = pace
 
-    def get(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """One instance."""
-        self._allow(project)
-        return json_response(self._known(self.instances, zone, "instances", instance))
+    @property
+    def unreachable(self) -> set[str]:
+        """Zones of which no list can be had."""
+        return self.instances.unreachable
 
-    def list(self, request: Request, project: str, zone: str) -> Response:
-        """A page of the zone's instances."""
-        self._allow(project)
-        request.only_query("maxResults", "pageToken", "returnPartialSuccess")
-        found = [instance for (place, _), instance in sorted(self.instances.items()) if place == zone]
-        items, following = page(found, int(request.query.get("maxResults", 500)), request.query.get("pageToken", ""))
-        more = {"nextPageToken": following} if following else {}
-        return json_response({"kind": "compute#instanceList", "items": items, **more})
+    def who(self, request: Request) -> str:
+        """The user that a request comes from."""
+        return self.actors.get(request.headers.get("authorization", "").removeprefix("Bearer "), YOU)
 
-    def operation(self, request: Request, project: str, zone: str, operation: str) -> Response:
-        """One operation; waiting for it ends at once."""
-        self._allow(project)
-        return json_response(self._known(self.operations, zone, "operations", operation))
+    def deny(self, permission: str, user: str = YOU) -> None:
+        """From now on a user lacks a permission, such as compute.instances.delete."""
+        self.instances.denied.add((user, permission))
 
-    def _instance(self, body: dict[str, Any], zone: str, name: str) -> dict[str, Any]:
-        links = {"zone": self._link(zone), "selfLink": self._link(zone, "instances", name)}
-        given = {"id": str(next(self._ids)), "status": "RUNNING", "creationTimestamp": self._now(), **links}
-        return {**body, "kind": "compute#instance", **given}
+    def vm(self, name: str, zone: str = "") -> Vm:
+        """A VM as it is now, by its name or number. Raises KeyError for one that isn't there."""
+        with self.lock:
+            self.life.settle()
+            for vm in self.park.vms.values():
+                if name in (vm.name, vm.number) and zone in ("", vm.zone):
+                    return vm
+        raise KeyError(name)
 
-    def _done(self, zone: str, name: str) -> dict[str, Any]:
-        number = str(next(self._ids))
-        operation = {
-            "kind": "compute#operation",
-            "id": number,
-            "name": f"operation-{number}",
-            "operationType": "insert",
-            "status": "DONE",
-            "progress": 100,
-            "insertTime": self._now(),
-            "endTime": self._now(),
-            "zone": self._link(zone),
-            "targetId": self.instances[zone, name]["id"],
-            "targetLink": self._link(zone, "instances", name),
-            "selfLink": self._link(zone, "operations", f"operation-{number}"),
-        }
-        self.operations[zone, f"operation-{number}"] = operation
-        return operation
+    def names(self) -> list[str]:
+        """All VMs there are now."""
+        with self.lock:
+            self.life.settle()
+            return [vm.name for vm in self.park.vms.values()]
 
-    def _known(self, table: dict[tuple[str, str], dict[str, Any]], zone: str, kind: str, name: str) -> dict[str, Any]:
-        if (zone, name) not in table:
-            resource = f"projects/{self.project}/zones/{zone}/{kind}/{name}"
-            raise ApiError(404, f"The resource '{resource}' was not found", reason="notFound")
-        return table[zone, name]
+    def made(self) -> list[dict[str, Any]]:
+        """The operations that were to make VMs, in their order: one for each insert that was taken."""
+        return [one for one in self.operations.all if one["operationType"] in ("insert", "bulkInsert")]
 
-    def _allow(self, project: str) -> None:
-        if project not in (self.project, self.number):
-            message = f"The resource 'projects/{project}' was not found"
-            raise ApiError(404, message, reason="notFound")
+    def put(self, body: dict[str, Any], zone: str = "us-central1-a") -> Vm:
+        """A VM that is there already and runs, as somebody else may have made it: the body of an insert."""
+        with self.lock:
+            self.life.settle()
+            vm = self.park.add(zone, parse_instance(body).name, body)
+            self.life.run(vm)
+            return vm
 
-    def _link(self, zone: str, kind: str = "", name: str = "") -> str:
-        link = f"{self.url()}/compute/v1/projects/{self.project}/zones/{zone}"
-        return f"{link}/{kind}/{name}" if kind else link
+    def preempt(self, name: str) -> None:
+        """A Spot VM is taken away: its notice comes now."""
+        self._do(name, self.life.preempt)
 
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="milliseconds")
+    def host_error(self, name: str) -> None:
+        """The host of a VM breaks."""
+        self._do(name, self.life.host_error)
+
+    def power_off(self, name: str) -> None:
+        """A VM shuts itself down."""
+        self._do(name, self.life.power_off)
+
+    def maintain(self, name: str, event: str = "TERMINATE_ON_HOST_MAINTENANCE") -> None:
+        """The metadata server of a VM tells of maintenance."""
+        self._do(name, lambda vm: setattr(vm, "maintenance", event))
+
+    def write_serial(self, name: str, text: str) -> None:
+        """A VM says something on its serial port."""
+        self._do(name, lambda vm: setattr(vm, "serial", vm.serial + text))
+
+    def set_guest(self, name: str, path: str, value: str) -> None:
+        """A VM sets a guest attribute: "launch/state"."""
+        space, _, key = path.partition("/")
+        self._do(name, lambda vm: vm.guest.update({(space, key): value}))
+
+    def forget_operations(self) -> None:
+        """Nothing is known any more of what was done, as two weeks later."""
+        with self.lock:
+            self.operations.all.clear()
+
+    def _do(self, name: str, action: Callable[[Vm], object]) -> None:
+        vm = self.vm(name)
+        with self.lock:
+            action(vm)
+
+    def _entered(self, one: Route) -> Route:
+        """Whatever is asked, first what is due has happened; other projects aren't there, but for their images."""
+
+        def answer(request: Request, **names: str) -> Response:
+            project = names["project"]
+            if project not in (self.project, self.number) and not (
+                project in IMAGE_PROJECTS and one.operation.startswith("compute.images.")
+            ):
+                raise ApiError(404, f"The resource 'projects/{project}' was not found", reason="notFound")
+            with self.lock:
+                self.life.settle()
+                response = one.answer(request, **names)
+                self.life.settle()  # what takes no time has happened with it
+                return response
+
+        return one._replace(answer=answer)

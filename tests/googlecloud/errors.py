@@ -56,7 +56,7 @@ class ApiError(Exception):
         return {"error": self._with_reason() if self.reason else self._rpc_status()}
 
     def _with_reason(self) -> dict[str, Any]:
-        domain = "usageLimits" if self.reason == "rateLimitExceeded" else "global"
+        domain = "usageLimits" if self.reason in ("rateLimitExceeded", "quotaExceeded") else "global"
         entry = {"message": self.message, "domain": domain, "reason": self.reason}
         return {"code": self.code, "message": self.message, "errors": [entry]}
 

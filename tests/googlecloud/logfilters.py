@@ -20,7 +20,10 @@ from tests.googlecloud.errors import ApiError
 Test = Callable[[dict[str, Any]], bool]
 """Whether a log entry, as its JSON, passes."""
 
-TOKEN = re.compile(r'\s*(?:(?P<mark>[()])|(?P<op><=|>=|!=|=|<|>|:)|(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>[\w.*/%-]+))')
+# A part of a path that holds more than letters, digits and _ stands in quotation marks: labels."launch-run".
+WORD = r'[\w.*/%-]+(?<=\.)"[^"\\]+"|[\w.*/%-]+'
+TEXT = r'"(?:[^"\\]|\\.)*"'
+TOKEN = re.compile(rf"\s*(?:(?P<mark>[()])|(?P<op><=|>=|!=|=|<|>|:)|(?P<text>{TEXT})|(?P<word>{WORD}))")
 PAYLOADS = ("textPayload", "jsonPayload")
 FIELDS = ("logName", "resource", "timestamp", "receiveTimestamp", "severity", "insertId", "labels", *PAYLOADS)
 TIMES = ("timestamp", "receiveTimestamp")
@@ -127,7 +130,9 @@ class _Parser:
         field, operator, value = self.must("word"), self.must("op").text, self.must("text", "word")
         if field.text.partition(".")[0] not in FIELDS or field.text in ("AND", "OR"):
             raise ApiError(400, f"Field not found: '{field.text}'.")
-        return _comparison(field.text, operator, value)
+        if "-" in field.text.partition('"')[0]:
+            raise _unparseable(field)
+        return _comparison(field.text.replace('"', ""), operator, value)
 
 
 def _comparison(field: str, operator: str, value: Token) -> Test:

@@ -1,4 +1,4 @@
-"""Cloud Logging: entries:list, and what Vertex AI's jobs have written."""
+"""Cloud Logging: entries:list, entries:write, and what Vertex AI's jobs have written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from urllib.parse import quote
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.googlecloud.errors import ApiError
-from tests.googlecloud.logfilters import compiled, of_seconds, rfc3339
+from tests.googlecloud.logfilters import compiled, nanoseconds, of_seconds, rfc3339
+from tests.googlecloud.logwrites import written
 from tests.googlecloud.protobufs import parse
 from tests.googlecloud.wire import Request, Response, Route, Target, json_response, route
 
 OPERATION = "logging.entries.list"
+WRITE = "logging.entries.write"
 ORDERS = ("", "timestamp asc", "timestamp desc")
 PAGE, LARGEST_PAGE = 50, 1000
 """Entries on a page, if not asked otherwise and at most."""
@@ -53,8 +55,8 @@ ListLogEntriesRequest = _request_type()
 
 @dataclass(frozen=True)
 class Entry:
-    """A log entry of a job. `timestamp` is when it was written, `received` when it can be read: Unix nanoseconds.
-    `shown` is its JSON."""
+    """A log entry of a job, or of a VM, whose number `job` is then. `timestamp` is when it was written, `received` when
+    it can be read: Unix nanoseconds. `shown` is its JSON."""
 
     timestamp: int
     insert_id: str
@@ -71,18 +73,21 @@ class Entry:
 
 
 class Logging:
-    """The service. The next `empty_pages` answers have no entries but a token to go on with: Google's way to say that
-    there was no time to search all of them."""
+    """The service. `denied`: nobody may read; `closed`: nobody may write. The next `empty_pages` answers have no
+    entries but a token to go on with: Google's way to say that there was no time to search all of them."""
 
     def __init__(self, project: str, number: str, clock: Callable[[], float]) -> None:
         self.project = project
         self.number = number
         self.clock = clock
         self.entries: list[Entry] = []
-        self.denied = False
+        self.denied = self.closed = False
         self.empty_pages = 0
         self._ids = count(1)
-        self.routes: list[Route] = [route("POST", "/v2/entries:list", self.list_entries, OPERATION, _target)]
+        self.routes: list[Route] = [
+            route("POST", "/v2/entries:list", self.list_entries, OPERATION, _target),
+            route("POST", "/v2/entries:write", self.write_entries, WRITE),
+        ]
 
     def write(
         self,
@@ -119,6 +124,29 @@ class Logging:
         }
         self.entries.append(Entry(at, insert_id, received, job_id, task, text, shown))
         return insert_id
+
+    def write_entries(self, request: Request) -> Response:
+        """Take entries. Two with the same time and insertId are one: the later is shown to nobody."""
+        request.only_query()
+        mine = set() if self.closed else {self.project, self.number}
+        taken, refusal = written(request.json(), len(request.body), mine, self.clock())
+        known = {(entry.timestamp, entry.insert_id) for entry in self.entries}
+        for shown in taken:
+            entry = self._written(shown)
+            if entry.place not in known:
+                known.add(entry.place)
+                self.entries.append(entry)
+        if refusal:
+            raise refusal
+        return json_response({})
+
+    def _written(self, shown: dict[str, Any]) -> Entry:
+        shown = {"insertId": f"{next(self._ids):014d}", **shown, "receiveTimestamp": rfc3339(of_seconds(self.clock()))}
+        job = shown["resource"].get("labels", {}).get("instance_id", "")
+        task = shown.get("labels", {}).get("task_name", "")
+        text = shown.get("textPayload") or shown.get("jsonPayload", {}).get("message", "")
+        at = nanoseconds(shown["timestamp"])
+        return Entry(at, shown["insertId"], of_seconds(self.clock()), job, task, text, shown)
 
     def list_entries(self, request: Request) -> Response:
         """A page of the entries that pass a filter."""

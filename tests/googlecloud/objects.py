@@ -106,6 +106,10 @@ class Objects:
         self._generations = count(1_700_000_000_000_001)
         self._lock = threading.RLock()
 
+    def add(self, bucket: str) -> None:
+        """From now on there is such a bucket."""
+        self.settings[bucket], self.buckets[bucket] = Bucket(bucket), {}
+
     def deny(self, bucket: str, *permissions: str) -> None:
         """From now on these permissions, and only these, are missing."""
         self.settings[bucket] = replace(self.settings[bucket], denied=frozenset(permissions))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
-import struct
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
 
 from tests.googlecloud.artifactregistry import ArtifactRegistry
 from tests.googlecloud.cloudbuild import CloudBuild
@@ -24,9 +19,10 @@ from tests.googlecloud.credentials import check
 from tests.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.faults import Faults
+from tests.googlecloud.httpserver import Server, handler
 from tests.googlecloud.logs import Logging
 from tests.googlecloud.objects import Bucket, Objects
-from tests.googlecloud.pieces import cut, size
+from tests.googlecloud.oslogin import OsLogin
 from tests.googlecloud.runs import Place, Runner, Runs
 from tests.googlecloud.secretmanager import SecretManager
 from tests.googlecloud.storage import Storage
@@ -66,18 +62,20 @@ class GoogleCloud:
         self.logs = Logging(project, number, clock)
         self.runs = Runs(runner, Place(clock, self.environ, self.logs.write)) if runner else None
         self.jobs = CustomJobs(project, number, clock, script, self.runs)
-        self.compute = Compute(project, number, clock, lambda: self.url)
+        moment = 0.2 if clock is time.time else 0.0
+        self.compute = Compute(project, number, clock, lambda: self.url, moment)
         self.artifacts = ArtifactRegistry(project, number, clock)
         self.objects = Objects(buckets, clock)
         self.builds = CloudBuild(project, number, clock, self.objects)
         self.secrets = SecretManager(project, number)
+        self.oslogin = OsLogin(project)
         self.storage = Storage(self.objects, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.secrets)
+        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.secrets, self.oslogin)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
-        self._server = _Server(("127.0.0.1", port), _handler(self._serve, clock))
+        self._server = Server(("127.0.0.1", port), handler(self._serve, clock))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
 
@@ -94,6 +92,7 @@ class GoogleCloud:
             "CLOUDBUILD": f"{self.url}/",
             "COMPUTE": f"{self.url}/compute/v1/",
             "LOGGING": f"{self.url}/",
+            "OSLOGIN": f"{self.url}/",
             "SECRETMANAGER": f"{self.url}/",
             "STORAGE": f"{self.url}/storage/v1/",
         }
@@ -192,108 +191,3 @@ def _json_body(body: bytes) -> Any:
         return json.loads(body) if len(body) < 1 << 20 else None
     except ValueError:
         return None
-
-
-class _Server(ThreadingHTTPServer):
-    """Waits for its threads at the end, and ends the connections that clients keep open."""
-
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 128  # of connections that wait to be accepted: clients come with 16 at once
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.connections: set[socket.socket] = set()
-        self.to_reset: set[socket.socket] = set()
-        self.stopping = threading.Event()
-
-    def hang_up(self) -> None:
-        for connection in list(self.connections):
-            _shut(connection)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection; one that is to be reset is closed with unsent bytes thrown away, and an RST for a FIN."""
-        if request not in self.to_reset:
-            super().shutdown_request(request)
-            return
-        self.to_reset.discard(request)
-        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        request.close()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is a mistake in here."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the client was quicker
-        return
-
-
-def _handler(
-    serve: Callable[[Request], Response], clock: Callable[[], float] = time.time
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
-        server: _Server
-
-        def setup(self) -> None:
-            super().setup()
-            self.server.connections.add(self.connection)
-            if self.server.stopping.is_set():  # accepted too late for hang_up to see it
-                _shut(self.connection)
-
-        def finish(self) -> None:
-            self.server.connections.discard(self.connection)
-            super().finish()
-
-        def answer(self) -> None:
-            url = urlsplit(self.path)
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            query = dict(parse_qsl(url.query, keep_blank_values=True))
-            response = serve(Request(self.command, url.path, query, headers, self.read_body(headers)))
-            stopped = bool(response.wait) and self.server.stopping.wait(response.wait)
-            if not stopped:
-                self.send(response)
-            self.close_connection = self.close_connection or stopped or response.then != "next"
-            if response.then == "reset":
-                self.server.to_reset.add(self.connection)
-            while response.then == "hold" and self.connection.recv(1 << 16):
-                continue  # until the client or the server hangs up
-
-        def send(self, response: Response) -> None:
-            if response.head:
-                self.send_response(response.status)
-                for name, value in response.headers.items():
-                    self.send_header(name, value)
-                if response.status != 204:
-                    self.send_header("Content-Length", str(size(response.pieces)))
-                self.end_headers()
-            for piece in response.pieces if response.shown is None else cut(response.pieces, 0, response.shown):
-                self.wfile.write(piece)
-            self.wfile.flush()
-
-        def read_body(self, headers: dict[str, str]) -> bytes:
-            if headers.get("transfer-encoding", "").lower() != "chunked":
-                return self.rfile.read(int(headers.get("content-length", 0)))
-            chunks = []
-            while length := int(self.rfile.readline(), 16):
-                chunks.append(self.rfile.read(length))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(chunks)
-
-        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the names that the base class looks for
-
-        def date_time_string(self, timestamp: float | None = None) -> str:
-            """For the header Date: the cloud's own time, which a client's clock needn't agree with."""
-            return super().date_time_string(clock() if timestamp is None else timestamp)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            """Requests are in `requests`."""
-
-    return Handler

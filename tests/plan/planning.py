@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
 from launcher import catalog
+from launcher.machines import PARAMETERS
 from launcher.plan.build import plan
 from launcher.plan.model import Content, Context, Plan
 from launcher.spec.models import JobSpec
@@ -29,6 +31,7 @@ def context(target: str = "vertex", **fields: Any) -> Context:
         "owner": "me@example.com",
         "version": "0.1.0",
         "recipe": Content(digest="recipe"),
+        "startup": "#!/bin/bash\n" if target == "vm" else "",
     }
     return Context(**{**known, **fields})
 
@@ -41,6 +44,14 @@ def planned(target: str = "vertex", *, world: dict[str, Any] | None = None, **fi
 def request(target: str = "vertex", *, world: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     """The first attempt's request."""
     return planned(target, world=world, **fields).attempts[0].request
+
+
+def told(body: dict[str, Any]) -> dict[str, Any]:
+    """What the startup script of a VM is told."""
+    items = body.get("instanceProperties", body)["metadata"]["items"]
+    (text,) = [item["value"] for item in items if item["key"] == PARAMETERS]
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def env_of(body: dict[str, Any], pool: int = 0) -> dict[str, str]:

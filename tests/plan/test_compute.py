@@ -5,18 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.cloud import compute_v1
 
 from launcher.errors import PlanRefused
+from launcher.plan.model import Plan
 from tests.googlecloud.compute import parse_instance
-from tests.plan.planning import planned, request
+from tests.googlecloud.protobufs import parse
+from tests.plan.planning import planned, request, told
 
 WORKPLACE = {"training": False}
+TRAINING: dict[str, Any] = {"provisioning": ["spot"], "output": "gs://b-b/o"}
 
 
 def vm(**fields: Any) -> dict[str, Any]:
     """A VM to work on: two L4s unless something else is said."""
     known = {"machine": {"type": "l4", "gpus": 2}, "provisioning": ["standard"]}
     return request("vm", world=WORKPLACE, **{**known, **fields})
+
+
+def training(nodes: int = 1, zones: list[str] | None = None, **machine: Any) -> dict[str, Any]:
+    """VMs that train: two L4s in each unless something else is said."""
+    return request("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": nodes, **machine}, zones=zones)
 
 
 def test_a_workplace() -> None:
@@ -119,34 +128,60 @@ def test_the_wait_for_flex_start_is_what_google_takes(wait: str, seconds: str) -
     assert any("limits.wait" in warning for warning in plan.warnings) == (wait != "30m")
 
 
-def test_values_are_expanded_as_on_vertex() -> None:
-    """`$(NAME)` and `$$` mean the same on both services; a VM has nobody to expand them, so the plan does."""
-    body = request(
-        "vm",
-        provisioning=["spot"],
-        output="gs://b-b/o",
-        env={"A": "1", "B": "$(A)$$2"},
-        run={"command": ["bash", "-c", "echo $$ $(B)"]},
-    )
-    script = next(item["value"] for item in body["metadata"]["items"] if item["key"] == "startup-script")
-    assert "B=1$2" in script
-    assert "echo $ 1$2" in script
-
-
-def test_a_training_vm_runs_its_container_and_goes() -> None:
-    body = request("vm", provisioning=["spot"], run={"config": {"steps": 3, "data": "$(X) 'q'"}}, output="gs://b-b/o")
+def test_a_training_vm_is_deleted_at_its_end() -> None:
+    body = training()
     assert body["name"].startswith("job-")
     assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
-    (script,) = [item["value"] for item in body["metadata"]["items"] if item["key"] == "startup-script"]
-    assert "docker run" in script
-    assert '"data":"$(X) ' in script  # run.config is never expanded
+    assert body["scheduling"]["automaticRestart"] is False
     parse_instance(body)
+
+
+def test_several_nodes_are_made_all_or_none() -> None:
+    one, several = training(zones=["us-central1-b"]), training(nodes=3, zones=["us-central1-b"], local_ssds=1)
+    run = planned("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": 3, "local_ssds": 1}).run
+    assert several["count"] == several["minCount"] == "3"
+    assert list(several["perInstanceProperties"]) == [f"{run}-n0", f"{run}-n1", f"{run}-n2"]
+    alike = several["instanceProperties"]
+    assert alike["machineType"] == "g2-standard-24"
+    assert [disk["initializeParams"]["diskType"] for disk in alike["disks"]] == ["pd-balanced", "local-ssd"]
+    assert alike["scheduling"] == one["scheduling"]
+    assert {"name", "params"}.isdisjoint(alike)
+    parse(several, compute_v1.BulkInsertInstanceResource.pb()(), "resource")
+
+
+def test_the_gpus_of_several_n1s_are_named_without_their_zone() -> None:
+    body = training(type="t4", nodes=2, zones=["us-central1-b"])
+    assert body["instanceProperties"]["guestAccelerators"] == [
+        {"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 2}
+    ]
+    parse(body, compute_v1.BulkInsertInstanceResource.pb()(), "resource")
+
+
+def test_several_vms_are_not_asked_for_as_flex_start() -> None:
+    """The default of an H100 begins with it."""
+    machine = {"type": "h100", "gpus": 2}
+    models = [{one.provisioning for one in plan_of(machine={**machine, "nodes": n}).attempts} for n in (1, 2)]
+    assert models == [{"flex-start", "spot"}, {"spot"}]
+
+
+def test_one_interface_of_many_means_plain_tcp_between_vms() -> None:
+    """The catalog's settings for the fast network name interfaces that these VMs don't have."""
+    plan = plan_of(machine={"type": "h100-mega", "gpus": 8, "nodes": 2}, provisioning=["spot"])
+    env = told(plan.attempts[0].request)["env"]
+    assert not [name for name in env if name.startswith("NCCL_")]
+    assert any("plain TCP" in warning for warning in plan.warnings)
+
+
+def plan_of(**fields: Any) -> Plan:
+    """The plan of VMs that train."""
+    return planned("vm", **{"output": "gs://b-b/o", **fields})
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"machine": {"type": "l4", "gpus": 2, "nodes": 2}}, "one VM"),
+        ({"machine": {"type": "l4", "gpus": 2, "nodes": 2}}, "a VM to work on is one"),
+        ({"vm": {"idle_stop": "4m"}}, "while somebody thinks"),
         ({"identity": {"service_account": "1-compute@developer.gserviceaccount.com"}}, "default compute"),
         ({"name": "dev-"}, "ends with -"),
         ({"identity": {"subnetwork": "projects/p/regions/europe-west4/subnetworks/s"}}, "is in europe-west4"),
@@ -159,6 +194,50 @@ def test_a_training_vm_runs_its_container_and_goes() -> None:
 def test_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanRefused, match=words):
         vm(**fields)
+
+
+def test_the_default_account_is_refused_with_the_way_to_a_small_one() -> None:
+    account = {"service_account": "1-compute@developer.gserviceaccount.com"}
+    fields: dict[str, Any] = {"machine": {"type": "l4"}, "identity": account, "output": "gs://b-b/o"}
+    with pytest.raises(PlanRefused) as work:
+        planned("vm", world=WORKPLACE, **fields)
+    assert "gcloud iam service-accounts create" in work.value.hint
+    assert "buckets" not in work.value.hint
+    assert "instanceAdmin" not in work.value.hint
+    with pytest.raises(PlanRefused) as train:
+        planned("vm", **fields)
+    assert '.startsWith("job-")' in train.value.hint
+    assert "gs://b-b " in train.value.hint
+    body = request("vm", world={**WORKPLACE, "allow_default_account": True}, **fields)
+    assert body["serviceAccounts"][0]["email"] == account["service_account"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "world", "words"),
+    [
+        ({"provisioning": ["flex-start"]}, {}, "is for one VM"),
+        ({}, {"run_id": "r" * 61}, "is too long for 2 VMs"),
+        ({"provisioning": ["flex-start", "spot"]}, {}, "is for one VM"),
+    ],
+)
+def test_what_several_vms_can_not_have(fields: dict[str, Any], world: dict[str, Any], words: str) -> None:
+    machine = {"type": "h100", "gpus": 2, "nodes": 2}
+    with pytest.raises(PlanRefused, match=words):
+        planned("vm", world=world, machine=machine, **{**TRAINING, **fields})
+
+
+def test_a_lease_beyond_what_google_keeps_is_refused_with_the_sum() -> None:
+    with pytest.raises(PlanRefused, match=r"vm\.lease: 13h is more than limits\.hours \(12\)") as refused:
+        vm(vm={"lease": "13h"})
+    assert "at most $26.01" in refused.value.hint
+    assert "--hours 13" in refused.value.hint
+    assert vm(vm={"lease": "12h"})
+
+
+def test_lease_and_idle_stop_are_for_work_alone() -> None:
+    lease = {"lease": "1h", "idle_stop": "1h"}
+    assert any("vm.lease and vm.idle_stop" in one for one in plan_of(vm=lease).warnings)
+    assert any("vm.lease, vm.idle_stop: without effect" in one for one in planned(vm=lease).warnings)
 
 
 def test_every_gpu_machine_makes_a_valid_instance() -> None:

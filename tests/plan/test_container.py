@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.plan.container import ENTRYPOINT
+from tests.plan.planning import told
 
 ROOT = Path(__file__).parents[2]
 PLANS = sorted((ROOT / "tests" / "golden").glob("*.json"))
@@ -30,16 +31,11 @@ def test_every_request_starts_the_node_without_a_shell(path: Path) -> None:
 
 
 def commands(request: dict[str, Any]) -> list[list[str]]:
-    """The command of each container: a CustomJob's, or what a VM's startup script gives to docker run."""
+    """The command of each container: a CustomJob's, or what a VM's startup script is told."""
     pools = request.get("jobSpec", {}).get("workerPoolSpecs", [])
-    scripts = [
-        item["value"] for item in request.get("metadata", {}).get("items", []) if item["key"] == "startup-script"
-    ]
     found = [pool["containerSpec"]["command"] for pool in pools]
-    for script in scripts:
-        found += [
-            [entry, *rest.split()] for entry, rest in re.findall(r'--entrypoint (\S+) "\$image" (.*)$', script, re.M)
-        ]
+    if "metadata" in request and (container := told(request)).get("kind") == "train":
+        found.append([container["entrypoint"], *container["arguments"]])
     return found
 
 

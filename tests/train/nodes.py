@@ -41,6 +41,11 @@ class Node:
     def text(self) -> str:
         return self.log.read_text()
 
+    @property
+    def errors(self) -> str:
+        """Its stderr, where that is apart."""
+        return self.log.with_suffix(".err").read_text()
+
     def wait(self) -> int:
         return self.process.wait(timeout=LIMIT_S)
 
@@ -78,20 +83,25 @@ class Machines:
         return name
 
     def start(
-        self, *argv: str, node: int = 0, env: Mapping[str, str] = NOTHING, timing: Mapping[str, float] | None = None
+        self,
+        *argv: str,
+        node: int = 0,
+        env: Mapping[str, str] = NOTHING,
+        timing: Mapping[str, float] | None = None,
+        apart: bool = False,
     ) -> Node:
-        """`train.node ARGV` as node `node`; its output goes to a file of its own."""
+        """`train.node ARGV` as node `node`; its output goes to a file of its own, with `apart` stderr to another."""
         log = self.folder / f"node-{node}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "train.node", *argv]
         if timing is not None:
             command = [sys.executable, "-c", _WITH_TIMING, json.dumps(timing), *argv]
-        with log.open("wb") as sink:
+        with log.open("wb") as sink, log.with_suffix(".err").open("wb") as other:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
                 env={**self._environ(node), **env},
                 stdout=sink,
-                stderr=sink,
+                stderr=other if apart else sink,
                 start_new_session=True,
             )
         self.stack.callback(_end, process)

@@ -301,9 +301,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, cloud: GoogleCloud) -> Iterator[list[
         return serve(request)
 
     monkeypatch.setenv(OVERRIDE, f"{cloud.url}/storage/v1/")
-    from tests.googlecloud.server import _handler
+    from tests.googlecloud.httpserver import handler
 
-    monkeypatch.setattr(cloud._server, "RequestHandlerClass", _handler(watched))
+    monkeypatch.setattr(cloud._server, "RequestHandlerClass", handler(watched))
     yield seen
     assert seen, "nothing was asked"
 

@@ -21,7 +21,7 @@ _AROUND = """
 import os, subprocess, sys, time
 from train.tee import Tee
 taken = open("taken", "wb", buffering=0)
-tee = Tee(taken.write)
+tee = Tee(lambda data, number: taken.write(data))
 {work}
 end = time.monotonic() + {limit}
 tee.close(lambda: end - time.monotonic())

@@ -8,10 +8,12 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.jobs import ENDED, GONE
+from launcher.jobs import ENDED, GONE, Failure
 from launcher.verdicts import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
 from tests.verdicts.test_ends import ENDS, job
 from tests.verdicts.test_refusals import REFUSALS
+from tests.verdicts.test_vm_ends import job as vm_job
+from tests.verdicts.test_vm_refusals import REFUSALS as VM_REFUSALS
 from tests.verdicts.wordings import FLEX, PLAIN, SPOT, VM, told
 
 CODES = {
@@ -34,13 +36,18 @@ def test_exit_codes() -> None:
 PIECES = st.sampled_from([one[0].message for one in REFUSALS] + [one[0].error.message for one in ENDS if one[0].error])
 SYNTAX = st.text("{}%$'\"\\.;:,\n\t", max_size=40)
 TEXT = st.one_of(st.text(), SYNTAX, PIECES, st.tuples(PIECES, st.text(), PIECES).map("".join))
-KEYS = ("permission", "service", "consumer", "resource", "quota_metric", "quota_limit", "quota_limit_value")
+KEYS = (
+    *("permission", "service", "consumer", "resource", "quota_metric", "quota_limit", "quota_limit_value"),
+    *("gpu_family", "zonesAvailable"),
+)
+REASONS = sorted({one[0].reason for one in (*REFUSALS, *VM_REFUSALS)})
 ANY_REFUSAL = st.builds(
     Refusal,
     code=st.integers(-1, 700),
     message=TEXT,
-    reason=st.sampled_from(sorted({one[0].reason for one in REFUSALS})),
-    metadata=st.dictionaries(st.sampled_from(KEYS), TEXT),
+    reason=st.sampled_from(REASONS),
+    metadata=st.dictionaries(st.sampled_from(KEYS), st.one_of(TEXT, st.from_regex(r"\A[\w.:/@,-]{1,20}\Z"))),
+    service=st.sampled_from(["aiplatform", "compute"]),
 )
 
 
@@ -62,6 +69,21 @@ def test_any_refusal_gives_a_verdict(refusal: Refusal, tried: Tried) -> None:
 )
 def test_any_end_gives_a_verdict(state: str, code: int, message: str, said: str, tried: Tried) -> None:
     fit_for_a_person(of_end(job(state, code, message), tried, said))
+
+
+@given(
+    st.sampled_from([*sorted(ENDED), GONE, "?"]),
+    st.builds(
+        Failure,
+        code=st.integers(0, 40),
+        message=TEXT,
+        reason=st.sampled_from([*REASONS, "startup", "preempted", "hostError", "maintenance", "stopped"]),
+        metadata=st.dictionaries(st.sampled_from([*KEYS, "said"]), TEXT),
+    ),
+    TEXT,
+)
+def test_so_does_any_of_a_vm(state: str, failure: Failure, said: str) -> None:
+    fit_for_a_person(of_end(vm_job(state, failure), VM, said))
 
 
 def test_a_message_of_a_megabyte_is_read_at_once() -> None:

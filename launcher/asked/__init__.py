@@ -1,17 +1,22 @@
-"""What a Vertex request asks for, read back from it: of the plan's attempts and of jobs alike. Pure."""
+"""What a request asks for, read back from it: of the plan's attempts and of jobs alike, of either service. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil
+from types import ModuleType
 from typing import Any
 
+from launcher.asked import vertex, vm
+from launcher.asked.model import Asked
 from launcher.errors import JobFailed
+from launcher.jobs import Job
 from launcher.verdicts import Tried
 from train import contract
 
-STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
+__all__ = ["Asked"]
+
 LEAST_SECONDS = 180
 """The least of limits.hours that a spec may name: what is shorter than that goes by with starting."""
 MOST_ENDED = 100
@@ -20,20 +25,41 @@ SHOWN = 100
 """Characters of a value in a comparison."""
 
 
-def tried(project: str, region: str, request: Mapping[str, Any]) -> Tried:
+def service(request: Mapping[str, Any]) -> ModuleType:
+    """Who knows the request's shape."""
+    return vertex if "jobSpec" in request else vm
+
+
+def is_vm(request: Mapping[str, Any]) -> bool:
+    """Whether it is one of Compute Engine's."""
+    return service(request) is vm
+
+
+def read(request: Mapping[str, Any]) -> Asked:
+    """What it asks for."""
+    found: Asked = service(request).read(request)
+    return found
+
+
+def tried(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> Tried:
     """What was asked for, for causes and fixes: by an attempt of a plan, or by a job whose plan isn't known."""
-    job = request.get("jobSpec", {})
-    machine, pools = first_pool(request).get("machineSpec", {}), job.get("workerPoolSpecs", ())
+    found = read(request)
     return Tried(
         project=project,
         region=region,
-        provisioning=provisioning(request),
-        machine_type=machine_type(request),
-        gpus=int(machine.get("acceleratorCount", 0)) * sum(int(pool.get("replicaCount", 0)) for pool in pools[:2]),
-        account=job.get("serviceAccount", ""),
-        image=image(request),
-        output=job.get("baseOutputDirectory", {}).get("outputUriPrefix", ""),
+        zone=zone,
+        provisioning=found.provisioning,
+        machine_type=found.machine_type,
+        gpus=found.gpus * found.nodes,
+        account=found.account,
+        image=found.image,
+        output=found.output,
     )
+
+
+def tried_by(job: Job, project: str) -> Tried:
+    """What a job was asked for."""
+    return tried(project, job.region, job.request, job.zone)
 
 
 def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping[str, Any]:
@@ -42,8 +68,7 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
 
     Raises JobFailed: nothing worth a start is left; the run has expired, whether in a job or between two.
     """
-    scheduling = request.get("jobSpec", {}).get("scheduling", {})
-    whole = int(str(scheduling.get("timeout", "0s")).removesuffix("s"))
+    whole = service(request).limit(request)
     if billed < 1 or not whole:
         return request
     left = whole - ceil(billed)
@@ -51,47 +76,48 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
         used, hours = billed / 3600, whole / 3600
         raise JobFailed(
             f"run {run} has used up its hours: {used:.2f} of limits.hours {hours:g}",
-            f"Give it more: launch vertex SPEC --resume {run} --hours {ceil(used) + max(1, round(hours))}",
+            f"Give it more: {command(request)} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
         )
-    return {**request, "jobSpec": {**request["jobSpec"], "scheduling": {**scheduling, "timeout": f"{left}s"}}}
+    shorter: Mapping[str, Any] = service(request).with_limit(request, left)
+    return shorter
+
+
+def command(request: Mapping[str, Any]) -> str:
+    """What launches such a request: `launch vertex SPEC`."""
+    return "launch vm SPEC --run" if is_vm(request) else "launch vertex SPEC"
 
 
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
     """The request of a launch that could write no lock: it says which jobs of the run have ended (contract.ENDED)."""
-    told = {"name": contract.ENDED, "value": json.dumps(ended[:MOST_ENDED])}
-
-    def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
-        container = one.get("containerSpec")
-        return {**one, "containerSpec": {**container, "env": [*container.get("env", ()), told]}} if container else one
-
-    spec = request["jobSpec"]
-    return {**request, "jobSpec": {**spec, "workerPoolSpecs": list(map(pool, spec["workerPoolSpecs"]))}}
+    told: Mapping[str, Any] = service(request).with_env(request, contract.ENDED, json.dumps(ended[:MOST_ENDED]))
+    return told
 
 
 def provisioning(request: Mapping[str, Any]) -> str:
     """The provisioning model, as the plan calls it."""
-    affinity = first_pool(request).get("machineSpec", {}).get("reservationAffinity", {})
-    if affinity.get("values"):
-        return f"reservation:{affinity['values'][0]}"
-    strategy = request.get("jobSpec", {}).get("scheduling", {}).get("strategy", "")
-    return STRATEGIES.get(strategy, "standard")
+    return read(request).provisioning
 
 
 def machine_type(request: Mapping[str, Any]) -> str:
     """Of the primary node; empty if none is named."""
-    return str(first_pool(request).get("machineSpec", {}).get("machineType", ""))
+    return read(request).machine_type
 
 
 def image(request: Mapping[str, Any]) -> str:
     """The container image of the primary node."""
-    return str(first_pool(request).get("containerSpec", {}).get("imageUri", ""))
+    return read(request).image
 
 
-def first_pool(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The primary node's worker pool; empty if there is none."""
-    pools = request.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
-    found: Mapping[str, Any] = pools[0]
+def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
+    """Its labels."""
+    found: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
     return found
+
+
+def run_folder(request: Mapping[str, Any]) -> str | None:
+    """Where it writes: as its environment says, else its base directory; None when it doesn't say."""
+    found = read(request)
+    return (found.env.get(contract.RUN_FOLDER, "") or found.output).rstrip("/") or None
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
@@ -110,17 +136,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ..
 
 def computed(request: Mapping[str, Any]) -> dict[str, str]:
     """What is computed, field by field."""
-    pools = request.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
-    container = pools[0].get("containerSpec", {})
-    output = request.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix", "")
+    asked = read(request)
+    output = run_folder(request) or ""
     found = {
-        "command": " ".join([*container.get("command", []), *container.get("args", [])]),
-        "gpus": str(pools[0].get("machineSpec", {}).get("acceleratorCount", 0)),
-        "nodes": str(sum(int(pool.get("replicaCount", 0)) for pool in pools if "containerSpec" in pool)),
+        "command": " ".join(asked.words),
+        "gpus": str(asked.gpus),
+        "nodes": str(asked.nodes),
         "output": output.rpartition("/")[0] or output,
     }
-    for entry in container.get("env", []):
-        name, value = entry.get("name", ""), entry.get("value", "")
+    for name, value in asked.env.items():
         if name == contract.CONFIG:
             found |= config(value)
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the rest follows from other fields

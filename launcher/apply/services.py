@@ -1,0 +1,57 @@
+"""Vertex AI and Compute Engine as one service: each job is asked for where it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from launcher.apply.service import Listing, Service
+from launcher.jobs import Job
+from launcher.plan.model import Attempt
+
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]+")
+
+
+class Services:
+    """Of one project. A place is a region of Vertex AI's or a zone of Compute Engine's; nobody is asked where no place
+    of his is named, as whoever uses the one may not be allowed to use the other."""
+
+    def __init__(self, vertex: Service, vms: Service) -> None:
+        self.vertex, self.vms = vertex, vms
+
+    @property
+    def project(self) -> str:
+        """Its id."""
+        return self.vertex.project
+
+    def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
+        """As Service.create."""
+        return (self.vms if attempt.zone else self.vertex).create(attempt, body, request_id)
+
+    def get(self, name: str) -> Job:
+        """As Service.get."""
+        return self._of(name).get(name)
+
+    def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
+        """As Service.find."""
+        places = list(regions)
+        zones = [place for place in places if ZONE.fullmatch(place)]
+        found = [
+            service.find(filter_, named, partly=partly)
+            for service, named in ((self.vertex, [one for one in places if one not in zones]), (self.vms, zones))
+            if named
+        ]
+        jobs = sorted((job for one in found for job in one.jobs), key=lambda job: (-job.created, job.name))
+        return Listing(tuple(jobs), {place: error for one in found for place, error in one.unread.items()})
+
+    def cancel(self, name: str) -> None:
+        """As Service.cancel."""
+        self._of(name).cancel(name)
+
+    def release(self, job: Job) -> None:
+        """As Service.release."""
+        self._of(job.name).release(job)
+
+    def _of(self, name: str) -> Service:
+        return self.vms if "/zones/" in name else self.vertex

@@ -1,0 +1,90 @@
+"""ssh's settings for VMs by name: a file of launch's own, which ~/.ssh/config includes with one line.
+
+With it `ssh dev`, scp, rsync and editors that work over SSH know the VM as ssh knows any other host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from launcher.apply import ssh
+from launcher.apply.sshkeys import make_folder, text_of, write
+from launcher.machines import Machine
+
+HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
+NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
+"""Whose block it is."""
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Host blocks by their name."""
+    parts = re.split(r"^(?=Host )", text, flags=re.M)
+    found = (part for part in parts if part.startswith("Host "))
+    return {part.split(None, 2)[1]: part.rstrip("\n") + "\n" for part in found}
+
+
+def resource_of(block: str) -> str:
+    """Of which VM a block tells (its resource name); empty: of none that launch wrote."""
+    found = NOTE.search(block)
+    return found[1] if found else ""
+
+
+def with_block(text: str, machine: Machine, way: ssh.Way, is_gone: Callable[[str], bool]) -> str:
+    """The file with a VM's block, without those of VMs that are gone; other blocks stay as they are."""
+    kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
+    kept[machine.name] = ssh.block([machine.name], way, note=machine.resource)
+    return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
+
+
+def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Callable[[str], bool]:
+    """Whether a VM is gone for sure: one of this project, in a zone that could be read, and not among those there."""
+    known, silent = {machine.resource for machine in there}, set(unread)
+
+    def is_gone(resource: str) -> bool:
+        parts = resource.split("/")
+        return len(parts) == 6 and parts[1] == project and parts[3] not in silent and resource not in known
+
+    return is_gone
+
+
+def put(file: Path, machine: Machine, way: ssh.Way, is_gone: Callable[[str], bool]) -> None:
+    """Write a VM's block. Raises LaunchError."""
+    make_folder(file.parent)
+    write(file, with_block(text_of(file), machine, way, is_gone))
+
+
+# --- The user's own file ------------------------------------------------------------------------------------------
+
+
+def is_included(config: Path, file: Path, environ: Mapping[str, str]) -> bool:
+    """Whether the user's ~/.ssh/config includes the file, before any Host block. Raises LaunchError."""
+    top = re.split(r"^\s*(?:Host|Match)\b", text_of(config), maxsplit=1, flags=re.M | re.I)[0]
+    named = re.findall(r"^\s*Include[\s=]+(.+?)\s*$", top, re.M | re.I)
+    home = environ.get("HOME", "")
+    return any(str(file) == word.strip('"').replace("~", home, 1) for one in named for word in words(one))
+
+
+def words(text: str) -> list[str]:
+    """A line's words; quotes hold one together."""
+    return re.findall(r'"[^"]*"|\S+', text)
+
+
+def include(config: Path, file: Path) -> None:
+    """Put the one line at the top of ~/.ssh/config. Raises LaunchError."""
+    make_folder(config.parent)
+    before = text_of(config)
+    write(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))
+
+
+def include_line(file: Path) -> str:
+    """The line. Raises UsageError."""
+    return f"Include {ssh.quoted(str(file))}"
+
+
+def own_block(config: Path, name: str) -> bool:
+    """Whether the user has a Host block of that name already. Raises LaunchError."""
+    hosts = re.findall(r"^\s*Host[\s=]+(.+?)\s*$", text_of(config), re.M | re.I)
+    return any(name in one.split() for one in hosts)

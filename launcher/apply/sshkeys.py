@@ -1,0 +1,140 @@
+"""SSH keys: our own, which is gcloud's, and those by which VMs are known."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from launcher.errors import LaunchError, UsageError
+
+KEY: Final = "google_compute_engine"
+"""In ~/.ssh: gcloud's own key, so that both can be used with one VM."""
+HOST_KEYS: Final = "hostkeys"
+"""The namespace of guest attributes in which a VM publishes its host keys; the guest agent writes it at boot."""
+KINDS: Final = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
+"""Host keys that are taken from there, as gcloud does (googlecloudsdk/command_lib/compute/ssh_utils.py)."""
+
+
+def settings_folder(environ: Mapping[str, str]) -> Path:
+    """launch's own folder for settings (XDG's)."""
+    own = environ.get("XDG_CONFIG_HOME", "")
+    return (Path(own) if os.path.isabs(own) else home(environ) / ".config") / "launch"  # noqa: PTH117
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """The user's. Raises UsageError: there is none."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError as error:
+        raise UsageError("there is no home folder for SSH keys", "Set HOME.") from error
+
+
+def own_key(folder: Path, tell: Callable[[str], None]) -> Path:
+    """The private key in ~/.ssh; made, and told, where there is none. Its public half lies beside it.
+
+    Raises:
+        LaunchError: it can't be made.
+    """
+    key = folder / KEY
+    public = key.with_name(f"{KEY}.pub")
+    if not key.is_file():
+        tell(f"making an SSH key: {key} (gcloud's own place; it has no passphrase)")
+        make_folder(folder)
+        keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
+    elif not public.is_file():
+        public.write_text(keygen("-y", "-f", str(key)), encoding="utf-8")
+    return key
+
+
+def keygen(*argv: str) -> str:
+    """What ssh-keygen prints. A passphrase is asked for on the terminal. Raises LaunchError."""
+    try:
+        ran = subprocess.run(["ssh-keygen", *argv], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise no_ssh("ssh-keygen") from None
+    except subprocess.CalledProcessError as error:
+        raise LaunchError(f"no SSH key could be made: {error.stderr.strip()}") from error
+    return ran.stdout
+
+
+def no_ssh(program: str) -> LaunchError:
+    """The error about a missing program."""
+    return LaunchError(
+        f"{program} isn't here", "Install OpenSSH's client (Debian, Ubuntu: apt install openssh-client)."
+    )
+
+
+def public_key(key: Path) -> str:
+    """The public half, in one line. Raises LaunchError."""
+    file = key.with_name(f"{key.name}.pub")
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{file} can't be read: {error}", f"ssh-keygen -y -f {key} > {file}") from error
+
+
+def host_keys(told: Mapping[str, str]) -> tuple[str, ...]:
+    """A VM's host keys ("ssh-ed25519 AAAA…") by its guest attributes. What isn't base64 is no key: the VM says it."""
+    words = {kind: told.get(kind, "").split() for kind in KINDS}
+    return tuple(f"{kind} {found[0]}" for kind, found in words.items() if found and is_base64(found[0]))
+
+
+def is_base64(text: str) -> bool:
+    """Whether it is that and nothing else."""
+    try:
+        return bool(text) and base64.b64encode(base64.b64decode(text, validate=True)).decode() == text
+    except (ValueError, binascii.Error):
+        return False
+
+
+def know(known_hosts: Path, alias: str, keys: tuple[str, ...]) -> bool:
+    """Whether the file knows a VM's host keys for sure: those given, in the place of what it had for that VM before.
+    Without any, what was learned at the first contact stays. Raises LaunchError: it can't be written."""
+    make_folder(known_hosts.parent)
+    before = text_of(known_hosts).splitlines()
+    if not keys:
+        return False
+    mine = [f"{alias} {key}" for key in keys]
+    others = [line for line in before if line.partition(" ")[0] != alias]
+    if [line for line in before if line not in others] != mine:
+        write(known_hosts, "\n".join([*others, *mine]) + "\n")
+    return True
+
+
+def make_folder(folder: Path) -> None:
+    """A folder for nobody else. Raises LaunchError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{folder} can't be made: {error.strerror}") from error
+
+
+def text_of(file: Path) -> str:
+    """A file's text; empty where there is none. Raises LaunchError."""
+    try:
+        return file.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise LaunchError(f"{file} can't be read: {error.strerror}") from error
+
+
+def write(file: Path, text: str) -> None:
+    """A whole file at once, for its owner alone; through a link, whose target may be kept elsewhere (dotfiles). Raises
+    LaunchError."""
+    target = Path(os.path.realpath(file))
+    try:
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        descriptor, new = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123 -- a descriptor
+            stream.write(text)
+        Path(new).chmod(mode)
+        Path(new).replace(target)
+    except OSError as error:
+        raise LaunchError(f"{file} can't be written: {error.strerror}") from error

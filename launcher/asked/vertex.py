@@ -1,0 +1,68 @@
+"""A CustomJob's request, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.asked.model import Asked
+
+STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
+
+
+def read(request: Mapping[str, Any]) -> Asked:
+    """What it asks for."""
+    job = request.get("jobSpec", {})
+    pools, first = job.get("workerPoolSpecs", ()), first_pool(request)
+    machine, container = first.get("machineSpec", {}), first.get("containerSpec", {})
+    return Asked(
+        provisioning=provisioning(request),
+        machine_type=str(machine.get("machineType", "")),
+        gpus=int(machine.get("acceleratorCount", 0)),
+        nodes=sum(int(pool.get("replicaCount", 0)) for pool in pools[:2]),
+        account=job.get("serviceAccount", ""),
+        image=str(container.get("imageUri", "")),
+        output=job.get("baseOutputDirectory", {}).get("outputUriPrefix", ""),
+        words=(*container.get("command", ()), *container.get("args", ())),
+        env={entry.get("name", ""): entry.get("value", "") for entry in container.get("env", ())},
+    )
+
+
+def provisioning(request: Mapping[str, Any]) -> str:
+    """The provisioning model, as the plan calls it."""
+    affinity = first_pool(request).get("machineSpec", {}).get("reservationAffinity", {})
+    if affinity.get("values"):
+        return f"reservation:{affinity['values'][0]}"
+    strategy = request.get("jobSpec", {}).get("scheduling", {}).get("strategy", "")
+    return STRATEGIES.get(strategy, "standard")
+
+
+def first_pool(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The primary node's worker pool; empty if there is none."""
+    pools = request.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
+    found: Mapping[str, Any] = pools[0]
+    return found
+
+
+def limit(request: Mapping[str, Any]) -> int:
+    """Seconds that the job may run; 0: it doesn't say."""
+    scheduling = request.get("jobSpec", {}).get("scheduling", {})
+    return int(str(scheduling.get("timeout", "0s")).removesuffix("s"))
+
+
+def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
+    """The request with another limit."""
+    spec = request["jobSpec"]
+    return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "timeout": f"{seconds}s"}}}
+
+
+def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
+    """The request with one more variable in every container."""
+    told = {"name": name, "value": value}
+
+    def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
+        container = one.get("containerSpec")
+        return {**one, "containerSpec": {**container, "env": [*container.get("env", ()), told]}} if container else one
+
+    spec = request["jobSpec"]
+    return {**request, "jobSpec": {**spec, "workerPoolSpecs": list(map(pool, spec["workerPoolSpecs"]))}}

@@ -1,0 +1,83 @@
+"""A VM's request, read back: an Instance, whether planned or as it is, or the body that makes several alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.asked.model import Asked
+from launcher.machines import PARAMETERS, last, parameters, provisioning_of
+from train import contract
+
+
+def read(request: Mapping[str, Any]) -> Asked:
+    """What it asks for."""
+    instance = properties(request)
+    told = told_to(request)
+    env = {str(name): str(value) for name, value in told.get("env", {}).items()}
+    accounts = instance.get("serviceAccounts") or [{}]
+    listed = sum(int(one.get("acceleratorCount", 0)) for one in instance.get("guestAccelerators", ()))
+    return Asked(
+        provisioning=reservation(instance) or provisioning_of(instance),
+        machine_type=last(instance.get("machineType", "")),
+        gpus=int(env.get(contract.PROCESSES, 0)) or listed,
+        nodes=len(told.get("nodes", ())) or int(request.get("count", 1)),
+        account=accounts[0].get("email", ""),
+        image=str(told.get("image", "")),
+        output=str(told.get("run_folder", "") or ""),
+        words=tuple(str(word) for word in (told.get("entrypoint", ""), *told.get("arguments", ())) if word),
+        env=env,
+    )
+
+
+def reservation(instance: Mapping[str, Any]) -> str:
+    """`reservation:NAME`; empty where none is named."""
+    values = instance.get("reservationAffinity", {}).get("values")
+    return f"reservation:{values[0]}" if values else ""
+
+
+def properties(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The Instance, or what all of several have in common."""
+    found: Mapping[str, Any] = request.get("instanceProperties", request)
+    return found
+
+
+def told_to(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the startup script is told."""
+    items = properties(request).get("metadata", {}).get("items", ())
+    return parameters(next((item.get("value", "") for item in items if item.get("key") == PARAMETERS), ""))
+
+
+def limit(request: Mapping[str, Any]) -> int:
+    """Seconds after which Google ends the VM; 0: it doesn't."""
+    return int(properties(request).get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
+
+
+def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
+    """The request with another limit."""
+    scheduling = properties(request)["scheduling"]
+    return changed(request, {"scheduling": {**scheduling, "maxRunDuration": {"seconds": str(seconds)}}})
+
+
+def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
+    """The request with one more variable in the container."""
+    told = told_to(request)
+    text = json.dumps(
+        {**told, "env": {**told.get("env", {}), name: value}},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+    items = [
+        {**item, "value": text} if item.get("key") == PARAMETERS else item
+        for item in properties(request).get("metadata", {}).get("items", ())
+    ]
+    return changed(request, {"metadata": {**properties(request).get("metadata", {}), "items": items}})
+
+
+def changed(request: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with other fields of its instances."""
+    if "instanceProperties" in request:
+        return {**request, "instanceProperties": {**request["instanceProperties"], **fields}}
+    return {**request, **fields}

@@ -1,0 +1,94 @@
+"""A VM as somewhere to go: found by name, with the key, the user and the way that lead into it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:
+    from launcher.apply.compute import Compute
+    from launcher.apply.remote import Answer, Remote
+    from launcher.machines import Machine
+
+User = Annotated[str | None, typer.Option("--user", help="The user there; left out: OS Login's.", metavar="USER")]
+Port = Annotated[int, typer.Option("--port", help="The VM's SSH port.", metavar="PORT", min=1, max=65535)]
+Tunnel = Annotated[bool, typer.Option("--iap", help="Through Google's tunnel, external IP or not.")]
+
+
+def remote(
+    compute: Compute,
+    machine: Machine,
+    *,
+    user: str | None = None,
+    port: int = 22,
+    tunnel: bool = False,
+    register: bool = True,
+) -> Remote:
+    """The VM and the way to it. With `register` a key is made where there is none, and OS Login is told of it; without
+    nothing is changed anywhere.
+
+    Raises:
+        LaunchError: it doesn't run, can't be reached from here, or lets nobody in.
+    """
+    from launcher.apply import sshkeys
+    from launcher.apply.reach import alias, reach
+    from launcher.apply.remote import Remote
+    from launcher.apply.ssh import Way
+    from launcher.cli.machine import say
+
+    way_to = reach(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
+    folder = sshkeys.home(os.environ) / ".ssh"
+    key = sshkeys.own_key(folder, say) if register else folder / sshkeys.KEY
+    name = user or user_of(compute, machine, sshkeys.public_key(key) if register else None)
+    known_hosts = sshkeys.settings_folder(os.environ) / "known_hosts"
+    way = Way(
+        alias=alias(machine),
+        host=way_to.host,
+        proxy=way_to.proxy,
+        port=port,
+        user=name,
+        key=key,
+        known_hosts=known_hosts,
+        is_known=register and sshkeys.know(known_hosts, alias(machine), host_keys(compute, machine)),
+    )
+    return Remote(machine, way, account())
+
+
+def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
+    """Who we are there, by OS Login; the key, if one is given, is registered for that user."""
+    from launcher.apply.oslogin import OsLogin
+    from launcher.cli.machine import say
+
+    profile = OsLogin(compute.project, os.environ, account(), compute.clock, say)
+    return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
+
+
+def account() -> str:
+    """gcloud's: whom it acts for, else who is logged in; empty if nobody is."""
+    from launcher.cli.gcloud import setting
+
+    return setting("auth/impersonate_service_account", os.environ) or setting("core/account", os.environ) or ""
+
+
+def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
+    """The VM's host keys by Google's word; none where it publishes none."""
+    from launcher.apply.sshkeys import HOST_KEYS
+    from launcher.apply.sshkeys import host_keys as of_attributes
+
+    try:
+        return of_attributes(compute.guest_attributes(machine, HOST_KEYS))
+    except LaunchError:  # forbidden by a policy, say: the first contact decides then
+        return ()
+
+
+def check(compute: Compute, machine: Machine) -> Answer:
+    """Whether the VM's GPUs answer over SSH: what `wait_ready` asks again and again."""
+    from launcher.apply.ready import CHECK
+
+    return remote(compute, machine).asked(CHECK)

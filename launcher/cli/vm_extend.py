@@ -1,0 +1,110 @@
+"""`launch vm extend`: another end for a VM's lease, up to the limit that Google keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import InZone, Output, VmName
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.apply.compute import Compute
+    from launcher.machines import Machine
+
+
+def extend(
+    name: VmName,
+    *,
+    lease: Annotated[str | None, typer.Option("--lease", help="From now on: 90m, 4h.", metavar="TIME")] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", help="22:40, or 2026-11-22T06:40, by this machine's zone.", metavar="WHEN")
+    ] = None,
+    zone: InZone = None,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Move the end of a VM's lease, to later or to earlier.
+
+    Not beyond the time after which Google itself ends it (--hours when it was made): that is counted from its last
+    start, and can't be moved while it runs.
+    """
+    from launcher.apply.lifecycle import google_now
+    from launcher.cli.machine import of_work, one_machine, open_compute
+
+    if (lease is None) == (until is None):
+        raise UsageError("until when? Say one of --lease and --until", f"launch vm extend {name} --lease 4h")
+    compute = open_compute()
+    machine = leasing(of_work(one_machine(compute, name, zone), "its time is its run's"))
+    now = google_now(compute)
+    wanted = wished(lease, until, now)
+    ends = wanted if machine.ceiling is None else min(wanted, machine.ceiling)
+    show(moved(compute, machine, int(ends)), ends < wanted, now, output_format)
+
+
+def leasing(machine: Machine) -> Machine:
+    """The VM, if its lease runs. Raises UsageError."""
+    from launcher.machines import DOWN
+
+    if machine.status in DOWN or machine.started is None:
+        raise UsageError(
+            f"{machine.name} doesn't run: its lease begins when it starts", f"launch vm start {machine.name}"
+        )
+    return machine
+
+
+def wished(lease: str | None, until: str | None, now: float) -> float:
+    """The end that is asked for, in Unix seconds; `now` is Google's. Raises UsageError."""
+    from launcher.cli.preemption import seconds_of
+
+    ends = now + seconds_of(lease, "--lease") if lease is not None else moment(until or "", now)
+    if ends <= now:
+        raise UsageError(f"--until {until} is over", "launch vm stop NAME stops it now")
+    return ends
+
+
+def moment(text: str, now: float) -> float:
+    """A time of day, the next one; or a date and time. By this machine's time zone. Raises UsageError."""
+    from datetime import UTC, datetime, timedelta
+
+    here = datetime.fromtimestamp(now, UTC).astimezone()
+    try:
+        if len(text) <= len("22:40"):
+            told = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the zone is this machine's, below
+            found = here.replace(hour=told.hour, minute=told.minute, second=0, microsecond=0)
+            return (found if found > here else found + timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError(f"--until {text!r} isn't a time", "Write 22:40, or 2026-11-22T06:40.") from None
+
+
+def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
+    """The VM once its watchdog can see the new end. Raises LaunchError."""
+    from launcher.apply.lifecycle import begun, finished
+    from launcher.apply.service import Refused
+    from launcher.cli.machine import say, waited_for
+    from launcher.cli.refused import explained
+    from launcher.machines import LEASE
+
+    with waited_for(machine):
+        try:
+            finished(compute, begun(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
+        except Refused as error:
+            raise explained(error, machine) from error
+    return compute.instance(machine.zone, machine.id)
+
+
+def show(machine: Machine, short: bool, now: float, output: Output) -> None:
+    """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
+    from launcher.cli.machine import clock_text, leased
+    from launcher.cli.machinecost import price_of
+    from launcher.cli.status import printed
+    from launcher.cli.vm_list import machine_data
+
+    if output is not Output.text:
+        printed(machine_data(machine, (), now), output)
+        return
+    print(f"{machine.name}: {leased(machine, price_of(machine), now)}")
+    if short and machine.ceiling is not None:
+        print(f"No longer than that: Google itself ends it {clock_text(machine.ceiling, now)}, and that can't be moved")
+        print(f"while it runs. launch vm stop {machine.name}, then launch vm start {machine.name}, begins anew.")

@@ -1,0 +1,99 @@
+"""`launch vm stop`: a VM that costs no more than its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import InZone, Output, VmName
+
+if TYPE_CHECKING:
+    from launcher.apply.compute import Compute
+    from launcher.machines import Machine
+    from launcher.orphans import Disk
+
+STOPPED = frozenset({"STOPPED", "TERMINATED"})
+STOPPING = frozenset({"STOPPING", "PENDING_STOP"})
+
+
+def stop(
+    name: VmName,
+    *,
+    zone: InZone = None,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Stop a VM, and wait until it is.
+
+    Its boot disk stays, and is billed; what lies on its local SSDs (/mnt/localssd) is lost.
+    """
+    from launcher.cli.machine import of_work, one_machine, open_compute
+
+    compute = open_compute()
+    machine = of_work(one_machine(compute, name, zone), "it isn't stopped by hand")
+    if machine.status in STOPPED:
+        show(compute, machine, output_format, "is stopped already")
+        return
+    show(compute, stopped(compute, machine), output_format, "is stopped")
+
+
+def stopped(compute: Compute, machine: Machine) -> Machine:
+    """The VM once it is stopped. Raises LaunchError."""
+    from launcher.apply.lifecycle import changed, settled
+    from launcher.apply.service import Refused
+    from launcher.cli.machine import say, waited_for
+    from launcher.cli.machinecost import has_local_ssd
+    from launcher.cli.refused import explained
+
+    discard = has_local_ssd(machine)
+    with waited_for(machine):
+        if machine.status in STOPPING:
+            say(f"{machine.name} is being stopped already")
+            return settled(compute, machine, STOPPED, say)
+        say(f"stopping {machine.name}{': what lies on /mnt/localssd is lost' if discard else ''}")
+        try:
+            return changed(compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say)
+        except Refused as error:
+            raise explained(error, machine) from error
+
+
+def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
+    """The VM, what it goes on to cost, and how to start it again."""
+    from launcher.cli.machine import shown_now
+    from launcher.cli.status import printed
+    from launcher.cli.vm_list import machine_data
+
+    disks = disks_of(compute, machine)
+    if output is not Output.text:
+        printed(machine_data(machine, disks, shown_now(compute)), output)
+        return
+    print(f"{machine.name} {how}; {disks_text(disks)}")
+    print(f"launch vm start {machine.name}\n    starts it again")
+    print(f"launch vm delete {machine.name}\n    deletes it, with its disk")
+
+
+def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
+    """The disks of a VM; none where they can't be read, which is told."""
+    from launcher.apply.lifecycle import stock
+    from launcher.cli.machine import say
+    from launcher.cli.machinecost import of_machine
+    from launcher.errors import LaunchError
+
+    try:
+        return of_machine(stock(compute, f'labels.launch-run="{machine.run}"').disks, machine)
+    except LaunchError as error:
+        say(f"its disk can't be read: {error.problem}")
+        return ()
+
+
+def disks_text(disks: Sequence[Disk]) -> str:
+    """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
+    from launcher.cli.machine import usd_text
+    from launcher.cli.machinecost import usd_a_month
+
+    if not disks:
+        return "its disk is still billed"
+    usd = usd_a_month(disks)
+    what = " and ".join(f"{disk.size_gb} GB {disk.kind}" for disk in disks)
+    return f"its disk ({what}) " + ("is still billed" if usd is None else f"still costs ≈{usd_text(usd)} a month")

@@ -1,0 +1,83 @@
+"""What is launch's and costs money without need: by what Compute Engine says of a VM, or of a disk, alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from launcher.jobs import RUN_LABEL
+from launcher.machines import DOWN, Machine, last, seconds
+
+LATE_SECONDS: Final = 600.0
+"""After a lease's end, within which a watchdog that looks every 30 s has surely stopped its VM; and after the end of a
+training, within which its VM has deleted itself."""
+FORGOTTEN_SECONDS: Final = 7 * 86400.0
+"""A VM to work on that is stopped for longer is taken for forgotten: its disk is billed."""
+
+
+class Disk(Struct, frozen=True, kw_only=True):
+    """A disk that outlives the stop of its VM. Times are Unix seconds by Google's clock."""
+
+    name: str
+    zone: str
+    kind: str
+    """pd-balanced, …"""
+    size_gb: int
+    created: float
+    users: tuple[str, ...] = ()
+    """The VMs that it is attached to, by name."""
+    detached: float | None = None
+    labels: Mapping[str, str] = {}
+    image: str = ""
+    """What it was made from."""
+
+    @property
+    def region(self) -> str:
+        """`us-central1-a` is in us-central1."""
+        return self.zone.rpartition("-")[0]
+
+
+def of_disk(disk: Mapping[str, Any]) -> Disk:
+    """A Disk as canonical proto3 JSON, as data."""
+    return Disk(
+        name=disk.get("name", ""),
+        zone=last(disk.get("zone", "")),
+        kind=last(disk.get("type", "")),
+        size_gb=int(disk.get("sizeGb", 0)),
+        created=seconds(disk.get("creationTimestamp")) or 0.0,
+        users=tuple(map(last, disk.get("users", ()))),
+        detached=seconds(disk.get("lastDetachTimestamp")),
+        labels=dict(disk.get("labels", {})),
+        image=last(disk.get("sourceImage", "")),
+    )
+
+
+def needless(machine: Machine, now: float, ended: float | None) -> str | None:
+    """Why a VM is there without need; None: it isn't. `ended`: when its training did, as its run's folder says."""
+    if machine.trains:
+        return of_training(machine, now, ended)
+    if machine.status in DOWN:
+        stopped = now - (machine.stopped or machine.created)
+        return f"it is stopped for {stopped / 86400:.0f} days" if stopped > FORGOTTEN_SECONDS else None
+    until = machine.lease_until
+    if machine.status == "RUNNING" and until is not None and now > until + LATE_SECONDS:
+        return "its lease has ended, and it still runs: the watchdog on it has failed"
+    return None
+
+
+def of_training(machine: Machine, now: float, ended: float | None) -> str | None:
+    """A VM that trains deletes itself at its end."""
+    if ended is not None and (machine.status in DOWN or now > ended + LATE_SECONDS):
+        return "its training has ended, and it is still there"
+    if ended is None and machine.status in DOWN:
+        return "it is stopped, and its run's folder doesn't say that it has ended"
+    return None
+
+
+def without_vm(disks: Iterable[Disk], machines: Iterable[Machine]) -> tuple[Disk, ...]:
+    """Launch's disks that belong to no VM: neither attached, nor the boot disk of one that is just being made."""
+    there = {(machine.zone, machine.name) for machine in machines}
+    ours = [disk for disk in disks if disk.labels.get(RUN_LABEL)]
+    return tuple(disk for disk in ours if not disk.users and (disk.zone, disk.name) not in there)

@@ -1,0 +1,82 @@
+"""What the end of a VM that trains means: where its container has said nothing, or was never started."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from launcher.jobs import Failure, Job
+from launcher.verdicts.model import Refusal, Scope, Tried, Verdict
+from launcher.verdicts.refused import LONGEST, of_refusal, recognised
+from launcher.verdicts.words import plain
+
+PREEMPTED: Final = "preempted"
+HOST_ERROR: Final = "hostError"
+MAINTENANCE: Final = "maintenance"
+STOPPED: Final = "stopped"
+STARTUP: Final = "startup"
+"""Our own words for a Failure's reason: Google took the VM away; its host failed; its host went down for maintenance
+(a VM with GPUs can't move to another); somebody stopped it; its startup script has not come as far as the container."""
+
+TAKEN: Final = {
+    PREEMPTED: "Google took the VM away (a preemption), before all was saved",
+    HOST_ERROR: "the VM's host failed",
+    MAINTENANCE: "the VM was ended for its host's maintenance",
+    STOPPED: "the VM was stopped before its container had ended",
+}
+HTTP: Final = {
+    1: 499,
+    3: 400,
+    4: 504,
+    5: 404,
+    6: 409,
+    7: 403,
+    8: 429,
+    9: 400,
+    10: 409,
+    11: 400,
+    12: 501,
+    13: 500,
+    14: 503,
+}
+"""google.rpc.Code -> HTTP's status (google/rpc/code.proto). 16, UNAUTHENTICATED, is left out: the job's own
+credentials aren't those of who asks."""
+DRIVER: Final = r"nvidia|driver|\bGPU"
+PULL: Final = r"can't be pulled"
+"""Of the startup script's own words: the GPU does not come up; the image does not come."""
+
+
+def of_vm(job: Job, tried: Tried, log: str) -> Verdict | None:
+    """The verdict if a VM ended by itself, or never came to be; None: its container tells more."""
+    error = job.error
+    if job.zone is None or error is None:
+        return None
+    if error.reason in TAKEN:
+        return Verdict(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
+    if error.reason == STARTUP:
+        return of_startup(error, tried, log)
+    return of_refusal(refusal_of(error), tried) if error.reason else None
+
+
+def refusal_of(error: Failure) -> Refusal:
+    """An operation's error as what it would have been if Google had said it at once."""
+    return Refusal(
+        code=HTTP.get(error.code, 500),
+        message=error.message,
+        reason=error.reason,
+        metadata=error.metadata,
+        service="compute",
+    )
+
+
+def of_startup(error: Failure, tried: Tried, log: str) -> Verdict:
+    """Why the startup script could not start the container, in its own words."""
+    said = (error.metadata.get("said", "") or error.message)[:LONGEST]
+    known = recognised(Refusal(code=400, message=said, service="compute"), tried)
+    if known is not None and known.kind in ("permission", "image", "disabled", "credentials"):
+        return known
+    if re.search(PULL, said, re.IGNORECASE):  # by no fault of the image's: the way to it, then
+        fix = f"gcloud compute routers list --project={tried.project} shows whether {tried.region} has a Cloud NAT"
+        return Verdict(scope="region", kind="image", cause=plain(said), fix=fix)
+    scope: Scope = "zone" if re.search(DRIVER, said, re.IGNORECASE) else "permanent"
+    return Verdict(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(said)}", fix=log)

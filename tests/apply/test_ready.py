@@ -1,0 +1,196 @@
+"""Waiting until a new VM's GPUs answer, against a Compute Engine on loopback and a clock of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+from launcher.apply import ready
+from launcher.apply.compute import Compute
+from launcher.apply.googleapis import UnreachableError
+from launcher.apply.ready import wait_ready
+from launcher.apply.remote import Answer
+from launcher.apply.running import Clock
+from launcher.apply.sshfaults import Explained, explained
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.machines import Machine
+from tests.cli.vms import body
+from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
+from tests.ssh.vms import machine as some_machine
+
+ZONE = "us-central1-a"
+ME = "me@example.com"
+GPUS = "GPU 0: NVIDIA L4 (UUID: GPU-1)\n"
+
+
+def fault(log: str) -> Explained:
+    found = explained(
+        log, some_machine(), {"user": "me", "port": "22", "account": "me@example.com", "member": "user:me@example.com"}
+    )
+    assert found
+    return found
+
+
+REFUSED = Answer(255, fault=fault("ssh: connect to host x port 22: Connection refused"))
+BACKEND = Answer(255, fault=fault("Error while connecting [4003: 'failed to connect to backend']"))
+DENIED = Answer(255, fault=fault("me@compute.1: Permission denied (publickey)."))
+NOT_AUTHORIZED = Answer(255, fault=fault("Error while connecting [4033: 'not authorized']"))
+NO_DRIVER = Answer(9, err="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\nMore.")
+WORKS = Answer(0, out=GPUS)
+
+
+class World:
+    """A VM that was just asked for, and what becomes of it: `plan` is by the seconds since then."""
+
+    def __init__(self, cloud: GoogleCloud, clock: FakeClock) -> None:
+        self.cloud, self.clock = cloud, clock
+        self.compute = Compute("my-project", cloud.environ(), Clock(clock, self.sleep))
+        self.plan: list[tuple[float, Callable[[], object]]] = []
+        self.answer = WORKS
+        self.told: list[str] = []
+        self.asked: list[Machine] = []
+        self.compute.insert(ZONE, body("dev", ZONE), str(uuid4()))
+        self.begun = clock()
+        self.machine = self.compute.instance(ZONE, "dev")
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for due in [one for one in self.plan if self.clock() >= self.begun + one[0]]:
+            self.plan.remove(due)
+            due[1]()
+
+    def at(self, seconds: float, do: Callable[[], object]) -> None:
+        self.plan.append((seconds, do))
+
+    def say(self, state: str, reason: str = "") -> Callable[[], None]:
+        def said() -> None:
+            self.cloud.compute.set_guest("dev", "launch/state", state)
+            self.cloud.compute.set_guest("dev", "launch/reason", reason)
+
+        return said
+
+    def becomes(self, answer: Answer) -> Callable[[], None]:
+        return lambda: setattr(self, "answer", answer)
+
+    def ask(self, machine: Machine) -> Answer:
+        self.asked.append(machine)
+        return self.answer
+
+    def wait(self) -> tuple[Machine, str]:
+        return wait_ready(self.machine, self.compute, self.ask, self.told.append, Clock(self.clock, self.sleep))
+
+    @property
+    def seconds(self) -> float:
+        return self.clock() - self.begun
+
+
+@pytest.fixture
+def world(cloud: GoogleCloud, clock: FakeClock) -> World:
+    return World(cloud, clock)
+
+
+def test_each_step_is_told_once(world: World) -> None:
+    world.answer = BACKEND
+    world.at(40, world.say("booting"))
+    world.at(60, world.say("driver"))
+    world.at(90, world.becomes(NO_DRIVER))
+    world.at(180, world.becomes(WORKS))
+    machine, out = world.wait()
+    assert (machine.status, out) == ("RUNNING", GPUS)
+    assert 180 <= world.seconds < 190
+    assert world.told == [
+        "dev is PROVISIONING",
+        "dev is STAGING",
+        "it boots; SSH doesn't answer yet",
+        "the NVIDIA driver is being installed; SSH doesn't answer yet",
+        "SSH answers; the NVIDIA driver is being installed",
+    ]
+    assert {one.status for one in world.asked} == {"RUNNING"}, "nobody knocks before it runs"
+
+
+def test_the_startup_script_gave_up(world: World) -> None:
+    world.answer = NO_DRIVER
+    world.at(90, world.say("failed", "the driver's installer ended with 1"))
+    with pytest.raises(LaunchError, match="dev didn't get ready: the driver's installer ended with 1") as caught:
+        world.wait()
+    assert caught.value.hint == "It is left as it is: launch ssh dev"
+    assert world.seconds < 100
+
+
+def test_it_never_gets_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "LONGEST", 120.0)
+    world.answer = REFUSED
+    lines = "".join(f"line {n}\r\n" for n in range(30)) + "\x1b[31mKernel panic\n\n"
+    world.at(60, lambda: world.cloud.compute.write_serial("dev", lines))
+    with pytest.raises(LaunchError) as caught:
+        world.wait()
+    problem, hint = caught.value.problem, caught.value.hint
+    assert problem.startswith("dev isn't ready after 2 minutes: dev refuses SSH connections\nIts console ends:\n")
+    assert problem.splitlines()[-1] == "  [31mKernel panic"
+    assert len(problem.splitlines()) == 14
+    assert hint.endswith("It is left as it is, and costs: launch ssh dev, launch vm delete dev")
+    assert 120 <= world.seconds < 180
+
+
+def test_a_driver_that_never_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "LONGEST", 120.0)
+    world.answer = NO_DRIVER
+    with pytest.raises(LaunchError, match="isn't ready after 2 minutes: nvidia-smi says: NVIDIA-SMI has failed"):
+        world.wait()
+
+
+def test_what_no_waiting_mends(world: World) -> None:
+    world.answer = NOT_AUTHORIZED
+    with pytest.raises(NotAuthorised, match="4033"):
+        world.wait()
+    assert world.seconds < 30
+
+
+def test_keys_may_be_refused_while_it_boots(world: World) -> None:
+    world.answer = DENIED
+    world.at(20, world.say("booting"))
+    world.at(100, world.becomes(WORKS))
+    assert world.wait()[1] == GPUS
+
+
+def test_keys_are_refused_for_good(world: World) -> None:
+    world.answer = DENIED
+    world.at(20, world.say("ready"))
+    with pytest.raises(NotAuthorised, match="doesn't let me in"):
+        world.wait()
+    assert 120 < world.seconds < 200
+
+
+def test_it_is_stopped_on_the_way(world: World) -> None:
+    world.answer = REFUSED
+    world.at(60, lambda: world.cloud.compute.power_off("dev"))
+    with pytest.raises(LaunchError, match="it was stopped before it was ready"):
+        world.wait()
+
+
+def test_it_is_deleted_on_the_way(world: World) -> None:
+    world.answer = REFUSED
+    world.at(60, lambda: world.compute.delete(world.machine))
+    with pytest.raises(LaunchError, match=r"dev is (STOPPING|gone)"):
+        world.wait()
+
+
+def test_an_outage_passes(world: World) -> None:
+    world.answer = REFUSED
+    world.at(60, lambda: world.cloud.faults.add(Fault("compute.instances.get", Status(503), times=20)))
+    world.at(300, world.becomes(WORKS))
+    assert world.wait()[1] == GPUS
+    assert any("Compute Engine" in line for line in world.told)
+
+
+def test_an_outage_of_os_login_passes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(machine: Machine) -> Answer:
+        if world.seconds < 100:
+            raise UnreachableError("OS Login gives no answer")
+        return WORKS
+
+    monkeypatch.setattr(world, "ask", ask)
+    assert world.wait()[1] == GPUS
+    assert "OS Login gives no answer" in world.told

@@ -1,0 +1,186 @@
+"""VMs that train, as jobs: one VM on loopback, from its request to its end, however that comes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher import asked
+from launcher.apply.service import GoneError, Refused
+from launcher.errors import LaunchError
+from launcher.jobs import GONE, Job
+from launcher.verdicts import of_end, of_refusal
+from tests.apply.vming import ZONE, Site, attempt_of, plan_of
+from tests.googlecloud import Fault, Status
+from train import contract
+
+RUN = plan_of().run
+MINE = f'labels.launch-run="{RUN}"'
+
+
+def verdict(job: Job) -> tuple[str, str]:
+    found = of_end(job, asked.tried_by(job, "my-project"))
+    return found.scope, found.kind
+
+
+# --- Its way ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_there_at_once_and_waits_for_its_machine(site: Site) -> None:
+    job = site.launch()
+    number = site.cloud.compute.vm(RUN).number
+    assert job.name == f"projects/my-project/zones/{ZONE}/instances/{number}"
+    assert (job.state, job.region, job.zone, job.run, job.created) == (
+        "PENDING",
+        "us-central1",
+        ZONE,
+        RUN,
+        site.clock(),
+    )
+    assert json.dumps(job.request, sort_keys=True) == json.dumps(attempt_of().request, sort_keys=True)
+    assert (job.is_waiting, job.started) == (True, None)
+    states = []
+    for _ in range(3):
+        states.append(site.vms.get(job.name).state)
+        site.clock.advance(5)
+    assert states == ["PENDING", "PENDING", "RUNNING"]
+    now = site.vms.get(job.name)
+    assert (now.run, now.started, asked.image(now.request)) == (RUN, job.created + 5, asked.image(job.request))
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "means"),
+    [
+        ({"exit": 0}, "SUCCEEDED", ("permanent", "succeeded")),
+        ({"exit": 1}, "FAILED", ("permanent", "user")),
+        ({"exit": 75}, "FAILED", ("transient", "preempted")),
+        ({"exit": 70}, "FAILED", ("region+provisioning", "unfit")),
+        ({"exit": 75, "cancelled": True}, "CANCELLED", ("permanent", "cancelled")),
+        ({"exit": 70, "reason": "nvidia-smi has not answered for 10 minutes"}, "FAILED", ("zone", "unfit")),
+        ({"exit": 70, "reason": "docker pull: manifest unknown"}, "FAILED", ("permanent", "image")),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_its_record_is_its_end_whatever_becomes_of_the_vm(
+    site: Site, record: dict[str, Any], state: str, means: tuple[str, str], there: bool
+) -> None:
+    job = site.running()
+    site.write(job.id, **record)
+    if not there:
+        site.compute.wait(site.compute.delete(job.name), 60)
+    for vms in (site.vms, site.launcher()):
+        ended = vms.get(job.name)
+        assert (ended.state, verdict(ended)) == (state, means)
+        assert (ended.run, ended.ended) == (RUN, 1_700_000_010)
+        assert (ended.error is None) == (state != "FAILED")
+
+
+def test_a_record_that_nobody_can_read_is_none(site: Site) -> None:
+    job = site.running()
+    site.folder().write(contract.machine_end(job.id), b'{"exit": "zero"}')
+    assert site.vms.get(job.name).state == "RUNNING"
+
+
+def test_a_run_folder_that_can_not_be_read_hides_no_vm_that_runs(site: Site) -> None:
+    job = site.running()
+    site.cloud.faults.add(Fault("storage.objects.get", Status(403), times=99))
+    assert site.vms.get(job.name).state == "RUNNING"
+    assert any("run folder" in line for line in site.said)
+    site.compute.wait(site.compute.delete(job.name), 60)
+    with pytest.raises(LaunchError, match="run folder can't be used"):
+        site.vms.get(job.name)
+
+
+# --- Ends without a record --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stockout_after_90_s(site: Site, known: bool) -> None:
+    site.cloud.compute.capacity.out(ZONE, after=90.0, available=("us-central1-b",))
+    job = site.launch()
+    site.clock.advance(80)
+    assert site.vms.get(job.name).state == "PENDING"
+    site.clock.advance(20)
+    ended = (site.vms if known else site.launcher()).get(job.name)
+    assert (ended.state, ended.run, verdict(ended)) == ("FAILED", RUN, ("zone", "stockout"))
+    assert ended.error
+    assert ended.error.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    assert of_end(ended, asked.tried_by(ended, "my-project")).zones == ("us-central1-b",)
+    assert (ended.started, ended.billed) == (None, 0.0)
+
+
+def test_what_was_asked_for_is_known_to_who_asked_for_it(site: Site) -> None:
+    site.cloud.compute.capacity.out(ZONE)
+    job = site.launch()
+    site.clock.advance(60)
+    ended = site.vms.get(job.name)
+    assert (ended.request, ended.labels) == (job.request, job.labels)
+    assert "no g2-standard-12 to be had" in of_end(ended, asked.tried_by(ended, "my-project")).cause
+
+
+def test_an_operation_that_has_failed_already_is_a_refusal(site: Site) -> None:
+    site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1", late=True)
+    with pytest.raises(Refused) as refused:
+        site.launch()
+    told = of_refusal(refused.value.refusal, asked.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    assert (told.scope, told.kind) == ("region+provisioning", "quota")
+    assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in told.fix
+    assert "--dimensions=region=us-central1" in told.fix
+
+
+@pytest.mark.parametrize("seconds", [1, 7, 60])
+def test_preempted_while_it_is_made_or_runs(site: Site, seconds: int) -> None:
+    job = site.launch()
+    site.clock.advance(seconds)
+    site.cloud.compute.preempt(RUN)
+    site.clock.advance(120)
+    ended = site.launcher().get(job.name)
+    assert (ended.state, verdict(ended)[1]) == ("FAILED", "preempted")
+
+
+def test_its_host_fails(site: Site) -> None:
+    job = site.running()
+    site.cloud.compute.host_error(RUN)
+    ended = site.vms.get(job.name)
+    assert (ended.state, ended.error and ended.error.reason) == ("FAILED", "hostError")
+    assert verdict(ended) == ("transient", "preempted")
+
+
+def test_it_is_stopped_by_somebody(site: Site) -> None:
+    job = site.running()
+    site.cloud.compute.power_off(RUN)
+    assert site.vms.get(job.name).state == "CANCELLING"
+    site.clock.advance(30)
+    ended = site.vms.get(job.name)
+    assert (ended.state, ended.error and ended.error.reason) == ("FAILED", "stopped")
+    assert ended.ended == 1_700_000_030
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_its_hours_are_over(site: Site, known: bool) -> None:
+    job = site.running()
+    site.clock.advance(86_400 + 60)
+    ended = (site.vms if known else site.launcher()).get(job.name)
+    assert (ended.state, verdict(ended)) == ("EXPIRED", ("permanent", "expired"))
+
+
+@pytest.mark.parametrize("after", [3, 30])
+def test_somebody_deletes_it(site: Site, after: int) -> None:
+    job = site.launch()
+    site.clock.advance(after)
+    site.compute.delete(job.name)
+    site.clock.advance(60)
+    ended = site.vms.get(job.name)
+    assert (ended.state, verdict(ended)) == (GONE, ("permanent", "cancelled"))
+
+
+def test_nothing_tells_of_it_any_more(site: Site) -> None:
+    job = site.running()
+    site.compute.wait(site.compute.delete(job.name), 60)
+    site.cloud.compute.forget_operations()
+    with pytest.raises(GoneError):
+        site.launcher().get(job.name)
+    with pytest.raises(LaunchError, match="no VM's name"):
+        site.vms.get("projects/my-project/zones/us-central1-a/instances/by-name")

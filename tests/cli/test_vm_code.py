@@ -1,0 +1,58 @@
+"""`launch vm code`: ssh learns a VM's name."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.place import Place
+from tests.cli.vms import Vms
+from tests.ssh import SshServer
+
+
+@pytest.fixture
+def place(vms: Vms, tmp_path: Path) -> Iterator[Place]:
+    with SshServer(tmp_path / "server") as server:
+        yield Place(vms, server, tmp_path)
+
+
+def test_ssh_knows_the_name(place: Place) -> None:
+    ran = place.launch("vm", "code", "dev", "--yes", *place.there)
+    assert "ssh dev" in ran.out
+    assert "code --remote ssh-remote+dev" in ran.out
+    assert "another address: launch vm code dev again" in ran.out
+    config = place.home / ".ssh" / "config"
+    assert config.read_text() == f'Include "{place.settings / "ssh_config"}"\n'
+    argv = ["ssh", "-F", str(config), "dev", "echo hello"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stdout == "hello\n", done.stderr
+    before = config.stat().st_mtime_ns
+    place.launch("vm", "code", "dev", "--yes", *place.there)
+    assert config.stat().st_mtime_ns == before
+
+
+def test_the_users_file_is_asked_about(place: Place) -> None:
+    ran = place.launch("vm", "code", "dev", *place.there)
+    assert "is unchanged: ssh knows the name once this line is at its top" in ran.out
+    assert not (place.home / ".ssh" / "config").exists()
+    assert (place.settings / "ssh_config").exists()
+
+
+def test_a_name_that_the_user_has_already(place: Place) -> None:
+    (place.home / ".ssh" / "config").write_text("Host dev\n  HostName 192.0.2.1\n")
+    assert "has a Host dev of its own" in place.launch("vm", "code", "dev", "--yes", *place.there).err
+
+
+def test_a_vm_that_is_gone_is_forgotten(place: Place) -> None:
+    place.launch("vm", "code", "dev", *place.there)
+    place.vms.compute.delete(place.machine)
+    place.vms.clock.advance(60)
+    place.vms.make("other")
+    place.vms.cloud.compute.vm("other").body["networkInterfaces"][0]["accessConfigs"] = [{"natIP": "127.0.0.1"}]
+    place.launch("vm", "code", "other", *place.there)
+    text = (place.settings / "ssh_config").read_text()
+    assert "Host other" in text
+    assert "Host dev" not in text

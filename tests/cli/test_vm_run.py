@@ -1,0 +1,130 @@
+"""`launch vm SPEC --run` against a Compute Engine on loopback, on a clock of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.apply import running
+from tests.cli.cloudjobs import Job
+from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
+from tests.vmruns import VmSite, exits, is_preempted
+
+
+@pytest.fixture
+def site(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> VmSite:
+    made = VmSite(job.cloud, clock, [exits(0)])
+    monkeypatch.setattr(running, "REAL", made.time)
+    job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"])
+    return made
+
+
+def inserts(cloud: GoogleCloud) -> list[tuple[str, Any]]:
+    asked = (one for one in cloud.requests if one.method == "POST" and one.path.endswith("/instances"))
+    return [(one.path.split("/")[6], one.body) for one in asked]
+
+
+RUN = ("vm", "job.yaml", "--run", "--no-preflight")
+
+
+def test_what_is_sent_is_what_the_dry_run_shows(job: Job, site: VmSite) -> None:
+    planned = job.data("vm", "job.yaml", "--run", "--dry-run")
+    assert not job.cloud.requests
+    ran = job.launch(*RUN)
+    ((zone, body),) = inserts(job.cloud)
+    assert zone == "us-central1-a"
+    assert parse_instance(body) == parse_instance(planned["attempts"][0]["request"])
+    assert f"run       {planned['run']} succeeded in 1 min" in ran.out
+    assert "spot in us-central1-a, g2-standard-24" in ran.err
+    assert "cost      ≈$0.0" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert job.cloud.compute.names() == []
+
+
+def test_preempted_it_goes_on_elsewhere(job: Job, site: VmSite) -> None:
+    site.does = [is_preempted, exits(0)]
+    ran = job.launch(*RUN)
+    assert "attempt   2: spot in us-central1-" in ran.err
+    assert "taken away" in ran.err
+    assert len(inserts(job.cloud)) == 2
+
+
+def test_status_of_a_run_whose_vm_is_gone(job: Job, site: VmSite) -> None:
+    site.does = [exits(1)]
+    failed = job.launch(*RUN, code=3)
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    assert f"launch vm SPEC --run --resume {run}" in failed.err
+    shown = job.launch("status", f"gs://my-bucket/runs/{run}")
+    assert f"{run}  failed" in shown.out
+    assert "attempts  1. spot in us-central1-a:" in shown.out
+    data = job.data("status", f"gs://my-bucket/runs/{run}")
+    assert (data["state"], data["zone"]) == ("FAILED", "us-central1-a")
+    assert job.launch("status", run, code=2).err.count("gs://…/RUN") == 1  # no default output here
+
+
+def test_a_run_is_found_where_runs_write_by_default(job: Job, site: VmSite) -> None:
+    job.write(zones=["us-central1-a"], regions=None, provisioning=["spot"], output="gs://my-project-launch/runs")
+    job.cloud.objects.add("my-project-launch")
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    job.launch(*RUN, code=0)
+    assert f"{run}  succeeded" in job.launch("status", run).out
+
+
+def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) -> None:
+    site.does = [lambda _site, _vm: None]
+    begun = job.launch(*RUN, "--detach")
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    assert f"{run} is RUNNING in us-central1-a" in begun.out
+    assert f"{run}  RUNNING  g2-standard-24 spot  us-central1-a" in job.launch("status").out
+    assert "runs" in job.launch("status", "job").out
+    vm = job.cloud.compute.vm(run)
+    job.cloud.logs.write_vm(vm, "hello from the VM") if hasattr(job.cloud.logs, "write_vm") else None
+    job.launch("logs", run)
+    assert f"{run} was cancelled" in job.launch("cancel", "job").out
+    assert job.cloud.compute.names() == []
+    ended = job.launch(*RUN, code=3)
+    assert "cancelled" in ended.err
+    site.does = [exits(0)]
+    assert "succeeded" in job.launch("vm", "--run", "--no-preflight", "--resume", f"gs://my-bucket/runs/{run}").out
+
+
+def test_new_beside_a_run_that_has_ended(job: Job, site: VmSite) -> None:
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    job.launch(*RUN)
+    again = job.launch(*RUN)
+    assert "has succeeded; nothing was started" in again.err
+    assert f"{run}-2 succeeded" in job.launch(*RUN, "--new").out
+    assert f"{run}-3 succeeded" in job.launch(*RUN, "--new").out
+
+
+def test_a_run_belongs_to_one_service_at_a_time(job: Job, site: VmSite) -> None:
+    site.does = [lambda _site, _vm: None]
+    job.launch(*RUN, "--detach")
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    assert job.data("vertex", "job.yaml", "--dry-run")["run"] == run
+    ran = job.launch("vertex", "job.yaml", "--detach")
+    assert not job.created
+    assert "us-central1-a" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("vm", "--resume", "x"), "--resume is for a run"),
+        (("vm", "--run", "--lease", "4h"), "--lease is for a VM to work on"),
+        (("vm", "--dry-run", "--detach"), "--dry-run sends nothing"),
+        (("vm", "job.yaml", "--run", "--new", "--resume", "job"), "--new chooses the run's id"),
+        (("vm", "job.yaml", "--run", "--resume", "-o"), "needs a run"),
+    ],
+)
+def test_flags_that_cant_go_together(job: Job, argv: tuple[str, ...], said: str) -> None:
+    assert said in job.launch(*argv, code=2).err
+
+
+def test_a_spec_called_like_a_command(job: Job, site: VmSite, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text((tmp_path / "job.yaml").read_text())
+    assert "No VMs" in job.launch("vm", "list").out or "NAME" in job.launch("vm", "list").out
+    assert json.loads(job.launch("vm", "./list", "--run", "--dry-run", "-o", "json").out)["target"] == "vm"

@@ -1,0 +1,173 @@
+"""`launch vm stop`, `start` and `delete`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from launcher.apply import running
+from tests.cli.vms import HOUR, RUN, Person, Vms
+from tests.googlecloud import Fault, Reset, Status
+
+GET = "compute.instances.get"
+
+
+def test_stop_and_start(vms: Vms) -> None:
+    vms.make("dev", lease=4 * HOUR)
+    ran = vms.launch("stop", "dev")
+    assert ran.out.splitlines()[0] == "dev is stopped; its disk (200 GB pd-balanced) still costs ≈$20.00 a month"
+    assert "launch vm start dev" in ran.out
+    assert vms.status("dev") == "TERMINATED"
+    assert vms.launch("stop", "dev").out.startswith("dev is stopped already; its disk (200 GB")
+    vms.clock.advance(3 * HOUR)
+    ran = vms.launch("start", "dev")
+    assert ran.out.splitlines()[0].startswith("dev runs: $2.00/h, at most $24.01, stops itself 05:")
+    assert vms.status("dev") == "RUNNING"
+    assert vms.launch("start", "dev").out.startswith("dev runs already: $2.00/h")
+
+
+def test_scratch_is_lost_and_that_is_told(vms: Vms) -> None:
+    vms.make("dev", ssds=2)
+    assert "/mnt/localssd is lost" in vms.launch("stop", "dev").err
+    vms.make("big", machine="a3-highgpu-2g", model="SPOT")
+    assert "/mnt/localssd is lost" in vms.launch("stop", "big").err
+    vms.make("plain")
+    assert "/mnt/localssd" not in vms.launch("stop", "plain").err
+
+
+def test_one_that_is_being_stopped_is_waited_for(vms: Vms) -> None:
+    machine = vms.make("dev")
+    vms.compute.stop(machine, discard_local_ssd=False)
+    assert "is being stopped already" in vms.launch("stop", "dev").err
+    vms.launch("start", "dev")
+    vms.compute.stop(machine, discard_local_ssd=False)
+    assert "it starts after that" in vms.launch("start", "dev").err
+    assert vms.status("dev") == "RUNNING"
+
+
+def test_one_that_is_coming_up_is_waited_for(vms: Vms) -> None:
+    machine = vms.make("dev")
+    vms.launch("stop", "dev")
+    vms.compute.start(machine)
+    assert vms.status("dev") == "PROVISIONING"
+    assert vms.launch("start", "dev").out.startswith("dev runs: ")
+    assert len([path for path in vms.asked("POST") if path.endswith("/start")]) == 1
+
+
+def test_a_zone_without_room_keeps_a_vm_down(vms: Vms) -> None:
+    vms.make("dev")
+    vms.launch("stop", "dev")
+    vms.cloud.compute.capacity.out("us-central1-a", "g2-*")
+    ran = vms.launch("start", "dev", code=5)
+    assert "us-central1-a has no g2-standard-24 for dev just now, and its disk is in that zone" in ran.err
+    assert "launch vm start dev\n    again, later" in ran.err
+    assert vms.status("dev") == "TERMINATED"
+
+
+def test_a_quota_is_no_missing_role(vms: Vms) -> None:
+    vms.make("dev")
+    vms.launch("stop", "dev")
+    vms.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
+    ran = vms.launch("start", "dev", code=5)
+    assert "add-iam-policy-binding" not in ran.err
+    assert "NVIDIA_L4_GPUS" in ran.err
+
+
+def test_what_is_done_is_done_though_google_says_no_time(vms: Vms) -> None:
+    vms.make("dev")
+    vms.cloud.faults.add(Fault("compute.projects.get", Reset(), times=None))
+    assert vms.launch("stop", "dev", "-o", "json").out
+    assert vms.status("dev") == "TERMINATED"
+
+
+def test_spot_is_said_on_start(vms: Vms) -> None:
+    vms.make("dev", model="SPOT")
+    vms.launch("stop", "dev")
+    assert "Google may stop it again at any moment" in vms.launch("start", "dev").err
+
+
+@pytest.mark.parametrize("command", ["stop", "start", "delete", "extend"])
+def test_a_vm_that_trains_is_left_to_its_run(vms: Vms, command: str) -> None:
+    vms.train()
+    flags = {"delete": ["--yes"], "extend": ["--lease", "4h"]}.get(command, [])
+    ran = vms.launch(command, RUN, *flags, code=2)
+    assert f"{RUN} trains for {RUN}: " in ran.err
+    assert (f"launch cancel {RUN}" if command != "start" else "--resume") in ran.err
+    assert vms.status(RUN) == "RUNNING"
+
+
+def test_delete_asks(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+    vms.make("dev")
+    assert "--yes" in vms.launch("delete", "dev", code=2).err
+    monkeypatch.setattr(sys, "stdin", Person("n\n"))
+    ran = vms.launch("delete", "dev", code=1)
+    assert (
+        "Delete dev (g2-standard-24 in us-central1-a, RUNNING)?\nAll that is on its boot disk (200 GB) is lost."
+        in ran.err
+    )
+    assert "dev was not deleted" in ran.err
+    monkeypatch.setattr(sys, "stdin", Person("\n"))
+    vms.launch("delete", "dev", code=1)
+    assert vms.cloud.compute.names() == ["dev"]
+    assert not vms.asked("DELETE")
+    monkeypatch.setattr(sys, "stdin", Person("y\n"))
+    assert vms.launch("delete", "dev").out == "dev is deleted\n"
+    assert vms.cloud.compute.names() == []
+
+
+def test_a_disk_that_stays_is_told(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+    vms.make("dev", auto_delete=False)
+    monkeypatch.setattr(sys, "stdin", Person("y\n"))
+    assert "Its boot disk (200 GB) stays, and is billed." in vms.launch("delete", "dev").err
+
+
+def test_one_that_is_gone_is_no_failure(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert vms.launch("delete", "dev", "--yes").out == "nothing to do: launch has no VM dev in project my-project\n"
+    vms.make("dev")
+    assert "Did you mean dev?" in vms.launch("delete", "devv", "--yes", code=2).err
+    vms.cloud.faults.add(Fault("compute.instances.delete", Status(404), times=1))
+    assert vms.launch("delete", "dev", "--yes").out == "dev is gone already\n"
+
+
+def test_somebody_elses_vm_is_never_touched(vms: Vms) -> None:
+    vms.make("theirs", labels={"team": "vision"})
+    for command, flags in (("delete", ["--yes"]), ("stop", []), ("start", []), ("extend", ["--lease", "1h"])):
+        vms.launch(command, "theirs", *flags, code=0 if command == "delete" else 2)
+    assert vms.status("theirs") == "RUNNING"
+    assert not vms.asked("DELETE")
+
+
+def test_a_training_vm_whose_run_has_ended_is_deleted(vms: Vms) -> None:
+    vms.end(vms.train())
+    assert vms.launch("delete", RUN, "--yes").out == f"{RUN} is deleted\n"
+
+
+def test_an_outage_on_the_way_is_told_and_waited_out(vms: Vms) -> None:
+    vms.make("dev")
+    vms.cloud.compute.pace = replace(vms.cloud.compute.pace, stop=90)
+    vms.cloud.faults.add(Fault("compute.zoneOperations.get", Status(503), times=30))
+    ran = vms.launch("stop", "dev")
+    assert "can't be seen just now, trying on" in ran.err
+    assert ran.out.startswith("dev is stopped;")
+
+
+def test_a_wait_without_an_end_ends(vms: Vms) -> None:
+    vms.make("dev")
+    vms.cloud.compute.pace = replace(vms.cloud.compute.pace, stop=7200)
+    ran = vms.launch("stop", "dev", code=6)
+    assert "still waiting for Compute Engine (20 s)" in ran.err
+    assert "for 15 minutes, and goes on" in ran.err
+
+
+def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
+    vms.make("dev")
+
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "REAL", running.Clock(vms.clock, sleep))
+    assert "launch vm status dev shows how far it is" in vms.launch("stop", "dev", code=130).err
+    vms.clock.advance(60)
+    assert vms.status("dev") == "TERMINATED"

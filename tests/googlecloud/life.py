@@ -1,0 +1,258 @@
+"""The life of a VM by the cloud's clock: made, run, stopped, started, taken away, deleted; each with its operation.
+
+What is known of Google's own doings (operation types, who does what, that a Spot VM preempted while it is made is left
+stopped): compute/docs/instances/create-use-spot, and what users of them report (scylla-cluster-tests pull 2945,
+karpenter-provider-gcp pull 37).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.googlecloud.capacity import Capacity, Shortage
+from tests.googlecloud.compute_operations import SYSTEM, Operation, Operations, Problem, stamp
+from tests.googlecloud.timeline import Timeline
+from tests.googlecloud.vms import Park, Vm
+
+MAKING = ("PENDING", "PROVISIONING", "STAGING")
+CANCELLED = Problem("OPERATION_CANCELED_BY_USER", "Operation was canceled by user ''.")
+PREEMPTED = Problem("UNSUPPORTED_OPERATION", "Instance failed to start due to preemption.")
+
+
+@dataclass
+class Pace:
+    """Seconds that things take. `staging` and `running` are counted from the request, `fail` too: then a stockout is
+    noticed. A preempted VM has `notice` seconds."""
+
+    staging: float = 5.0
+    running: float = 10.0
+    fail: float = 5.0
+    stop: float = 20.0
+    delete: float = 15.0
+    notice: float = 30.0
+
+    def times(self, factor: float) -> Pace:
+        """Faster, or slower."""
+        return Pace(**{name: seconds * factor for name, seconds in vars(self).items()})
+
+
+class Life:
+    """Does to VMs what is asked for, and what Google does by itself."""
+
+    def __init__(self, park: Park, operations: Operations, capacity: Capacity, timeline: Timeline) -> None:
+        self.park = park
+        self.operations = operations
+        self.capacity = capacity
+        self.timeline = timeline
+        self.pace = Pace()
+        self._making: dict[str, Operation] = {}
+        self._leaving: dict[str, list[Operation]] = {}
+
+    def settle(self) -> None:
+        """Do what is due. Who waits for capacity (flex-start) gets it as soon as there is some."""
+        self.timeline.settle()
+        for vm in [vm for vm in self.park.vms.values() if vm.status == "PENDING"]:
+            if self.capacity.meets(vm.wanted) is None:
+                self._provision(vm)
+
+    def make(self, vm: Vm, operation: Operation) -> None:
+        """A VM is to run: it gets there, or its operation fails."""
+        self._making[vm.number] = operation
+        shortage = self.capacity.meets(vm.wanted)
+        if shortage is None:
+            self._provision(vm)
+        elif vm.wanted.model == "FLEX_START":
+            self._wait(vm, shortage)
+        else:
+            self.fail(vm, shortage)
+
+    def run(self, vm: Vm) -> None:
+        """A VM runs already, and has been started now."""
+        self._begin(vm, "PROVISIONING")
+        self._staging(vm)
+        self._running(vm)
+
+    def make_all(self, vms: Sequence[Vm], operation: Operation, each: Sequence[Operation], least: int) -> None:
+        """Several at once: if fewer than `least` can be had, none is left and the operation says so."""
+        shortage = self.capacity.meets(vms[0].wanted)
+        room = len(vms) if shortage is None else min(shortage.left, len(vms))
+        enough = room >= least
+        for vm, own in list(zip(vms, each, strict=True))[:room]:
+            self._making[vm.number] = own
+            self._provision(vm)
+        for vm, own in list(zip(vms, each, strict=True))[room:]:
+            self._making[vm.number] = own
+            self.fail(vm, shortage or Shortage(), counted=False)
+        if shortage is not None:
+            shortage.met += 1
+        when = self.pace.running if enough else _or(shortage.after if shortage else None, self.pace.fail)
+        self.timeline.after(when, lambda: self._end_all(vms, operation, least, room, shortage))
+
+    def fail(self, vm: Vm, shortage: Shortage, *, counted: bool = True) -> None:
+        """The zone has no such machine: that is noticed a little later, and the VM is gone."""
+        shortage.met += counted
+        problem = shortage.problem(self.park.project, vm.wanted)
+        self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._failed(vm, problem))
+
+    def refuse(self, vm: Vm, problem: Problem) -> None:
+        """The operation of a VM that is made fails with any problem, and the VM is gone."""
+        vm.era += 1
+        self._failed(vm, problem)
+
+    def stop(self, vm: Vm, operation: Operation) -> None:
+        """It is stopped; its disks stay."""
+        self._leave(vm, self.pace.stop, self._stopped, operation)
+
+    def start(self, vm: Vm, operation: Operation) -> None:
+        """A stopped one runs again, if the zone still has such a machine."""
+        vm.era += 1
+        shortage = self.capacity.meets(vm.wanted)
+        self._making[vm.number] = operation
+        if shortage is None:
+            self._provision(vm)
+            return
+        vm.body["status"] = "PROVISIONING"
+        shortage.met += 1
+        problem = shortage.problem(self.park.project, vm.wanted)
+        self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._not_started(vm, problem))
+
+    def delete(self, vm: Vm, operation: Operation) -> None:
+        """It goes, with the disks that go with it."""
+        making = self._making.pop(vm.number, None)
+        if making:
+            self.operations.end(making, [CANCELLED])
+        self._leave(vm, self.pace.delete, self._deleted, operation)
+
+    def preempt(self, vm: Vm) -> None:
+        """A Spot VM is taken away: with a notice while it runs, at once while it is made."""
+        if vm.status in MAKING:
+            self.operations.end(self._making.pop(vm.number), [PREEMPTED])
+            self._event(vm, "compute.instances.preempted")
+            self._take(vm, 0.0)
+            return
+        self._event(vm, "compute.instances.preempted")
+        vm.preempted = True
+        self._begin(vm, "STOPPING")
+        self._later(vm, self.pace.notice, lambda: self._take(vm, 0.0))
+
+    def host_error(self, vm: Vm) -> None:
+        """Its host breaks: it starts again elsewhere where it may, else it is stopped."""
+        self._event(vm, "compute.instances.hostError")
+        self._stopped(vm)
+        if vm.body["scheduling"]["automaticRestart"]:
+            restart = self.operations.begin("compute.instances.automaticRestart", vm.zone, SYSTEM, **target(vm))
+            self._making[vm.number] = restart
+            self._provision(vm)
+
+    def power_off(self, vm: Vm) -> None:
+        """Its own system shuts down."""
+        operation = self.operations.begin("compute.instances.guestTerminate", vm.zone, SYSTEM, **target(vm))
+        self.stop(vm, operation)
+
+    def _provision(self, vm: Vm) -> None:
+        self._begin(vm, "PROVISIONING")
+        self._later(vm, self.pace.staging, lambda: self._staging(vm))
+        self._later(vm, self.pace.running, lambda: self._running(vm))
+
+    def _wait(self, vm: Vm, shortage: Shortage) -> None:
+        vm.body["status"] = "PENDING"
+        asked = vm.asked.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0)
+        self._later(vm, float(asked), lambda: self._not_come(vm, shortage))
+
+    def _staging(self, vm: Vm) -> None:
+        vm.body |= {"status": "STAGING", "lastStartTimestamp": stamp(self.timeline.now())}
+
+    def _running(self, vm: Vm) -> None:
+        vm.body |= {"status": "RUNNING", "cpuPlatform": "Intel Sapphire Rapids"}
+        vm.serial += f"[    0.000000] Linux: {vm.name} boots at {stamp(self.timeline.now())}\n"
+        self.operations.end(self._making.pop(vm.number, {"status": "DONE"}))
+        seconds = float(vm.body["scheduling"].get("maxRunDuration", {}).get("seconds", 0))
+        if seconds:
+            ends = {"terminationTimestamp": stamp(self.timeline.now() + seconds)}
+            vm.body["resourceStatus"] = {"scheduling": ends}
+            self._later(vm, seconds, lambda: self._expire(vm))
+
+    def _expire(self, vm: Vm) -> None:
+        self._take(vm, self.pace.stop)
+
+    def _take(self, vm: Vm, seconds: float) -> None:
+        """What Google does to a VM at its end, as its instanceTerminationAction says; STOP if it says nothing."""
+        action = vm.body["scheduling"].get("instanceTerminationAction", "STOP")
+        kind = "delete" if action == "DELETE" else "stop"
+        operation = self.operations.begin(kind, vm.zone, SYSTEM, **target(vm))
+        self._leave(vm, seconds, self._deleted if kind == "delete" else self._stopped, operation)
+
+    def _leave(self, vm: Vm, seconds: float, end: Callable[[Vm], None], operation: Operation) -> None:
+        """On its way down. What was to be done before that is done with it."""
+        self._begin(vm, "STOPPING")
+        self._leaving.setdefault(vm.number, []).append(operation)
+        if seconds:
+            self._later(vm, seconds, lambda: end(vm))
+        else:
+            end(vm)
+
+    def _failed(self, vm: Vm, problem: Problem) -> None:
+        self.operations.end(self._making.pop(vm.number, {"status": "DONE"}), [problem])
+        self.park.remove(vm)
+
+    def _not_come(self, vm: Vm, shortage: Shortage) -> None:
+        shortage.met += 1
+        self._failed(vm, shortage.problem(self.park.project, vm.wanted))
+
+    def _not_started(self, vm: Vm, problem: Problem) -> None:
+        self.operations.end(self._making.pop(vm.number), [problem])
+        self._begin(vm, "TERMINATED")
+
+    def _stopped(self, vm: Vm) -> None:
+        self._begin(vm, "TERMINATED")
+        vm.body["lastStopTimestamp"] = stamp(self.timeline.now())
+        vm.body.pop("resourceStatus", None)
+        vm.preempted = False
+        self._left(vm)
+
+    def _deleted(self, vm: Vm) -> None:
+        vm.era += 1
+        self.park.remove(vm)
+        self._left(vm)
+
+    def _left(self, vm: Vm) -> None:
+        for operation in self._leaving.pop(vm.number, []):
+            self.operations.end(operation)
+
+    def _end_all(self, vms: Sequence[Vm], operation: Operation, least: int, room: int, out: Shortage | None) -> None:
+        enough = room >= least
+        counts = {"targetVmCount": len(vms), "createdVmCount": room, "failedToCreateVmCount": len(vms) - room}
+        status = {**counts, "deletedVmCount": 0 if enough else room, "status": "DONE"}
+        zone = vms[0].zone
+        operation["instancesBulkInsertOperationMetadata"] = {"perLocationStatus": {f"zones/{zone}": status}}
+        if enough:
+            self.operations.end(operation)
+            return
+        for vm in vms[:room]:
+            self.delete(vm, self.operations.begin("delete", zone, SYSTEM, **target(vm)))
+        short = Problem(
+            "VM_MIN_COUNT_NOT_REACHED", f"Requested minimum count of {least} VMs could not be created.", 503
+        )
+        problem = (out or Shortage()).problem(self.park.project, vms[0].wanted)
+        self.operations.end(operation, [short, problem])
+
+    def _event(self, vm: Vm, kind: str) -> None:
+        self.operations.end(self.operations.begin(kind, vm.zone, SYSTEM, **target(vm)))
+
+    def _begin(self, vm: Vm, status: str) -> None:
+        vm.era += 1
+        vm.body["status"] = status
+
+    def _later(self, vm: Vm, seconds: float, action: Callable[[], object]) -> None:
+        era = vm.era
+        self.timeline.after(seconds, lambda: action() if vm.era == era else None)
+
+
+def target(vm: Vm) -> dict[str, str]:
+    """Whom an operation is about."""
+    return {"targetId": vm.number, "targetLink": vm.body["selfLink"]}
+
+
+def _or(seconds: float | None, usual: float) -> float:
+    return usual if seconds is None else seconds

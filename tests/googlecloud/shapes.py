@@ -1,0 +1,75 @@
+"""Which machines and accelerators Compute Engine has in which zone: the table shapes.csv, read once."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p100": 4, "nvidia-tesla-p4": 4}
+"""Accelerators that N1 machines are given: the most of one that a VM can have."""
+UNUSUAL = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
+"""The zones of regions that aren't a, b and c."""
+
+
+class Shape(NamedTuple):
+    """A machine type. `local_ssds` (375 GiB each) come with it; `gpus` is 0 for one that has none by itself."""
+
+    name: str
+    accelerator: str
+    gpus: int
+    vcpus: int
+    memory_gb: float
+    local_ssds: int
+    zones: frozenset[str]
+    regions: frozenset[str]
+
+    def within(self, zone: str) -> bool:
+        """Whether the zone has it."""
+        if self.zones:
+            return zone in self.zones
+        return "*" in self.regions or zone.rpartition("-")[0] in self.regions
+
+
+def shape(name: str, zone: str) -> Shape | None:
+    """A machine type, if the zone has it."""
+    found = shapes().get(name)
+    return found if found and found.within(zone) else None
+
+
+def regions() -> tuple[str, ...]:
+    """All regions that have GPUs."""
+    named = {zone.rpartition("-")[0] for one in shapes().values() for zone in one.zones}
+    return tuple(sorted(named.union(*(one.regions for one in shapes().values())) - {"*"}))
+
+
+def zones(region: str) -> tuple[str, ...]:
+    """The zones of a region; none for one that isn't there."""
+    return tuple(f"{region}-{letter}" for letter in UNUSUAL.get(region, "abc")) if region in regions() else ()
+
+
+def is_zone(name: str) -> bool:
+    """Whether there is such a zone."""
+    return name in zones(name.rpartition("-")[0])
+
+
+@cache
+def shapes() -> dict[str, Shape]:
+    """All machine types by their names."""
+    lines = Path(__file__).with_name("shapes.csv").read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {row["machine"]: _shape(row) for row in rows}
+
+
+def _shape(row: dict[str, str]) -> Shape:
+    return Shape(
+        name=row["machine"],
+        accelerator=row["accelerator"],
+        gpus=int(row["gpus"]),
+        vcpus=int(row["vcpus"]),
+        memory_gb=float(row["memory_gb"]),
+        local_ssds=int(row["local_ssds"]),
+        zones=frozenset(row["zones"].split()),
+        regions=frozenset(row["regions"].split()),
+    )

@@ -1,0 +1,156 @@
+"""A VM's metadata server, through Google's own libraries where they ask it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from google.auth import compute_engine
+from google.auth.transport.requests import Request
+
+from tests.googlecloud import FakeClock, GoogleCloud, MetadataServer
+from tests.googlecloud.conftest import Clients
+from tests.googlecloud.test_compute import WHERE, ZONE, insert
+
+
+@pytest.fixture
+def server(cloud: GoogleCloud, compute: Clients, clock: FakeClock) -> Iterator[MetadataServer]:
+    """Of the VM dev, which runs."""
+    insert(compute)
+    clock.advance(10)
+    with MetadataServer(cloud, ZONE, "dev") as running:
+        yield running
+
+
+def get(server: MetadataServer, path: str, method: str = "GET", **more: Any) -> requests.Response:
+    url = f"http://{server.address}/computeMetadata/v1/{path}"
+    headers = {"Metadata-Flavor": "Google"}
+    return requests.request(method, url, timeout=10, allow_redirects=False, **{"headers": headers, **more})
+
+
+def test_a_vm_knows_who_it_is(server: MetadataServer) -> None:
+    answers = {
+        "instance/name": "dev",
+        "instance/id": server.number,
+        "instance/zone": "projects/123456789012/zones/us-central1-a",
+        "instance/hostname": "dev.us-central1-a.c.my-project.internal",
+        "instance/preempted": "FALSE",
+        "instance/maintenance-event": "NONE",
+        "instance/scheduling/preemptible": "TRUE",
+        "instance/attributes/enable-guest-attributes": "TRUE",
+        "instance/attributes/": "enable-guest-attributes\n",
+        "instance/service-accounts/default/email": "dev@my-project.iam.gserviceaccount.com",
+        "project/project-id": "my-project",
+        "project/numeric-project-id": "123456789012",
+    }
+    assert {path: get(server, path).text for path in answers} == answers
+    assert get(server, "instance/name").headers["Metadata-Flavor"] == "Google"
+    shown = get(server, "instance/?recursive=true").json()
+    assert shown["attributes"] == {"enable-guest-attributes": "TRUE"}
+    assert shown["maintenanceEvent"] == "NONE"
+    assert get(server, "instance/attributes/?recursive=true").json() == {"enable-guest-attributes": "TRUE"}
+    assert [get(server, path).status_code for path in ("instance/attributes/no", "instance/attributes")] == [404, 301]
+
+
+def test_nobody_is_answered_by_accident(server: MetadataServer) -> None:
+    for headers in ({}, {"Metadata-Flavor": "Google", "X-Forwarded-For": "10.0.0.1"}):
+        assert get(server, "instance/name", headers=headers).status_code == 403
+
+
+def test_googles_library_gets_a_token_that_the_cloud_takes(
+    server: MetadataServer, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is read when google.auth is imported, so it is put in by hand here."""
+    from google.auth.compute_engine import _metadata
+
+    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", server.address)
+    cloud.let_in("another")
+    credentials = compute_engine.Credentials()
+    credentials.refresh(Request())
+    assert credentials.service_account_email == "dev@my-project.iam.gserviceaccount.com"
+    link = f"{cloud.url}/compute/v1/projects/my-project/zones/{ZONE}/instances/dev"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(urllib.request.Request(link, method="DELETE"))
+    headers = {"Authorization": f"Bearer {credentials.token}"}
+    with urllib.request.urlopen(urllib.request.Request(link, method="DELETE", headers=headers)) as answer:
+        assert json.load(answer)["user"] == "dev@my-project.iam.gserviceaccount.com"
+
+
+def test_a_vm_may_lack_a_permission(server: MetadataServer, cloud: GoogleCloud) -> None:
+    cloud.compute.deny("compute.instances.delete", "dev@my-project.iam.gserviceaccount.com")
+    link = f"{cloud.url}/compute/v1/projects/my-project/zones/{ZONE}/instances/{server.number}"
+    refused = requests.delete(link, headers={"Authorization": f"Bearer {server.token}"}, timeout=10)
+    assert (refused.status_code, refused.json()["error"]["errors"][0]["reason"]) == (403, "forbidden")
+    assert requests.delete(link, timeout=10).ok
+
+
+def test_guest_attributes_are_put(server: MetadataServer, compute: Clients) -> None:
+    assert get(server, "instance/guest-attributes/launch/state", "PUT", data="ready").status_code == 200
+    assert get(server, "instance/guest-attributes/launch/state").text == "ready"
+    found = compute.Instances.get_guest_attributes(request={**WHERE, "instance": "dev", "query_path": "launch/state"})
+    assert [item.value for item in found.query_value.items] == ["ready"]
+    get(server, "instance/guest-attributes/launch/state", "DELETE")
+    assert get(server, "instance/guest-attributes/launch/state").status_code == 404
+
+
+def test_guest_attributes_may_be_off(server: MetadataServer, cloud: GoogleCloud) -> None:
+    cloud.compute.vm("dev").body["metadata"]["items"] = []
+    refused = get(server, "instance/guest-attributes/launch/state", "PUT", data="ready")
+    assert (refused.status_code, "access is disabled" in refused.text) == (403, True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_waits_hears_of_the_end_at_once(server: MetadataServer, cloud: GoogleCloud, known: bool) -> None:
+    etag = get(server, "instance/preempted").headers["ETag"]
+    more = f"&last_etag={etag}" if known else ""
+    heard: list[str] = []
+    path = f"instance/preempted?wait_for_change=true&timeout_sec=60{more}"
+    waiting = threading.Thread(target=lambda: heard.append(get(server, path).text))
+    before = len(server.requests)
+    waiting.start()
+    while len(server.requests) == before:
+        pass
+    threading.Timer(0.1, lambda: cloud.compute.preempt("dev")).start()
+    waiting.join(10)
+    assert heard == ["TRUE"]
+    assert get(server, f"instance/preempted?wait_for_change=true{more or '&last_etag=0'}").text == "TRUE"
+
+
+def test_who_waits_hears_nothing_in_time(server: MetadataServer, cloud: GoogleCloud) -> None:
+    path = "instance/maintenance-event?wait_for_change=true&timeout_sec=0"
+    assert get(server, path).text == "NONE"
+    cloud.compute.maintain("dev")
+    assert get(server, path).text == "TERMINATE_ON_HOST_MAINTENANCE"
+
+
+def test_who_waits_does_not_hold_up_the_end(cloud: GoogleCloud, compute: Clients) -> None:
+    insert(compute)
+    failed: list[bool] = []
+
+    def wait() -> None:
+        try:
+            get(own, "instance/preempted?wait_for_change=true")
+        except requests.ConnectionError:
+            failed.append(True)
+
+    with MetadataServer(cloud, ZONE, "dev") as own:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while not own.requests:
+            pass
+    waiting.join(10)
+    assert failed == [True]
+
+
+def test_of_a_vm_that_is_gone_nobody_speaks(server: MetadataServer, compute: Clients, clock: FakeClock) -> None:
+    compute.Instances.delete_unary(instance="dev", **WHERE)
+    assert get(server, "instance/name").text == "dev"
+    clock.advance(15)
+    with pytest.raises(requests.ConnectionError):
+        get(server, "instance/name")

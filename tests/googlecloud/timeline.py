@@ -1,0 +1,34 @@
+"""What happens at its time by the cloud's clock, however rarely somebody looks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+
+class Timeline:
+    """Actions that are due at a time. Nothing runs by itself: `settle` does what has become due, in its order."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = count()
+        self._at: float | None = None
+
+    def now(self) -> float:
+        """Unix seconds: of the action that is being done, else of the clock."""
+        return self._clock() if self._at is None else self._at
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something `seconds` from now."""
+        heapq.heappush(self._due, (self.now() + seconds, next(self._order), action))
+
+    def settle(self) -> None:
+        """Do all that is due, and what becomes due by that."""
+        while self._due and self._due[0][0] <= self._clock():
+            self._at, _, action = heapq.heappop(self._due)
+            try:
+                action()
+            finally:
+                self._at = None
