@@ -26,7 +26,7 @@ test: $(INSTALLED) ## The tests
 	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
 
 e2e: $(INSTALLED) ## The whole way, with real processes
-	$(BIN)/pytest -q -m e2e
+	$(BIN)/pytest -q -m e2e -n 2 --dist loadgroup
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs
 	$(BIN)/pytest -q -m fuzz

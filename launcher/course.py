@@ -136,7 +136,8 @@ def following(attempts: Sequence[Attempt], tries: Sequence[Entry], chance: float
         return Next(None)
     since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
     left = [attempt for attempt in attempts if not is_closed(attempt, ended[since:])]
-    found = next((attempt for attempt in left if is_named(attempt, ended)), None) or next(iter(left), None)
+    better = (attempt for attempt in left if is_named(attempt, ended) or is_elsewhere(attempt, ended))
+    found = next(better, None) or next(iter(left), None)
     return Next(found, pause(found, ended, chance) if found else 0.0)
 
 
@@ -144,6 +145,14 @@ def is_named(attempt: Attempt, ended: Sequence[Entry]) -> bool:
     """Whether the last try was told that there are machines in the attempt's zone, as it asked for them."""
     last = ended[-1] if ended else None
     return bool(last and last.end and attempt.zone in last.end.zones and attempt.provisioning == last.provisioning)
+
+
+def is_elsewhere(attempt: Attempt, ended: Sequence[Entry]) -> bool:
+    """Whether the last try's VM was taken away, and the attempt is the same in another zone: where machines are wanted
+    by others just now, the next one goes soon too."""
+    last = ended[-1] if ended else None
+    taken = last is not None and last.end is not None and last.end.kind == "preempted" and last.zone is not None
+    return taken and attempt.zone != last.zone and attempt.provisioning == last.provisioning if last else False
 
 
 def is_closed(attempt: Attempt, tries: Sequence[Entry]) -> bool:

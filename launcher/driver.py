@@ -8,12 +8,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from launcher.apply.book import Book
+from launcher.apply.endings import released
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import Service
 from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.asked import command, provisioning, tried_by
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, Job
+from launcher.jobs import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch
@@ -154,16 +155,8 @@ def attend(
     if watched.why == "waited":
         return give_up(course, watched.job, number, wait or 0.0)
     verdict = noted(course, watched.job, number)
-    released(course, watched.job)
+    released(course.service, watched.job, course.say)
     return watched.job, verdict
-
-
-def released(course: Course, job: Job) -> None:
-    """Remove what an ended job has left. What can't be removed is told: it costs money."""
-    try:
-        course.service.release(job)
-    except LaunchError as error:
-        course.say(f"what is left of {job.name} can't be removed: {error.problem}\n{error.hint}".strip())
 
 
 def since(course: Course, job: Job) -> float:
@@ -229,6 +222,8 @@ def failure(job: Job, verdict: Verdict) -> LaunchError:
     """The run's end as an error with its exit code."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
+    if IDENTITY_LABEL not in job.labels and job.zone:  # a VM to work on: nothing ran that could be read or resumed
+        return kind(f"{job.run}: {verdict.cause}", verdict.fix)
     logs = f"launch logs {job.handle}"
     hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
     if "--resume" not in verdict.fix:

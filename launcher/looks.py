@@ -35,6 +35,7 @@ LAST_SECONDS, LAST_EVERY = 30.0, 3.0
 KNOWN: Final = {
     "CANCELLING": "",
     "RUNNING": "",
+    "STOPPED": "",  # a VM to work on
     "PAUSED": "Vertex AI has paused it. That is no end: it is watched on.",
     "UPDATING": "Vertex AI is changing it; it may run meanwhile. It is watched on.",
 }

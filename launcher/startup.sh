@@ -214,7 +214,7 @@ driver_answers() { timeout 30 nvidia-smi >/dev/null 2>&1; }
 train() {
   trap 'leave 70 "the startup script ended early: its last lines are on the serial port"' EXIT
   trap stop TERM INT
-  STARTED="" GENERATION=""
+  STARTED="" STOPPED="" GENERATION=""
   mapfile -d '' -t ITEM < <(told item "$NUMBER")
   # A second boot after its end, or somebody has cancelled the run before it began.
   if recorded; then go; fi
@@ -233,6 +233,7 @@ train() {
 stop() {
   [[ -n $STARTED ]] || leave 75 "the VM was told to stop before its container ran"
   log "told to stop"
+  STOPPED=yes
   docker stop -t 25 launch >/dev/null &
 }
 
@@ -284,6 +285,7 @@ finished() {
     ((++tries < 60)) || leave 70 "docker doesn't say how the container ended"
     [[ -n $code ]] || sleep "$POLL"
   done
+  if [[ $STOPPED && $code == 137 ]]; then code=143; fi # killed by that stop, not for want of memory
   ((code == 0)) || docker logs --tail 20 launch >&2
   leave "$code" ""
 }
@@ -294,7 +296,7 @@ leave() { # EXIT REASON
   trap - EXIT
   trap '' TERM INT
   log "${2:-the container ended with exit code $1}"
-  again 12 record "$1" "$2" "" 0 || log "the run folder doesn't take how this ended: status $(cat "$STATE/status")"
+  again 30 record "$1" "$2" "" 0 || untold
   say "$([[ -z $2 ]] && echo ended || echo failed)" "${2:-exit code $1}"
   LEFT=("$1" "$2")
   go
@@ -308,9 +310,12 @@ record() { # EXIT REASON CLEANUP GENERATION
   case $(cat "$STATE/status") in
     200) GENERATION=$(field generation <"$STATE/answer") ;;
     412) ;;
+    403 | 404) untold ;; # waiting won't help; whoever follows sees the VM's own end
     *) return 1 ;;
   esac
 }
+
+untold() { log "the run folder doesn't take how this ended: status $(cat "$STATE/status")"; }
 
 recorded() { # no answer counts as none
   [[ $(request GET "$STORAGE/storage/v1/b/${ITEM[0]}/o/${ITEM[1]}?fields=generation") == 200 ]]

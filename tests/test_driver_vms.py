@@ -90,6 +90,12 @@ def test_taken_away_while_it_runs(site: VmSite, away: object) -> None:
     assert site.cloud.compute.names() == []
 
 
+def test_what_is_taken_away_is_tried_in_another_zone_first(site: VmSite) -> None:
+    site.does = [is_preempted, is_preempted, is_preempted, exits(0)]
+    assert site.drive().state == "SUCCEEDED"
+    assert site.zones == [ZONES[0], ZONES[1], ZONES[0], ZONES[1]]
+
+
 def test_a_failure_of_the_job_is_the_runs_end(site: VmSite) -> None:
     site.does = [exits(1)]
     with pytest.raises(JobFailed, match="exited with 1"):

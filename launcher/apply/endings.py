@@ -18,6 +18,7 @@ from launcher.verdicts import Verdict, exit_code
 
 if TYPE_CHECKING:
     from launcher.apply.looking import Look
+    from launcher.plan.model import Plan
 
 CONFIRM_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 2.0
@@ -58,6 +59,14 @@ def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
     return verdict
 
 
+def released(service: Service, job: Job, say: Callable[[str], None]) -> None:
+    """Remove what an ended job has left. What can't be removed is told: it costs money."""
+    try:
+        service.release(job)
+    except LaunchError as error:
+        say(f"what is left of {job.name} can't be removed: {error.problem}\n{error.hint}".strip())
+
+
 def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
     """The job once it has ended, cancelled or otherwise. Raises StillRunning: that can't be confirmed in 5 minutes, so
     nothing may be created in its place."""
@@ -84,11 +93,12 @@ def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[
     )
 
 
-def ended(run: str, entry: Entry, look: Look) -> RunEnded:
+def ended(plan: Plan, entry: Entry, look: Look) -> RunEnded:
     """That the run has ended, and how it would go on."""
     if entry.end is None:
         raise ValueError("an attempt that is open hasn't ended")
-    job = next((job for job in look.jobs if job.name == entry.job), None)
+    job = next((job for job in look.jobs if job.name == entry.job), None) or gone_vm(entry, plan)
+    run = plan.run
     typed = "launch vm SPEC --run" if entry.zone else "launch vertex SPEC"
     if entry.end.kind == "succeeded":
         hint = f"{typed} --new starts it anew;\n{typed} --resume {run} goes on in its folder"
@@ -97,6 +107,13 @@ def ended(run: str, entry: Entry, look: Look) -> RunEnded:
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
     return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.verdict)
+
+
+def gone_vm(entry: Entry, plan: Plan) -> Job | None:
+    """The job of a VM that is gone, as it was noted; None on Vertex AI, which keeps jobs for long."""
+    from launcher.apply.looking import filled, noted_job
+
+    return filled(noted_job(entry), entry, plan) if entry.zone and entry.job else None
 
 
 def exhausted(run: str, tries: Sequence[Entry]) -> LaunchError:

@@ -188,7 +188,9 @@ def of_status(error: Any, service: Service, project: str) -> LaunchError:
         return UnreachableError(said, "Try again in a moment.")
     if code == 401:
         return NotAuthorised(said, LOG_IN)
-    return forbidden(error.reason, message, service, project) if code == 403 else LaunchError(said)
+    return (
+        forbidden(error.reason or older_reason(error), message, service, project) if code == 403 else LaunchError(said)
+    )
 
 
 UNTOKENED: Final = re.compile("Getting metadata from plugin failed")
@@ -201,7 +203,7 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
     said = f"{service.title}: {message}"
     if "quota project" in message:  # its reason is SERVICE_DISABLED too, but in gcloud's own project
         return NotAuthorised(said, f"gcloud auth application-default set-quota-project {project}")
-    if reason == "SERVICE_DISABLED":
+    if reason in ("SERVICE_DISABLED", "accessNotConfigured"):  # the latter in the words of the older APIs
         enable = f"gcloud services enable {service.name}.googleapis.com --project={project}"
         return LaunchError(f"the {service.title} API is disabled in project {project}", f"{enable}; then wait a minute")
     if reason == "CONSUMER_INVALID" or "on resource project" in message:

@@ -18,6 +18,8 @@ def check_identity(plan: Plan, look: Look, ledger: Book) -> None:
     that isn't this run's for sure is neither followed nor cancelled."""
     mine = identity_of(plan.attempts[0])
     for job in look.jobs:
+        if not mine and job.zone and IDENTITY_LABEL in job.labels:
+            raise UsageError(f"{job.run} in {job.zone} is a VM that trains", "For one to work on: another --name")
         if mine and job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine:
             raise other_run(plan, job.request)
     if mine and any(entry.identity not in ("", mine) for entry in look.entries):

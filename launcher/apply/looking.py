@@ -11,11 +11,14 @@ from launcher.apply.book import Book
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Service
 from launcher.course import Entry
+from launcher.errors import UsageError
 from launcher.jobs import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 
 SLACK_SECONDS: Final = 30.0
 """Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""
+AT_ONCE_SECONDS: Final = 60.0
+"""Between the VMs of two launches at the same moment."""
 
 
 class Look(NamedTuple):
@@ -159,6 +162,19 @@ class Looker:
             return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
 
 
+def noted_job(entry: Entry) -> Job:
+    """A job that is gone, as it was noted."""
+    end = entry.end
+    return Job(
+        name=entry.job or "",
+        region=entry.region,
+        state=(end.state if end else None) or GONE,
+        created=entry.time,
+        started=entry.time if end and end.billed else None,
+        ended=entry.time + end.billed if end and end.billed else None,
+    )
+
+
 def filled(job: Job, entry: Entry, plan: Plan) -> Job:
     """A job with what was asked for, as its attempt and the plan say it: nothing else tells that of a VM that is
     gone."""
@@ -184,6 +200,19 @@ def choose(active: Sequence[Job], entries: Sequence[Entry], holder: Callable[[in
             return found
     named = {entry.job for entry in entries if entry.is_open}
     return min([job for job in jobs if job.name in named] or jobs, key=lambda job: (job.created, job.name))
+
+
+def check_workplaces(kept: Job, others: Sequence[Job]) -> None:
+    """Two launches at the same moment may both have made a VM to work on; from then on its disk may hold work.
+
+    Raises UsageError: there are others, and not since the same moment.
+    """
+    for job in others:
+        if job.zone and IDENTITY_LABEL not in job.labels and abs(job.created - kept.created) > AT_ONCE_SECONDS:
+            raise UsageError(
+                f"there are two VMs {job.run}, in {kept.place} and {job.place}; both were left alone",
+                f"launch vm delete {job.run} --zone {job.place} deletes that one, with its disk",
+            )
 
 
 def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:

@@ -20,6 +20,8 @@ from launcher.verdicts import Refusal
 APPEAR_SECONDS: Final = 30.0
 """Within which the first VM of several is there, or the request has failed."""
 LOOK_SECONDS: Final = 1.0
+SLACK_SECONDS: Final = 5.0
+"""Between the times of an operation and of the VM that it makes, both Google's: an older one is an attempt's before."""
 TAKEN: Final = frozenset({"alreadyExists", "RESOURCE_ALREADY_EXISTS"})
 AGAIN_SECONDS: Final = 15.0
 """Until a VM that goes away has gone, most likely."""
@@ -53,7 +55,8 @@ class Maker:
         while True:
             with suppress(GoneError):
                 machine = self._compute.instance(operation.zone, name)
-                if machine.run == labels_of(body).get(RUN_LABEL):
+                mine = machine.run == labels_of(body).get(RUN_LABEL)
+                if mine and machine.created >= operation.inserted - SLACK_SECONDS:
                     return pending(machine.resource, machine.created, attempt, body)
             if self._compute.clock.now() >= until:
                 raise UnreachableError(f"Compute Engine has begun to make {name}, and doesn't show it")

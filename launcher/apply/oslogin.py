@@ -95,7 +95,7 @@ class OsLogin:
         if not self._account:
             raise UsageError(
                 "whose OS Login name is meant isn't known: gcloud has no account",
-                "gcloud config set account YOU@EXAMPLE.COM (or name the user on the VM: --user NAME)",
+                "gcloud config set account YOU@EXAMPLE.COM\nOr name the user on the VM: launch ssh NAME --user USER",
             )
         try:
             return self._api.ask("profile", user=self._account, project=self._api.project)

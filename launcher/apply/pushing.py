@@ -69,7 +69,14 @@ def prepared(remote: Remote, destination: str, listed: bytes, delete: bool) -> d
     if answer.code:
         said = (answer.err.strip().splitlines() or [f"exit code {answer.code}"])[-1]
         raise LaunchError(f"{destination} on {remote.machine.name} can't take files: {said}")
-    found: dict[str, Any] = json.loads(answer.out)
+    try:
+        found: dict[str, Any] = json.loads(answer.out)
+    except ValueError:
+        first = (answer.out.splitlines() or [""])[0][:60]
+        raise LaunchError(
+            f"the shell on {remote.machine.name} says {first!r} where only a command's output may be",
+            "Its ~/.bashrc must print nothing when nobody sits there: case $- in *i*) …;; esac",
+        ) from None
     return found
 
 

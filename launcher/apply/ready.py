@@ -112,7 +112,7 @@ class Wait:
         name, status = self.machine.name, self.machine.status
         if said.get("state") == "failed":
             reason = said.get("reason") or "its startup script failed"
-            raise LaunchError(f"{name} didn't get ready: {reason}", f"It is left as it is: launch ssh {name}")
+            raise LaunchError(f"{name} didn't get ready: {reason}", f"Look into it: launch ssh {name}")
         if status not in ("RUNNING", "REPAIRING"):
             problem = f"{name} is {status}: it was stopped before it was ready{self._serial()}"
             raise LaunchError(problem, f"launch vm status {name}")
@@ -123,8 +123,7 @@ class Wait:
             return
         name, minutes = self.machine.name, f"{LONGEST / 60:.0f} minutes"
         problem = f"{name} isn't ready after {minutes}: {trouble.problem}{self._serial()}"
-        hint = f"It is left as it is, and costs: launch ssh {name}, launch vm delete {name}"
-        raise LaunchError(problem, "\n".join(filter(None, (trouble.hint, hint)))) from trouble
+        raise LaunchError(problem, trouble.hint or f"Look into it: launch ssh {name}") from trouble
 
     def _serial(self) -> str:
         """The last lines of its console, as more of a problem's text."""

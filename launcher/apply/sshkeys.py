@@ -48,7 +48,7 @@ def own_key(folder: Path, tell: Callable[[str], None]) -> Path:
         make_folder(folder)
         keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
     elif not public.is_file():
-        public.write_text(keygen("-y", "-f", str(key)), encoding="utf-8")
+        write(public, keygen("-y", "-f", str(key)))
     return key
 
 

@@ -1,7 +1,7 @@
 """A VM that trains as a job: its state, and how it ended, from what Google and its own record say. Pure.
 
-As soon as there is a record the job has ended, whatever becomes of the VM. Without one the VM's operations tell; they
-outlive it by two weeks or so.
+As soon as there is a record the job has ended, whatever becomes of the VM; but one that was cancelled only when the VM
+goes down. Without a record the VM's operations tell; they outlive it by two weeks or so.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def job_of(machine: Machine, record: Record | None = None, operations: Sequence[
         request=machine.request,
         folder=str(machine.parameters.get("run_folder") or ""),
     )
+    if record is not None and record.cancelled and machine.status in WAITING | RUNNING:
+        return replace(job, state="CANCELLING")  # noted, and not deleted: whoever did it died, or was not heard
     if record is not None:
         return of_record(job, record)
     if machine.trains and machine.status in DOWN:

@@ -90,8 +90,8 @@ class Vms:
         zone, number = place_of(name)
         try:
             machine = self.compute.instance(zone, number)
-        except GoneError:
-            return self._gone(name)
+        except GoneError as error:
+            return self._gone(name, error)
         return self._as_it_is(machine)
 
     def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
@@ -118,13 +118,14 @@ class Vms:
 
     def cancel(self, name: str) -> None:
         """End a job: note that it was cancelled, and begin to delete its VMs, which get half a minute to save. One
-        that has ended is fine. Raises GoneError."""
+        that has ended is fine. Raises GoneError; UnreachableError: there is no VM to delete yet."""
         zone, number = place_of(name)
         try:
             machine = self.compute.instance(zone, number)
-        except GoneError:
-            self._gone(name)
-            return
+        except GoneError as error:
+            if self._gone(name, error).is_over:
+                return
+            raise UnreachableError(f"{name} is just being made: it can't be cancelled yet", "Try again.") from error
         if machine.trains:
             self._note_cancelled(machine)
         for one in self._set_of(machine):
@@ -165,8 +166,9 @@ class Vms:
         went_down = machine.trains and record is None and machine.status in DOWN
         return job_of(machine, record, self.compute.operations_of(machine.zone, machine.id) if went_down else ())
 
-    def _gone(self, name: str) -> Job:
-        """A job whose VM is no more. Raises GoneError; LaunchError: its record can't be read."""
+    def _gone(self, name: str, error: GoneError) -> Job:
+        """A job whose VM is no more, or doesn't show itself yet. Raises GoneError; LaunchError: its record can't be
+        read."""
         zone, number = place_of(name)
         machine = self._seen.get(number)
         base = job_of(machine) if machine else self._made.get(number)
@@ -180,7 +182,7 @@ class Vms:
             operations = (*(one for one in together_with if one.failed and one not in operations), *operations)
         found = gone(base, name, operations, ceiling_of(machine) if machine else None)
         if found is None:
-            raise GoneError(f"there is no job {name}")
+            raise GoneError(f"there is no job {name}") from error
         return found
 
     def _record_of(self, machine: Machine) -> Record | None:
@@ -245,9 +247,11 @@ class Vms:
                     raise
 
     def _tell_why(self, machine: Machine) -> None:
-        """What the VM said of why it could not delete itself."""
+        """What the VM said of why it could not delete itself; or that it couldn't, as it was stopped."""
         with suppress(LaunchError):
             record = self._record_of(machine)
+            if record is None and machine.status in DOWN:
+                self._notice(f"{machine.name} is still there, stopped: it is deleted now")
             if record and record.cleanup:
                 self._notice(f"{machine.name} could not delete itself, and is deleted now: {record.cleanup}")
 

@@ -10,10 +10,10 @@ from uuid import NAMESPACE_URL, uuid5
 
 from launcher import asked
 from launcher.apply.book import Book
-from launcher.apply.endings import LOST, ended, exhausted, judged, settle
+from launcher.apply.endings import LOST, ended, exhausted, judged, released, settle
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.identity import check_identity, facts_of, facts_of_job
-from launcher.apply.looking import Look, Looker, choose, entry_of, orphan
+from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry_of, orphan
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused, Service
 from launcher.course import Entry, following, spoken
@@ -76,7 +76,7 @@ class Way:
         self.begin(look)
         last = look.decided
         if last and last.end and last.end.ends_run and last.round >= self.round:
-            raise ended(self.plan.run, last, look)
+            raise ended(self.plan, last, look)
         return self.go_on(look)
 
     def taken(self, active: Sequence[Job], look: Look) -> Submitted | None:
@@ -91,7 +91,11 @@ class Way:
         return Submitted(kept, entry.number, made=False)
 
     def drop(self, others: Sequence[Job], kept: Job, look: Look) -> None:
-        """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends."""
+        """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends.
+
+        Raises UsageError: they are VMs to work on.
+        """
+        check_workplaces(kept, others)
         for job in others:
             cause = f"a second job of this run; {kept.name} goes on"
             if entry := next((one for one in look.entries if one.job == job.name), None):
@@ -143,8 +147,9 @@ class Way:
         return job
 
     def settle(self, number: int, job: Job) -> None:
-        """Note how a job ended."""
+        """Note how a job ended, and remove what it has left: nothing of it may run on beside the next one."""
         settle(self.ledger, number, job, self.meaning(job))
+        released(self.service, job, self.say)
 
     def meaning(self, job: Job) -> Verdict:
         """What a job's end says by itself."""
@@ -168,7 +173,7 @@ class Way:
         elif self.resume:
             self.round = look.round + 1
         elif last and last.end and last.end.ends_run:
-            raise ended(self.plan.run, last, look)
+            raise ended(self.plan, last, look)
         else:
             nothing_left = following(self.plan.attempts, tries).attempt is None
             self.round = look.round + 1 if self.fresh and nothing_left else look.round

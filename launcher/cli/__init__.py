@@ -74,6 +74,8 @@ def stop_code(end: BaseException | None) -> int:
 
 def show_error(error: LaunchError) -> None:
     """What is wrong, and what to do next, on stderr."""
-    print(f"error: {error.problem}", file=sys.stderr)
+    from launcher.cli.show import fitted
+
+    print(fitted(f"error: {error.problem}"), file=sys.stderr)
     if error.hint:
-        print(error.hint, file=sys.stderr)
+        print(fitted(error.hint), file=sys.stderr)

@@ -29,7 +29,7 @@ from launcher.cli import (
     vm_status,
     vm_stop,
 )
-from launcher.cli.vmgroup import MAKE, Commands, VmGroup
+from launcher.cli.vmgroup import MAKE, Commands, Make, VmGroup
 
 app = typer.Typer(
     name="launch",
@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 app.command("vertex")(vertex.vertex)
 vms = typer.Typer(cls=VmGroup, rich_markup_mode=None, help="A VM with GPUs: to work on, or one that trains.")
-vms.command(MAKE)(vm.vm)
+vms.command(MAKE, cls=Make)(vm.vm)
 vms.command("list")(vm_list.list_)
 vms.command("status")(vm_status.status)
 vms.command("stop")(vm_stop.stop)

@@ -40,6 +40,9 @@ def cancel(
     service = world.of_run(storage_of(run_folder_of(found.job)))
     active = [job for job in found.jobs if not job.is_over]
     ended, errors = cancelled(service, world.clock, active)
+    for job in ended:
+        note(world, job)
+    errors += not_removed(service, [job for job in found.jobs if job.is_over])
     shown = ended or ([] if active else [found.job])
     done = bool(active) or barred(world, found)
     if output_format is Output.text:
@@ -79,6 +82,37 @@ def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[l
     return ended, errors
 
 
+def note(world: World, job: Job) -> None:
+    """Note how the attempt ended, in the run's folder: nobody may ever launch the run again."""
+    from launcher.apply.endings import settle
+    from launcher.apply.ledger import Ledger
+    from launcher.asked import tried_by
+    from launcher.cli.jobtext import run_folder_of
+    from launcher.cli.telling import Teller
+    from launcher.verdicts import of_end
+
+    if not (folder := run_folder_of(job)):
+        return
+    try:
+        ledger = Ledger.open(folder, world.clock, project=world.project)
+        for entry in ledger.entries():
+            if entry.job == job.name and entry.is_open:
+                settle(ledger, entry.number, job, of_end(job, tried_by(job, world.project)))
+    except LaunchError as error:
+        Teller(None).say(f"that {job.run} was cancelled can't be noted in its folder: {error.problem}")
+
+
+def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
+    """What jobs that had ended before have left and could not be removed: a VM that was stopped, say."""
+    errors: list[LaunchError] = []
+    for job in over:
+        try:
+            service.release(job)
+        except LaunchError as error:
+            errors.append(error)
+    return errors
+
+
 def barred(world: World, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.apply.ledger import Ledger
@@ -103,4 +137,5 @@ def end_text(run: Run, job: Job) -> str:
     """`my-job-0123abcd was cancelled after 3 min 20 s (us-central1)`."""
     from launcher.cli.telling import STATES, after
 
-    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.place})"
+    folder = f"\nits folder: {job.folder}" if job.folder else ""  # by that a VM's run is found from now on
+    return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.place}){folder}"

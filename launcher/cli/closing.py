@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted: seen to run for"}
 """Ends that are no failures of the job's own."""
+WHY = "only then is another place tried where there are no machines"
 
 
 def show_job(job: Job, output: Output) -> None:
@@ -46,7 +47,8 @@ def show_begun(job: Job, output: Output) -> None:
         show_job(job, output)
         return
     print(f"{job.run} is {job.state} in {job.place}")
-    print(f"launch follow {job.run}\n    watches it; only then is another place tried where there are no machines")
+    why = "only then is another place tried, or a preempted run gone on with" if job.zone else WHY
+    print(f"launch follow {job.handle}\n    watches it; {why}")
     print(f"launch cancel {job.run}\n    ends it")
 
 

@@ -132,7 +132,8 @@ def follow(
         try:
             job = drive(course, fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
         except RunSucceeded as ended:
-            teller.say(f"{ended.problem}\n{ended.hint}")
+            if fresh:  # who only follows has asked for nothing to be started
+                teller.say(f"{ended.problem}\n{ended.hint}")
             if ended.job is None:  # Vertex AI keeps no job for ever
                 show_gone(made, output)
                 return

@@ -20,7 +20,7 @@ from launcher.cli.following import World
 from launcher.cli.inputs import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.preemption import seconds_of
-from launcher.cli.runs import RUN_ID, everywhere, one_run, searched
+from launcher.cli.runs import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.telling import Teller
 from launcher.cli.vmplan import Extra, gathered
 from launcher.errors import NotAuthorised, UsageError
@@ -79,7 +79,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     seconds = wish.seconds
     world = following.world(project(wish.target, os.environ))
     if spec:
-        run_id = name if RUN_ID.fullmatch(name) else one_run(world, name, searched(flags.region)).id
+        run_id = id_of(name, flags, world)
         inputs = wish.inputs(spec, with_field(flags, run_id=run_id))
         made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish, world)
         check_there(made, world)
@@ -94,6 +94,16 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     following.follow(
         world, made, output, ready=ready, fresh=True, resume=True, detach=wish.detach, watch_seconds=seconds
     )
+
+
+def id_of(name: str, flags: Flags, world: World) -> str:
+    """The run's id. Nothing but its folder knows a run whose VMs are gone, and its id leads there."""
+    if RUN_ID.fullmatch(name):
+        return name
+    try:
+        return one_run(world, name, searched(flags.region)).id
+    except NoSuchRun:
+        return name
 
 
 def looked(made: Plan, world: World, wish: Wish) -> Plan:

@@ -30,7 +30,7 @@ SpecFile = Annotated[
     Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; left out: the built-in default job.")
 ]
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or id, or a job's number or resource name.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, id or folder (gs://…), or a job's number.")]
 Regions = Annotated[list[str] | None, typer.Option("--region", help="Look only there; repeatable.", metavar="REGION")]
 WatchFor = Annotated[
     str | None, typer.Option("--watch-for", help="Stop watching after that time (30m, 2h): exit 6.", metavar="TIME")
@@ -156,7 +156,8 @@ def places(flags: Flags) -> list[Override]:
         raise UsageError("--region any can't go with another --region", "Name the regions to try, or any: all of them.")
     zones = flags.zone or []
     changes = [Override("zones", zones, "--zone")] if zones else []
-    regions: list[str] | str = flags.region or list(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
+    whole = [zone for zone in zones if zone.count("-") == 2]  # what is no zone says so itself
+    regions: list[str] | str = flags.region or list(dict.fromkeys(zone.rpartition("-")[0] for zone in whole))
     if "any" in regions:
         regions = "any"
     if regions:

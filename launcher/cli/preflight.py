@@ -3,6 +3,7 @@ capacity."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
     """
     from launcher.apply.capacity import ordered
     from launcher.apply.preflight import allowed, check
+    from launcher.cli.show import WIDTH, wrapped
 
     findings = check(compute, made)
     attempts = allowed(made, findings)
@@ -36,7 +38,10 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
             "\n".join([*fixes(refusals[:1]), "--no-preflight goes on all the same"]),
         )
     for text in told(findings):
-        say(text)
+        problem, _, commands = text.partition("\n")
+        say("\n".join(wrapped(problem, WIDTH - len("launch: "))))
+        for line in commands.splitlines():  # to be copied: nothing stands in front
+            print(f"    {line}", file=sys.stderr)
     made, lines = ordered(replace(made, attempts=attempts), compute)
     for line in lines:
         say(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,6 +68,20 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
 
     profile = OsLogin(compute.project, os.environ, account(), compute.clock, say)
     return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
+
+
+def look_ahead(compute: Compute) -> None:
+    """Look whether anything here would keep us out of a VM that is still to be made. Raises LaunchError."""
+    from launcher.apply import sshkeys
+    from launcher.apply.googleapis import UnreachableError
+    from launcher.apply.oslogin import OsLogin
+    from launcher.cli.machine import say
+
+    for program in ("ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            raise sshkeys.no_ssh(program)
+    with suppress(UnreachableError):  # asked again, when the VM is there
+        OsLogin(compute.project, os.environ, account(), compute.clock, say).known_user()
 
 
 def account() -> str:

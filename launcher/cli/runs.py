@@ -14,17 +14,20 @@ from msgspec.structs import replace
 
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
-from launcher.jobs import GONE, RUN_LABEL, Job
+from launcher.jobs import IDENTITY_LABEL, RUN_LABEL, Job
 
 if TYPE_CHECKING:
     from launcher.apply.service import Listing
     from launcher.cli.following import World
-    from launcher.course import Entry
 
 RESOURCE = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
 ENGINE = "Compute Engine"
 RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
 """`<name>-<8 hex>`, and the number that `--new` gives. One that was set by hand may look otherwise."""
+
+
+class NoSuchRun(UsageError):
+    """Nothing that can be seen belongs to such a run."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -77,9 +80,10 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
         raise UnreachableError(f"no run {text} was found, but {where} couldn't be read", "Try again in a moment.")
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
-        raise UsageError(
+        raise NoSuchRun(
             f"there is no run {text} {where} of project {world.project}",
-            "launch status lists all that there are; a run on VMs that has ended is found by its folder, gs://…/RUN.",
+            "launch status lists all that there are; a run on VMs that has ended is found\n"
+            "by its folder, gs://…/RUN. A VM to work on: launch vm status NAME",
         )
     return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
 
@@ -98,7 +102,8 @@ def everywhere(world: World, filter_: str, regions: Sequence[str]) -> Listing:
     vms, unread = found.jobs[:0], dict(found.unread)
     whole = set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
     try:
-        vms = tuple(job for job in world.vms.find(filter_, (), partly=True).jobs if whole or job.region in regions)
+        trains = (job for job in world.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
+        vms = tuple(job for job in trains if whole or job.region in regions)
     except LaunchError as error:
         if "is disabled" not in error.problem:  # without that API there are no VMs
             unread[ENGINE] = error
@@ -144,7 +149,7 @@ def in_folder(world: World, folder: str) -> Run | None:
     ended, and nothing but the folder tells of them."""
     from launcher.apply.attempts import open_folder
     from launcher.apply.ledger import Ledger
-    from launcher.apply.looking import filled
+    from launcher.apply.looking import filled, noted_job
     from launcher.apply.service import GoneError
 
     ledger = Ledger.open(folder)
@@ -155,21 +160,8 @@ def in_folder(world: World, folder: str) -> Run | None:
     try:
         job = filled(world.of_run(open_folder(folder)).get(entry.job), entry, plan)
     except GoneError:
-        job = filled(from_book(entry), entry, plan)
+        job = filled(noted_job(entry), entry, plan)
     return Run(id=plan.run, jobs=(job,))
-
-
-def from_book(entry: Entry) -> Job:
-    """A job that is gone, as it was noted."""
-    end = entry.end
-    return Job(
-        name=entry.job or "",
-        region=entry.region,
-        state=(end.state if end else None) or GONE,
-        created=entry.time,
-        started=entry.time if end and end.billed else None,
-        ended=entry.time + end.billed if end and end.billed else None,
-    )
 
 
 def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,18 @@ def limits_text(plan: Plan) -> str:
         parts.append(f"{limits.restarts} restarts without progress")
     if limits.wait_seconds:
         parts.append(f"{hours_text(limits.wait_seconds)} of waiting in each attempt")
-    return ", ".join(parts)
+    return ", ".join([*parts, *lease_text(plan)])
+
+
+def lease_text(plan: Plan) -> Iterator[str]:
+    """What a VM to work on ends by before that."""
+    from launcher.machines import of_instance
+
+    told = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
+    how = "deletes itself" if told.get("on_stop") == "delete" else "stops itself"
+    known = {"after": told.get("lease_seconds"), "when idle for": told.get("idle_stop_seconds")}
+    if ends := [f"{when} {hours_text(seconds)}" for when, seconds in known.items() if seconds]:
+        yield f"{how} {' or '.join(ends)}"
 
 
 def cost_text(plan: Plan) -> str:
@@ -222,6 +234,22 @@ def price_text(attempt: Attempt) -> str:
     if attempt.usd_per_hour is None:
         return "price unknown"
     return f"{'≈' if attempt.usd_approx else ''}${attempt.usd_per_hour:,.2f}/h"
+
+
+COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
+"""A line to be copied stays in one piece."""
+
+
+def fitted(text: str, before: int = 0) -> str:
+    """A message in lines that fit a terminal, behind `before` characters; elsewhere (a file, a pipe) as it is."""
+    if not sys.stderr.isatty():
+        return text
+    width = WIDTH - before
+    lines = (
+        [line] if COMMAND.match(line) else textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)
+        for line in text.split("\n")
+    )
+    return "\n".join("\n".join(each) for each in lines)
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

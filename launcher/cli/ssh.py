@@ -48,10 +48,10 @@ def ssh(
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     there = remote(compute, machine, user=user, port=port, tunnel=iap, register=not dry_run)
-    if dry_run:
-        print(shlex.join(ssh_command(there.way, command or (), forwards=forwards, tty=tty)))
-        return
     shell = bool(command) or not forwards or sys.stdin.isatty()
+    if dry_run:
+        print(shlex.join(ssh_command(there.way, command or (), forwards=forwards, shell=shell, tty=tty)))
+        return
     tell_ports(forwards, machine.name, shell=shell)
     if code := there.attached(command or (), forwards=forwards, shell=shell, tty=tty):
         raise typer.Exit(code)

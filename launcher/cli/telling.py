@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.printer import LinePrinter
-from launcher.cli.show import LABEL, WIDTH, labelled
+from launcher.cli.show import LABEL, WIDTH, fitted, labelled
 from launcher.cli.summary import duration
 from launcher.jobs import GONE
 
@@ -32,6 +32,7 @@ STATES = {
     "CANCELLING": "is being cancelled",
     "CANCELLED": "was cancelled",
     "PAUSED": "is paused",
+    "STOPPED": "is stopped",
     "EXPIRED": "has expired: its time limit is over",
     "UPDATING": "is being updated",
     "PARTIALLY_SUCCEEDED": "succeeded in part",
@@ -59,7 +60,7 @@ class Teller:
 
     def say(self, text: str) -> None:
         """A line of launch's own, or several."""
-        for line in text.splitlines():
+        for line in fitted(text, len("launch: ")).splitlines():
             self._print(f"launch: {line}")
 
     def __call__(self, event: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli import vertex
 from launcher.cli.images import BuilderFlag, CreateRepository
 from launcher.cli.options import Flags, Output, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
@@ -38,7 +40,7 @@ def vm(
         bool, typer.Option("--allow-default-service-account", help="Though it may change the whole project.")
     ] = False,
     resume: Annotated[
-        str | None, typer.Option("--resume", help="With --run: go on with a run that has ended.", metavar="RUN")
+        str | None, typer.Option("--resume", help="Go on with a run that has ended (as --run).", metavar="RUN")
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="With --run: a new run, though it has run before.")] = False,
     watch_for: WatchFor = None,
@@ -53,13 +55,10 @@ def vm(
     """
     from launcher.cli.vmplan import Extra, gathered, shown_plan
 
-    check(
-        run,
-        dry_run,
-        {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for},
-        {"--resume": resume, "--new": new, "--watch-for": watch_for},
-        {"--lease": lease, "--idle-stop": idle_stop},
-    )
+    run = run or resume is not None  # a VM to work on is started, not resumed
+    vertex.check(dry_run, detach, resume, new, watch_for, flags)
+    of_run = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
+    check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
     if dry_run:
@@ -84,30 +83,15 @@ def vm(
         make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
 
 
-def check(
-    run: bool,
-    dry_run: bool,
-    sending: dict[str, object],
-    of_run: dict[str, object],
-    of_work: dict[str, object],
-) -> None:
-    """Flags that can't go together. Raises UsageError."""
-    if dry_run and (flag := given(sending)):
-        raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
+def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:
+    """Flags of the one kind of VM beside the other kind. Raises UsageError."""
     if not run and (flag := given(of_run)):
         raise UsageError(f"{flag} is for a run", "Add --run: launch vm SPEC --run …")
     if run and (flag := given(of_work)):
         raise UsageError(f"{flag} is for a VM to work on", "A run's time is --hours; then its VM deletes itself.")
-    resume = of_run["--resume"]
-    if resume is not None and (not resume or str(resume).startswith("-")):  # a flag that stood where the run should
-        raise UsageError(f"--resume needs a run, and {resume!r} is none", "launch status lists all that there are.")
-    if resume and of_run["--new"]:
-        raise UsageError("--new chooses the run's id: --resume can't go with it", "Leave one of them out.")
-    if sending["--detach"] and sending["--watch-for"]:
-        raise UsageError("--detach watches nothing: --watch-for can't go with it", "Leave one of them out.")
 
 
-def given(flags: dict[str, object]) -> str:
+def given(flags: Mapping[str, object]) -> str:
     """The first of some flags that was typed."""
     return next((name for name, value in flags.items() if value not in (None, False)), "")
 

@@ -42,7 +42,15 @@ def check_ended(machine: Machine) -> None:
     from launcher.apply.lifecycle import end_of
     from launcher.cli.machine import of_work
 
-    if machine.trains and end_of(machine) is None:
+    try:
+        ended = not machine.trains or end_of(machine) is not None
+    except LaunchError as error:
+        own = f"gcloud compute instances delete {machine.name} --zone={machine.zone} --project={machine.project}"
+        raise LaunchError(
+            f"whether {machine.name} still trains isn't known: {error.problem}",
+            f"launch cancel {machine.run} ends its run. Whatever becomes of that:\n{own}",
+        ) from error
+    if not ended:
         of_work(machine, "it isn't deleted by hand")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +40,7 @@ def extend(
     now = google_now(compute)
     wanted = wished(lease, until, now)
     ends = wanted if machine.ceiling is None else min(wanted, machine.ceiling)
-    show(moved(compute, machine, int(ends)), ends < wanted, now, output_format)
+    show(moved(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
 
 
 def leasing(machine: Machine) -> Machine:

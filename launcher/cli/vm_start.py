@@ -33,7 +33,7 @@ def start(
 
     compute = open_compute()
     machine = one_machine(compute, name, zone)
-    again = f"launch vm SPEC --resume {machine.run} goes on with it"
+    again = f"launch vm SPEC --run --resume {machine.run} goes on with it"
     machine = of_work(machine, "it isn't started again by hand", again)
     if machine.status == "RUNNING":
         show(compute, machine, output_format, "runs already")

@@ -61,6 +61,7 @@ def stopped(compute: Compute, machine: Machine) -> Machine:
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, what it goes on to cost, and how to start it again."""
     from launcher.cli.machine import shown_now
+    from launcher.cli.show import WIDTH, wrapped
     from launcher.cli.status import printed
     from launcher.cli.vm_list import machine_data
 
@@ -68,7 +69,7 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     if output is not Output.text:
         printed(machine_data(machine, disks, shown_now(compute)), output)
         return
-    print(f"{machine.name} {how}; {disks_text(disks)}")
+    print("\n".join(wrapped(f"{machine.name} {how}; {disks_text(disks)}", WIDTH)))
     print(f"launch vm start {machine.name}\n    starts it again")
     print(f"launch vm delete {machine.name}\n    deletes it, with its disk")
 

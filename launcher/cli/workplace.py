@@ -6,15 +6,17 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from launcher import catalog
+from launcher.apply import running
 from launcher.apply.book import NoLedger
 from launcher.cli import following
 from launcher.cli.following import World
-from launcher.cli.machine import leased, one_machine, shown_now
+from launcher.cli.machine import leased, shown_now
 from launcher.cli.machinecost import price_of
 from launcher.cli.options import Output
+from launcher.cli.show import WIDTH, wrapped
 from launcher.cli.telling import Teller
 from launcher.driver import Course, until_there
-from launcher.errors import UsageError
+from launcher.errors import LaunchError, UsageError
 from launcher.plan.build import plan
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
     world = following.world(inputs.context.project)
     teller = Teller(made)
     for warning in made.warnings:
-        teller.say(warning)
+        teller.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
     service = world.service
     screen = Screen(service, teller)
     course = Course(
@@ -82,13 +84,14 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
         book=NoLedger(world.clock),
         watcher=screen,
         say=teller.say,
-        ready=lambda one: looked(one, world, teller) if preflight else one,
+        ready=lambda one: looked(one, world, teller, detach=detach) if preflight else one,
         clock=world.clock,
     )
     try:
-        job, is_new = until_there(course, fresh=True)
-        machine = there(world, job, made, is_new=is_new)
-        machine = machine if detach else wait(world, machine, teller)
+        with running.signals_stop():
+            job, is_new = until_there(course, fresh=True)
+            machine = there(world, job, made, teller, is_new=is_new)
+            machine = machine if detach else wait(world, machine, teller)
     except KeyboardInterrupt:
         following.last_words(teller, left(screen.job, made.run))
         raise
@@ -97,7 +100,7 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
     show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(world.compute), is_ready=not detach)
 
 
-def looked(made: Plan, world: World, teller: Teller) -> Plan:
+def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
     """The plan after what was looked at, once it is known that a VM is to be made.
 
     Raises:
@@ -106,15 +109,18 @@ def looked(made: Plan, world: World, teller: Teller) -> Plan:
     from launcher.apply.needs import has_external_ip
     from launcher.apply.reach import no_way
     from launcher.cli.preflight import preflight
+    from launcher.cli.reaching import look_ahead
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
         raise no_way(made.run, external_ip=False)
+    if not detach:
+        look_ahead(world.compute)
     return preflight(made, world.compute, teller.say)
 
 
-def there(world: World, job: Job, made: Plan, *, is_new: bool) -> Machine:
+def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -> Machine:
     """The VM that there is now. Raises UsageError: one was there, and it is another one, or stopped."""
-    machine = one_machine(world.compute, job.id)
+    machine = world.compute.instance(job.place, job.id)
     if is_new:
         return machine
     planned = made.attempts[0].machine_type
@@ -125,18 +131,30 @@ def there(world: World, job: Job, made: Plan, *, is_new: bool) -> Machine:
         )
     if job.state != "RUNNING":
         raise UsageError(f"{machine.name} is there, and stopped (in {machine.zone})", f"launch vm start {machine.name}")
+    teller.say(f"{machine.name} was there, and stays as it was made: its zone, image, disks and lease")
     return machine
 
 
 def wait(world: World, machine: Machine, teller: Teller) -> Machine:
     """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
     from launcher.apply.ready import wait_ready
+    from launcher.apply.service import GoneError
     from launcher.cli.reaching import check
 
-    ready, gpus = wait_ready(machine, world.compute, lambda one: check(world.compute, one), teller.say, world.clock)
+    try:
+        ready, gpus = wait_ready(machine, world.compute, lambda one: check(world.compute, one), teller.say, world.clock)
+    except LaunchError as error:
+        if not isinstance(error.__cause__, GoneError):
+            error.hint = "\n".join(filter(None, (error.hint, costs(machine.name))))
+        raise
     for line in gpus.strip().splitlines():
         teller.say(line)
     return ready
+
+
+def costs(name: str) -> str:
+    """What is to be known of a VM that was made, and can't be used (yet)."""
+    return f"The VM is there, and costs: launch vm status {name}, launch vm delete {name}"
 
 
 def left(job: Job | None, name: str) -> str:
@@ -149,10 +167,11 @@ def left(job: Job | None, name: str) -> str:
 def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """The VM, how to reach it, what it costs and when it stops."""
     if output is not Output.text:
+        from launcher.cli.machinecost import of_machine
         from launcher.cli.status import printed
         from launcher.cli.vm_list import machine_data
 
-        printed({**machine_data(machine, (), now), "ready": is_ready}, output)
+        printed({**machine_data(machine, of_machine((), machine), now), "ready": is_ready}, output)
         return
     name = machine.name
     print(f"{name} is {'ready' if is_ready else machine.status}: {machine.machine_type} in {machine.zone}")

@@ -49,7 +49,7 @@ def in_project(project: str, email: str, role: str, condition: str) -> str:
 
 def member(email: str) -> str:
     """An account, as IAM writes it."""
-    return f"serviceAccount:{email}"
+    return f"serviceAccount:{'PROJECT_NUMBER-compute@developer.gserviceaccount.com' if email == 'default' else email}"
 
 
 def continued(*words: str) -> str:

@@ -109,8 +109,9 @@ def on_stop(spec: JobSpec, *, training: bool) -> str:
 
 
 def account_of(spec: JobSpec, context: Context) -> str:
-    """The service account that the VM runs as."""
-    return spec.identity.service_account or default_service_account(context.project)
+    """The service account that the VM runs as: `default` is Compute Engine's own, where somebody wants that."""
+    own = "default" if context.allow_default_account else default_service_account(context.project)
+    return spec.identity.service_account or own
 
 
 def nodes(spec: JobSpec, shared: Shared) -> tuple[str, ...]:

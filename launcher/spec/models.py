@@ -293,7 +293,16 @@ class Vm(Model, frozen=True, kw_only=True):
     """What only Compute Engine VMs have."""
 
     image_family: Annotated[str, Meta(description="of deeplearning-platform-release")] | None = None
-    image: Annotated[str, Meta(description="projects/P/global/images/I, instead of a family")] | None = None
+    image: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^projects/[^/]+/global/images/(family/)?[^/]+$",
+                description="projects/P/global/images/I, instead of a family",
+            ),
+        ]
+        | None
+    ) = None
     external_ip: Annotated[
         bool, Meta(description="left out: SSH goes through IAP, and the way out needs Cloud NAT")
     ] = False

@@ -51,8 +51,8 @@ def zones_of(metadata: Mapping[str, str], tried: Tried) -> tuple[str, ...]:
 def elsewhere(tried: Tried) -> str:
     """What may get machines all the same."""
     if tried.provisioning == "flex-start":
-        return "Name more regions (regions: any takes all), or let it wait longer: --set limits.wait=24h"
-    return "Name more regions (regions: any takes all), or take --flex-start, which waits for machines"
+        return "Name more regions (--region any takes all), or let it wait longer: --set limits.wait=24h"
+    return "Name more regions (--region any takes all), or take --flex-start, which waits for machines"
 
 
 class Pattern(Struct, frozen=True):

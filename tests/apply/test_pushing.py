@@ -194,3 +194,10 @@ def test_the_vms_side_needs_no_more_than_python(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-c", source, str(tmp_path / "x"), "keep"]
     ran = subprocess.run(argv, input=b"a\0", capture_output=True, check=True)
     assert b'"removed": []' in ran.stdout
+
+
+def test_a_shell_that_greets_everybody(there: Remote, server: SshServer, source: Path) -> None:
+    server.program("python3", "echo Welcome\necho '{}'\n")
+    with pytest.raises(LaunchError, match="the shell on dev says 'Welcome' where") as caught:
+        sent(there, source)
+    assert "~/.bashrc" in caught.value.hint

@@ -37,6 +37,15 @@ def test_a_public_half_that_is_lost_is_made_anew(tmp_path: Path) -> None:
     assert sshkeys.public_key(key).split()[:2] == words
 
 
+def test_a_public_half_that_cant_be_written(tmp_path: Path) -> None:
+    key = sshkeys.own_key(tmp_path, lambda _text: None)
+    public = key.with_name(f"{key.name}.pub")
+    public.unlink()
+    public.mkdir()
+    with pytest.raises(LaunchError, match=r"google_compute_engine\.pub can't be written"):
+        sshkeys.own_key(tmp_path, lambda _text: None)
+
+
 def test_what_is_no_key(tmp_path: Path) -> None:
     (tmp_path / sshkeys.KEY).write_text("nothing")
     with pytest.raises(LaunchError, match="no SSH key could be made"):

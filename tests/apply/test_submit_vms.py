@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import msgspec
 import pytest
 
 from launcher import asked
+from launcher.apply.book import Book, NoLedger
 from launcher.apply.ledger import Ledger
 from launcher.apply.submit import Submitted, settle, submit
 from launcher.apply.vms import Vms
-from launcher.errors import LaunchError, NoCapacity
+from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, of_end
 from tests.apply.submitting import DIGEST
-from tests.apply.vming import INSERT, ZONE, Site, plan_of, work_body
+from tests.apply.vming import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.googlecloud import Fault, Meanwhile, Status
+from tests.plan.planning import planned
 
 PLAN = plan_of()
+WORKPLACE = planned(
+    "vm", world={"training": False}, name="dev", regions=["us-central1"], machine={"type": "l4", "gpus": 1}
+)
 ZONES = [str(attempt.zone) for attempt in PLAN.attempts]
 
 
@@ -34,12 +42,14 @@ def ready(plan: Plan) -> Plan:
     return with_digest(plan, DIGEST)
 
 
-def launch(site: Site, vms: Vms | None = None, *, fresh: bool = True) -> Submitted:
+def launch(
+    site: Site, vms: Vms | None = None, *, fresh: bool = True, plan: Plan = PLAN, book: Book | None = None
+) -> Submitted:
     """`launch vm SPEC --run`, until there is a VM."""
     return submit(
-        PLAN,
+        plan,
         vms or site.launcher(),
-        ledger(site),
+        book or ledger(site),
         site.time,
         site.said.append,
         fresh=fresh,
@@ -152,13 +162,56 @@ def test_preempted_and_resumed_elsewhere_in_the_same_folder(site: Site) -> None:
     assert again.job.id != got.job.id
 
 
-def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> None:
+def test_what_an_attempt_has_left_goes_before_the_next_is_made(site: Site) -> None:
+    """Nobody watched: its container has ended, and its account may not delete it."""
     got = launch(site)
+    site.clock.advance(60)
+    site.write(got.job.id, exit=75)
+    site.cloud.compute.capacity.out(ZONES[0])
+    again = launch(site, fresh=False)
+    assert again.job.id != got.job.id
+    assert got.job.id not in [site.cloud.compute.vm(name).number for name in site.cloud.compute.names()]
+
+
+def test_one_that_can_not_be_removed_is_told(site: Site) -> None:
+    got = launch(site)
+    site.clock.advance(60)
+    site.write(got.job.id, exit=75)
+    site.cloud.faults.add(Fault(DELETE, Status(403), times=99))
+    site.cloud.compute.capacity.out(ZONES[0])
+    with suppress(NoCapacity):
+        launch(site, fresh=False)
+    assert any(f"what is left of {got.job.name} can't be removed" in line for line in site.said)
+
+
+def test_two_vms_to_work_on_of_one_name_are_both_left_alone(site: Site) -> None:
+    """The zone of the first could not be seen when somebody made the second: their disks hold work."""
+    site.compute.insert(ZONE, work_body(), f"{UUID}1")
+    site.clock.advance(3600)
+    site.compute.insert(ZONES[1], work_body("dev", ZONES[1]), f"{UUID}2")
+    site.clock.advance(60)
+    with pytest.raises(UsageError, match=f"two VMs dev.*{ZONE}.*{ZONES[1]}") as told:
+        launch(site, site.launcher(told=False), plan=WORKPLACE, book=NoLedger(site.time))
+    assert "launch vm delete dev --zone" in told.value.hint
+    assert site.sent("DELETE") == 0
+
+
+def test_a_vm_that_trains_is_no_vm_to_work_on(site: Site) -> None:
+    launch(site)
+    site.clock.advance(60)
+    named = planned("vm", world={"training": False}, name=PLAN.run, machine={"type": "l4", "gpus": 1})
+    with pytest.raises(UsageError, match=f"{PLAN.run} in {ZONE} is a VM that trains"):
+        launch(site, site.launcher(told=False), plan=named, book=NoLedger(site.time))
+
+
+def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> None:
+    alone = msgspec.structs.replace(PLAN, attempts=PLAN.attempts[:1])
+    got = launch(site, plan=alone)
     site.clock.advance(60)
     site.write(got.job.id, exit=75)  # it deletes itself later
     job = site.launcher().get(got.job.name)
     settle(ledger(site), got.number, job, of_end(job, asked.tried_by(job, "my-project")))
     site.compute.delete(got.job.name)
-    again = launch(site, fresh=False)
+    again = launch(site, fresh=False, plan=alone)
     assert (again.job.zone, again.job.id == got.job.id, again.made) == (ZONES[0], False, True)
     assert len(site.cloud.compute.made()) == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from launcher import asked
+from launcher.apply.googleapis import status_of
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError
 from launcher.jobs import GONE, Job
@@ -57,7 +58,6 @@ def test_a_job_is_there_at_once_and_waits_for_its_machine(site: Site) -> None:
         ({"exit": 1}, "FAILED", ("permanent", "user")),
         ({"exit": 75}, "FAILED", ("transient", "preempted")),
         ({"exit": 70}, "FAILED", ("region+provisioning", "unfit")),
-        ({"exit": 75, "cancelled": True}, "CANCELLED", ("permanent", "cancelled")),
         ({"exit": 70, "reason": "nvidia-smi has not answered for 10 minutes"}, "FAILED", ("zone", "unfit")),
         ({"exit": 70, "reason": "docker pull: manifest unknown"}, "FAILED", ("permanent", "image")),
     ],
@@ -75,6 +75,18 @@ def test_its_record_is_its_end_whatever_becomes_of_the_vm(
         assert (ended.state, verdict(ended)) == (state, means)
         assert (ended.run, ended.ended) == (RUN, 1_700_000_010)
         assert (ended.error is None) == (state != "FAILED")
+
+
+def test_a_cancel_that_was_noted_and_no_more_is_no_end(site: Site) -> None:
+    """Whoever cancelled it died before the delete: while the VM is up nothing may follow it, and a cancel ends it."""
+    job = site.running()
+    site.write(job.id, exit=75, cancelled=True)
+    assert site.vms.get(job.name).state == "CANCELLING"
+    site.launcher().cancel(job.name)
+    ended = site.vms.get(job.name)
+    assert (ended.state, verdict(ended), ended.ended) == ("CANCELLED", ("permanent", "cancelled"), 1_700_000_010)
+    site.clock.advance(60)
+    assert (site.cloud.compute.names(), site.launcher().get(job.name).state) == ([], "CANCELLED")
 
 
 def test_a_record_that_nobody_can_read_is_none(site: Site) -> None:
@@ -180,7 +192,8 @@ def test_nothing_tells_of_it_any_more(site: Site) -> None:
     job = site.running()
     site.compute.wait(site.compute.delete(job.name), 60)
     site.cloud.compute.forget_operations()
-    with pytest.raises(GoneError):
+    with pytest.raises(GoneError) as told:
         site.launcher().get(job.name)
+    assert status_of(told.value) == 404  # by which a watch knows that it isn't there, rather than not to be asked about
     with pytest.raises(LaunchError, match="no VM's name"):
         site.vms.get("projects/my-project/zones/us-central1-a/instances/by-name")

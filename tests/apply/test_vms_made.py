@@ -7,6 +7,7 @@ import json
 import pytest
 
 from launcher import asked
+from launcher.apply.endings import cancel_and_confirm
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError
@@ -156,6 +157,17 @@ def test_a_cancel_that_can_not_be_noted_is_one_all_the_same(site: Site) -> None:
     site.clock.advance(60)
     assert (site.cloud.compute.names(), site.vms.get(job.name).state) == ([], GONE)
     assert any("can't be noted" in line for line in site.said)
+
+
+def test_one_that_does_not_show_itself_yet_is_not_cancelled_and_says_so(site: Site) -> None:
+    """A second after its insert: the operation is all that there is of it."""
+    job = site.launch()
+    site.cloud.faults.add(Fault(GET, Status(404)))
+    with pytest.raises(UnreachableError, match="being made"):
+        site.vms.cancel(job.name)
+    ended = cancel_and_confirm(site.vms, job, site.time, site.said.append)
+    site.clock.advance(60)
+    assert (ended.state, site.cloud.compute.names()) == ("CANCELLED", [])
 
 
 def test_there_is_nothing_to_cancel(site: Site) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from launcher import asked
 from launcher.apply.googleapis import UnreachableError
+from launcher.apply.operations import operation_of
 from launcher.apply.service import Refused
 from launcher.jobs import GONE, Job
 from launcher.verdicts import of_end, of_refusal
@@ -64,6 +66,19 @@ def test_a_name_that_is_taken_takes_all(site: Site) -> None:
         launched(site)
     assert told.value.refusal.reason == "alreadyExists"
     assert site.cloud.compute.names() == [NAMES[0]]
+
+
+def test_the_first_vm_of_an_attempt_before_is_not_taken_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(site)
+    site.clock.advance(60)
+    old = site.compute.instance(ZONE, NAMES[0])
+    begun = operation_of({"zone": f"x/projects/my-project/zones/{ZONE}", "status": "RUNNING", "name": "operation-2"})
+    begun = replace(begun, inserted=site.clock())
+    monkeypatch.setattr(site.compute, "bulk_insert", lambda *_: begun)
+    monkeypatch.setattr(site.compute, "operation", lambda *_: begun)
+    with pytest.raises(UnreachableError, match="doesn't show it"):
+        launched(site, 2)
+    assert old.created < begun.inserted
 
 
 def test_the_first_vm_does_not_show_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

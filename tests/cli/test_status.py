@@ -164,3 +164,14 @@ def test_ctrl_c_in_a_cancel_takes_nothing_back(job: Job, clock: FakeClock, monke
 
     monkeypatch.setattr(running, "REAL", running.Clock(clock, sleep))
     assert f"{run} may end all the same" in job.launch("cancel", "job", code=130).err
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_vms_that_cant_be_read_are_told_unless_there_can_be_none(job: Job, told: bool) -> None:
+    job.launch("vertex", "job.yaml", "--detach")
+    reason = "forbidden" if told else "accessNotConfigured"
+    words = "Required 'compute.instances.list' permission" if told else "API has not been used in project"
+    job.cloud.faults.add(Fault("compute.*", Status(403, reason=reason, message=words), times=None))
+    ran = job.launch("status")
+    assert "QUEUED" in ran.out
+    assert ("Compute Engine couldn't be read" in ran.err) == told

@@ -32,6 +32,14 @@ def test_never_beyond_what_google_allows(vms: Vms) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
+def test_a_start_between_two_seconds(vms: Vms) -> None:
+    vms.clock.advance(0.4)
+    vms.make("dev", hours=3)
+    ran = vms.launch("extend", "dev", "--lease", "4h")
+    assert ran.out.startswith("dev: $2.00/h, at most $6.00, stops itself Wed 01:13\n")
+    assert "lease " not in vms.launch("status", "dev").out
+
+
 def test_a_vm_without_a_lease_gets_one(vms: Vms) -> None:
     vms.make("dev")
     vms.launch("extend", "dev", "--lease", "1h")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.apply import running
+from launcher.apply.compute import Compute
+from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import Job
 from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.vmruns import VmSite, exits, is_preempted
@@ -83,12 +85,45 @@ def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) ->
     vm = job.cloud.compute.vm(run)
     job.cloud.logs.write_vm(vm, "hello from the VM") if hasattr(job.cloud.logs, "write_vm") else None
     job.launch("logs", run)
-    assert f"{run} was cancelled" in job.launch("cancel", "job").out
+    ended = job.launch("cancel", "job").out
+    assert f"{run} was cancelled" in ended
+    assert f"its folder: gs://my-bucket/runs/{run}" in ended
+    assert "1. spot in us-central1-a: it was cancelled" in job.launch("status", f"gs://my-bucket/runs/{run}").out
     assert job.cloud.compute.names() == []
-    ended = job.launch(*RUN, code=3)
-    assert "cancelled" in ended.err
+    assert "cancelled" in job.launch(*RUN, code=3).err
     site.does = [exits(0)]
-    assert "succeeded" in job.launch("vm", "--run", "--no-preflight", "--resume", f"gs://my-bucket/runs/{run}").out
+    assert "succeeded" in job.launch("vm", "--no-preflight", "--resume", f"gs://my-bucket/runs/{run}").out
+
+
+def test_a_run_of_any_id_goes_on_after_its_vm_is_gone(job: Job, site: VmSite) -> None:
+    site.does = [exits(1), exits(0)]
+    job.launch(*RUN, "--run-id", "mine", code=3)
+    assert "run       mine succeeded" in job.launch(*RUN, "--resume", "mine").out
+    for name in ("others", "job"):
+        assert f"there is no run {name}" in job.launch(*RUN, "--resume", name, code=2).err
+    assert len(inserts(job.cloud)) == 2
+
+
+def test_cancel_removes_what_a_run_that_has_ended_left(job: Job, site: VmSite) -> None:
+    """Its VM was stopped, and nobody followed: `launch vm list --orphans` names this command."""
+    site.does = [lambda _site, _vm: None]
+    job.launch(*RUN, "--detach")
+    run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
+    job.cloud.compute.power_off(run)
+    site.clock.advance(120)
+    assert f"launch cancel {run}" in job.launch("vm", "list", "--orphans").out
+    assert f"{run} is still there, stopped" in job.launch("cancel", run).err
+    assert job.cloud.compute.names() == []
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_vm_to_work_on_is_no_run_whatever_its_name_looks_like(job: Job, site: VmSite, by_name: bool) -> None:
+    """Its disk holds work, and `launch cancel` doesn't ask."""
+    made = Compute("my-project", job.cloud.environ(), site.time).insert(ZONE, work_body("box-20261121"), "5" * 8)
+    site.clock.advance(100)
+    name = "box-20261121" if by_name else f"projects/my-project/zones/{ZONE}/instances/{made.target}"
+    assert "launch vm status" in job.launch("cancel", name, code=2).err
+    assert job.cloud.compute.vm("box-20261121").status == "RUNNING"
 
 
 def test_new_beside_a_run_that_has_ended(job: Job, site: VmSite) -> None:
@@ -96,6 +131,10 @@ def test_new_beside_a_run_that_has_ended(job: Job, site: VmSite) -> None:
     job.launch(*RUN)
     again = job.launch(*RUN)
     assert "has succeeded; nothing was started" in again.err
+    assert f"{run} succeeded in 1 min" in again.out
+    followed = job.launch("follow", f"gs://my-bucket/runs/{run}")
+    assert f"{run} succeeded in 1 min" in followed.out
+    assert "nothing was started" not in followed.err
     assert f"{run}-2 succeeded" in job.launch(*RUN, "--new").out
     assert f"{run}-3 succeeded" in job.launch(*RUN, "--new").out
 
@@ -113,11 +152,15 @@ def test_a_run_belongs_to_one_service_at_a_time(job: Job, site: VmSite) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("vm", "--resume", "x"), "--resume is for a run"),
+        (("vm", "--new"), "--new is for a run"),
         (("vm", "--run", "--lease", "4h"), "--lease is for a VM to work on"),
         (("vm", "--dry-run", "--detach"), "--dry-run sends nothing"),
         (("vm", "job.yaml", "--run", "--new", "--resume", "job"), "--new chooses the run's id"),
         (("vm", "job.yaml", "--run", "--resume", "-o"), "needs a run"),
+        (("vm", "job.yaml", "--run", "--resume", "job", "--run-id", "x"), "--resume names the run"),
+        (("vm", "job.yaml", "--run", "--new", "--run-id", "x"), "--new chooses the run's id"),
+        (("vm", "--run-id", "x"), "--run-id is for a run"),
+        (("vm", "lst"), "Did you mean launch vm list?"),
     ],
 )
 def test_flags_that_cant_go_together(job: Job, argv: tuple[str, ...], said: str) -> None:

@@ -94,7 +94,7 @@ def test_a_vm_that_trains_is_left_to_its_run(vms: Vms, command: str) -> None:
     flags = {"delete": ["--yes"], "extend": ["--lease", "4h"]}.get(command, [])
     ran = vms.launch(command, RUN, *flags, code=2)
     assert f"{RUN} trains for {RUN}: " in ran.err
-    assert (f"launch cancel {RUN}" if command != "start" else "--resume") in ran.err
+    assert (f"launch cancel {RUN}" if command != "start" else f"launch vm SPEC --run --resume {RUN}") in ran.err
     assert vms.status(RUN) == "RUNNING"
 
 
@@ -171,3 +171,12 @@ def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) ->
     assert "launch vm status dev shows how far it is" in vms.launch("stop", "dev", code=130).err
     vms.clock.advance(60)
     assert vms.status("dev") == "TERMINATED"
+
+
+def test_a_training_vm_whose_folder_cannot_be_read(vms: Vms) -> None:
+    vms.train()
+    vms.cloud.faults.add(Fault("storage.*", Status(403), times=None))
+    ran = vms.launch("delete", RUN, "--yes", code=1)
+    assert f"whether {RUN} still trains isn't known" in ran.err
+    assert f"gcloud compute instances delete {RUN} --zone=us-central1-a --project=my-project" in ran.err
+    assert vms.status(RUN) == "RUNNING"

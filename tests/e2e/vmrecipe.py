@@ -44,6 +44,7 @@ def world(text: str, folder: Path) -> Iterator[tuple[GoogleCloud, Mapping[str, s
     with ExitStack() as stack:
         cloud = stack.enter_context(GoogleCloud())
         cloud.let_in("a token")  # gcloud's client can't do without one
+        cloud.compute.zones.open_out("us-central1")
         cloud.compute.pace = Pace(staging=0.5, running=1, delete=0.5, stop=1)
         server = stack.enter_context(SshServer(folder / "server"))
         relay = stack.enter_context(Relay(folder))

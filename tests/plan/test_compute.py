@@ -260,3 +260,14 @@ def test_every_gpu_machine_makes_a_valid_instance() -> None:
                 vm={"image_family": "common-cu129-ubuntu-2404-nvidia-580"},
             )
             parse_instance(body)
+
+
+def test_compute_engines_own_account_where_somebody_wants_it() -> None:
+    body = request("vm", world={"training": False, "allow_default_account": True})
+    assert body["serviceAccounts"][0]["email"] == "default"
+    own = request(
+        "vm",
+        world={"training": False, "allow_default_account": True},
+        identity={"service_account": "a@p.iam.gserviceaccount.com"},
+    )
+    assert own["serviceAccounts"][0]["email"] == "a@p.iam.gserviceaccount.com"

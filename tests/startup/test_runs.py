@@ -62,6 +62,20 @@ def test_a_vm_that_is_told_to_stop_lets_its_job_save(tmp_path: Path) -> None:
 
 
 @in_own_network
+def test_a_job_that_does_not_leave_in_time_was_stopped_and_has_not_run_out_of_memory(tmp_path: Path) -> None:
+    with world(tmp_path, training()) as vm:
+        killed = 'printf 137 >"$WORLD/docker/exit"'
+        vm.program("docker", f'[[ $1 != stop ]] || {{ {killed}; exit; }}; exec python3 "$WORLD/docker.py" "$@"')
+        process = vm.start()
+        with ended(process):
+            wait_until(lambda: "running" in vm.states)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: vm.is_gone)
+        assert vm.record
+        assert (vm.record["exit"], vm.record["reason"]) == (143, "")
+
+
+@in_own_network
 def test_told_to_stop_before_its_container_runs_it_leaves_at_once(tmp_path: Path) -> None:
     """A pull may take minutes, and a Spot VM has half a minute."""
     with world(tmp_path, training()) as vm:

@@ -31,7 +31,7 @@ CLONE_NEWNET = 0x40000000
 MOUNTS = """
 set -e
 mkdir -p /dev/disk/by-id  # the one place that may not be there
-for place in run lib:var/lib mnt stat:proc/stat disks:dev/disk/by-id; do
+for place in run lib:var/lib mnt stat:proc/stat uptime:proc/uptime disks:dev/disk/by-id; do
   mount --bind "$WORLD/${place%%:*}" "/${place#*:}"
 done
 exec bash "$@"
@@ -44,7 +44,14 @@ STAND_INS = {
     # Hours pass when a test says so.
     "date": '[[ $* == +%s ]] || exec /bin/date "$@"; echo $(($(/bin/date +%s) + $(cat "$WORLD/later")))',
 }
-FILES = {"gpus": "0\n", "ss": "", "later": "0", "calls": "", "stat": "cpu  10 0 10 80 0 0 0 0 0 0\n"}
+FILES = {
+    "gpus": "0\n",
+    "ss": "",
+    "later": "0",
+    "calls": "",
+    "stat": "cpu  10 0 10 80 0 0 0 0 0 0\n",
+    "uptime": "3.00 3.00\n",
+}
 
 
 def in_own_network(test: Callable[P, T]) -> Callable[P, T]:
