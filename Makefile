@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11 or later: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+TIMED := tests/train/test_node*.py tests/train/test_machine.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -21,12 +22,13 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
 test: $(INSTALLED) ## The tests
-	$(BIN)/pytest -q -n 2 --dist loadfile --ignore=tests/train
-	$(BIN)/pytest -q tests/train # by itself: these start processes of their own, and stop them within seconds
+	$(BIN)/pytest -q -n 2 --dist loadfile $(TIMED:%=--ignore-glob=%)
+	$(BIN)/pytest -q $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
 	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
 
 e2e: $(INSTALLED) ## The whole way, with real processes
-	$(BIN)/pytest -q -m e2e -n 2 --dist loadgroup
+	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
+	$(BIN)/pytest -q -m e2e tests/e2e
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs
 	$(BIN)/pytest -q -m fuzz

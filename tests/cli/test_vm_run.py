@@ -10,6 +10,7 @@ import pytest
 
 from launcher.apply import running
 from launcher.apply.compute import Compute
+from tests.apply.test_lines_of_vms import print_on
 from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import Job
 from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
@@ -82,9 +83,8 @@ def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) ->
     assert f"{run} is RUNNING in us-central1-a" in begun.out
     assert f"{run}  RUNNING  g2-standard-24 spot  us-central1-a" in job.launch("status").out
     assert "runs" in job.launch("status", "job").out
-    vm = job.cloud.compute.vm(run)
-    job.cloud.logs.write_vm(vm, "hello from the VM") if hasattr(job.cloud.logs, "write_vm") else None
-    job.launch("logs", run)
+    print_on(job.cloud, job.cloud.compute.vm(run).number, 0, "hello from the VM", run=run)
+    assert job.launch("logs", run).out == "[workerpool0-0] hello from the VM\n"
     ended = job.launch("cancel", "job").out
     assert f"{run} was cancelled" in ended
     assert f"its folder: gs://my-bucket/runs/{run}" in ended
@@ -169,5 +169,5 @@ def test_flags_that_cant_go_together(job: Job, argv: tuple[str, ...], said: str)
 
 def test_a_spec_called_like_a_command(job: Job, site: VmSite, tmp_path: Path) -> None:
     (tmp_path / "list").write_text((tmp_path / "job.yaml").read_text())
-    assert "No VMs" in job.launch("vm", "list").out or "NAME" in job.launch("vm", "list").out
+    assert job.launch("vm", "list").out == "No VMs.\n"
     assert json.loads(job.launch("vm", "./list", "--run", "--dry-run", "-o", "json").out)["target"] == "vm"
