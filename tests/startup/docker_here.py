@@ -63,7 +63,8 @@ def run(*arguments: str) -> int:
             words.pop(0)
     program = os.environ["PYTHON_HERE"] if entrypoint == "python" else entrypoint
     (WORLD / "command").write_text(json.dumps([program, *words[1:]]))
-    env |= {"PATH": os.environ["PATH"], "HOME": str(WORLD)}
+    # WORLD: by that a test finds what is left.
+    env |= {"PATH": os.environ["PATH"], "HOME": str(WORLD), "WORLD": os.environ["WORLD"]}
     return begin(env)
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tests.googlecloud import GoogleCloud, MetadataServer
 from tests.googlecloud.vms import Vm
-from tests.startup.world import World
+from tests.startup.world import World, end_all
 
 LOOK = 0.05
 
@@ -74,9 +72,7 @@ class Booted:
             try:
                 self._attend(world, process, over)
             finally:
-                if process.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                end_all(world.folder)  # the script, its watchdog, its container
                 process.wait()
                 self.serial = world.serial
 
