@@ -28,7 +28,7 @@ test: $(INSTALLED) ## The tests
 
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
-	$(BIN)/pytest -q -m e2e tests/e2e
+	$(BIN)/pytest -q -m e2e -n 2 --dist loadgroup tests/e2e
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs
 	$(BIN)/pytest -q -m fuzz

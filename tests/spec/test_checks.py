@@ -73,7 +73,10 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
             "identity: {reserved_ip_ranges: [a]}",
             "identity.reserved_ip_ranges: goes with identity.network alone | name th",
         ),
-        ("vm: {image: i, image_family: f}", "vm.image: can't go with vm.image_family | keep one of the two"),
+        (
+            "vm: {image: projects/p/global/images/i, image_family: f}",
+            "vm.image: can't go with vm.image_family | keep one of the two",
+        ),
         (
             "labels: {launch-run: x}",
             "labels.launch-run: launch itself sets the labels that start with launch- | name it",

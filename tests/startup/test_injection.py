@@ -67,7 +67,7 @@ def fields(text: str) -> dict[str, Any]:
         "run": {"command": [word or "x", word], "args": [word, "--", word]},
         "output": f"gs://b-b/{plain}",
         "identity": {"service_account": (plain or "x") + ACCOUNT, "network": plain, "subnetwork": plain},
-        "vm": {"image": word or None},
+        "vm": {"image": f"projects/p/global/images/{word.replace('/', '')}" if word.replace("/", "") else None},
         "machine": {"type": "l4", "gpus": 2},
         "provisioning": ["spot"],
         "zones": ["us-central1-a"],
