@@ -148,7 +148,7 @@ def test_the_api_away_the_lease_counts_from_the_boot(tmp_path: Path) -> None:
     body = request("vm", world={"training": False}, machine={"type": "l4"}, vm={"lease": "5m"}, zones=[ZONE])
     with world(tmp_path, body) as vm:
         vm.cloud.faults.add(Fault("compute.*", Status(503), times=None))
-        vm.write("later", str(6 * 60))
+        vm.write("uptime", "7200.00 0.00\n")
         with ended(process := vm.start()):
             process.wait(20)
             wait_until(lambda: vm.is_off)
