@@ -151,8 +151,9 @@ def is_elsewhere(attempt: Attempt, ended: Sequence[Entry]) -> bool:
     """Whether the last try's VM was taken away, and the attempt is the same in another zone: where machines are wanted
     by others just now, the next one goes soon too."""
     last = ended[-1] if ended else None
-    taken = last is not None and last.end is not None and last.end.kind == "preempted" and last.zone is not None
-    return taken and attempt.zone != last.zone and attempt.provisioning == last.provisioning if last else False
+    if last is None or last.end is None or last.end.kind != "preempted" or last.zone is None:
+        return False
+    return attempt.zone != last.zone and attempt.provisioning == last.provisioning
 
 
 def is_closed(attempt: Attempt, tries: Sequence[Entry]) -> bool:

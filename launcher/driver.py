@@ -12,9 +12,9 @@ from launcher.apply.endings import released
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import Service
 from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
-from launcher.asked import command, provisioning, tried_by
+from launcher.asked import provisioning, tried_by
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, IDENTITY_LABEL, Job
+from launcher.jobs import GONE, Job, command
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch
@@ -222,10 +222,10 @@ def failure(job: Job, verdict: Verdict) -> LaunchError:
     """The run's end as an error with its exit code."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
-    if IDENTITY_LABEL not in job.labels and job.zone:  # a VM to work on: nothing ran that could be read or resumed
+    if job.is_workplace:  # nothing ran that could be read or resumed
         return kind(f"{job.run}: {verdict.cause}", verdict.fix)
     logs = f"launch logs {job.handle}"
     hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
     if "--resume" not in verdict.fix:
-        hints.append(f"{command(job.request)} --resume {job.run} goes on from there")
+        hints.append(f"{command(vm=job.zone is not None)} --resume {job.run} goes on from there")
     return kind(f"{job.run}: {verdict.cause}", "\n".join(hints))

@@ -21,6 +21,11 @@ GONE: Final = "DELETED"
 """Our own word for the state of a job that was there and is gone."""
 
 
+def command(*, vm: bool) -> str:
+    """What launches a run, on VMs or on Vertex AI."""
+    return "launch vm SPEC --run" if vm else "launch vertex SPEC"
+
+
 class Failure(Struct, frozen=True, kw_only=True):
     """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED. Of a VM's
     operation `reason` is its error code (ZONE_RESOURCE_POOL_EXHAUSTED), `metadata` its ErrorInfo's."""
@@ -76,6 +81,11 @@ class Job(Struct, frozen=True, kw_only=True):
     def run(self) -> str:
         """The run's id; empty for a job that isn't launch's."""
         return self.labels.get(RUN_LABEL, "")
+
+    @property
+    def is_workplace(self) -> bool:
+        """Whether it is a VM to work on, which computes nothing."""
+        return self.zone is not None and IDENTITY_LABEL not in self.labels
 
     @property
     def has_ended(self) -> bool:

@@ -13,7 +13,7 @@ from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Service
 from launcher.course import Entry, EntryEnd, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, Job
+from launcher.jobs import GONE, Job, command
 from launcher.verdicts import Verdict, exit_code
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def ended(plan: Plan, entry: Entry, look: Look) -> RunEnded:
         raise ValueError("an attempt that is open hasn't ended")
     job = next((job for job in look.jobs if job.name == entry.job), None) or gone_vm(entry, plan)
     run = plan.run
-    typed = "launch vm SPEC --run" if entry.zone else "launch vertex SPEC"
+    typed = command(vm=entry.zone is not None)
     if entry.end.kind == "succeeded":
         hint = f"{typed} --new starts it anew;\n{typed} --resume {run} goes on in its folder"
         return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 from launcher import asked
 from launcher.apply.book import Book, Facts
 from launcher.apply.looking import Look
+from launcher.course import Entry
 from launcher.errors import UsageError
 from launcher.jobs import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
@@ -67,3 +69,10 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
         machine=asked.machine_type(job.request),
         identity=job.labels.get(IDENTITY_LABEL, ""),
     )
+
+
+def request_id(run: str, entry: Entry, *, unique: bool) -> str:
+    """The attempt's own UUID, by which a service knows its request again. A number that no lock has made unique may be
+    taken again by another launch: then the id is this one's alone."""
+    parts = (run, entry.where, str(entry.number), *(() if unique else (entry.writer,)))
+    return str(uuid5(NAMESPACE_URL, "/".join(parts)))

@@ -107,10 +107,10 @@ class Looker:
         stopwatch: Callable[[], Callable[[], float]],
         also: Iterable[str] | None,
     ) -> None:
-        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains. A
-        list of VMs is of all zones anyway."""
+        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains. A list
+        of VMs is of all zones anyway."""
         self._filter = f'labels.{RUN_LABEL}="{plan.run}"'  # a value with dashes may need its quotes (AIP-160)
-        self._places = tuple(dict.fromkeys(attempt.zone or attempt.region for attempt in plan.attempts))
+        self._places = tuple(dict.fromkeys(attempt.where for attempt in plan.attempts))
         self._is_vm = plan.target == "vm"
         self._plan, self._run, self._service, self._ledger = plan, plan.run, service, ledger
         self._stopwatch, self._also = stopwatch, also
@@ -180,7 +180,7 @@ def filled(job: Job, entry: Entry, plan: Plan) -> Job:
     gone."""
     if job.request:
         return job
-    asked = next((one for one in plan.attempts if (one.zone or one.region) == entry.where), plan.attempts[0])
+    asked = next((one for one in plan.attempts if one.where == entry.where), plan.attempts[0])
     labels = {RUN_LABEL: plan.run, **({IDENTITY_LABEL: entry.identity} if entry.identity else {})}
     return replace(job, request=asked.request, labels={**labels, **job.labels}, folder=plan.run_folder or "")
 
@@ -208,7 +208,7 @@ def check_workplaces(kept: Job, others: Sequence[Job]) -> None:
     Raises UsageError: there are others, and not since the same moment.
     """
     for job in others:
-        if job.zone and IDENTITY_LABEL not in job.labels and abs(job.created - kept.created) > AT_ONCE_SECONDS:
+        if job.is_workplace and abs(job.created - kept.created) > AT_ONCE_SECONDS:
             raise UsageError(
                 f"there are two VMs {job.run}, in {kept.place} and {job.place}; both were left alone",
                 f"launch vm delete {job.run} --zone {job.place} deletes that one, with its disk",

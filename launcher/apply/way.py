@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
-from uuid import NAMESPACE_URL, uuid5
 
 from launcher import asked
 from launcher.apply.book import Book
 from launcher.apply.endings import LOST, ended, exhausted, judged, released, settle
 from launcher.apply.googleapis import UnreachableError
-from launcher.apply.identity import check_identity, facts_of, facts_of_job
+from launcher.apply.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry_of, orphan
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused, Service
-from launcher.course import Entry, following, spoken
+from launcher.course import Entry, following, place_of, spoken
 from launcher.errors import LaunchError
 from launcher.jobs import Job
 from launcher.plan.build import with_digest
@@ -219,7 +218,7 @@ class Way:
 
         Raises JobFailed: the run's hours are used up.
         """
-        attempt = next(one for one in self.plan.attempts if same_place(one, attempt))
+        attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
         request = asked.within_hours(attempt.request, look.billed_seconds, self.plan.run)
         elapsed, locked = self.stopwatch(), self.ledger.locks
         entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
@@ -298,15 +297,3 @@ class Way:
         except LaunchError as error:
             self.say(f"{job.name} is made, but: {error.problem}")
             return submitted
-
-
-def request_id(run: str, entry: Entry, *, unique: bool) -> str:
-    """The attempt's own UUID, by which a service knows its request again. A number that no lock has made unique may be
-    taken again by another launch: then the id is this one's alone."""
-    parts = (run, entry.where, str(entry.number), *(() if unique else (entry.writer,)))
-    return str(uuid5(NAMESPACE_URL, "/".join(parts)))
-
-
-def same_place(one: Attempt, other: Attempt) -> bool:
-    """Whether two attempts, of plans with other images, are the same."""
-    return (one.region, one.zone, one.provisioning) == (other.region, other.zone, other.provisioning)

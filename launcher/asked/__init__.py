@@ -11,7 +11,7 @@ from typing import Any
 from launcher.asked import vertex, vm
 from launcher.asked.model import Asked
 from launcher.errors import JobFailed
-from launcher.jobs import Job
+from launcher.jobs import Job, command
 from launcher.verdicts import Tried
 from train import contract
 
@@ -76,15 +76,10 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
         used, hours = billed / 3600, whole / 3600
         raise JobFailed(
             f"run {run} has used up its hours: {used:.2f} of limits.hours {hours:g}",
-            f"Give it more: {command(request)} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
+            f"Give it more: {command(vm=is_vm(request))} --resume {run} --hours {ceil(used) + max(1, round(hours))}",
         )
     shorter: Mapping[str, Any] = service(request).with_limit(request, left)
     return shorter
-
-
-def command(request: Mapping[str, Any]) -> str:
-    """What launches such a request: `launch vertex SPEC`."""
-    return "launch vm SPEC --run" if is_vm(request) else "launch vertex SPEC"
 
 
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:

@@ -22,7 +22,6 @@ from launcher.apply.running import Clock
 from launcher.apply.services import Services
 from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
-from launcher.asked import command
 from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
 from launcher.cli.inputs import project
@@ -32,7 +31,7 @@ from launcher.cli.runs import Run
 from launcher.cli.telling import Teller
 from launcher.driver import Course, Gave, Took, drive, failure
 from launcher.errors import JobFailed, LaunchError, UsageError
-from launcher.jobs import Job
+from launcher.jobs import Job, command
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
@@ -236,6 +235,6 @@ def stored_plan(run: Run) -> Plan:
     if made is None or made.run != run.id:
         raise UsageError(
             f"the folder of {run.id} ({folder or 'none'}) has no plan that can be read",
-            f"Name the spec: {command(run.job.request)} --resume {run.id}",
+            f"Name the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
         )
     return made

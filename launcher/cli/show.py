@@ -224,7 +224,7 @@ def attempt_table(plan: Plan) -> Iterator[str]:
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     for number, attempt in enumerate(shown, 1):
         kind = attempt.provisioning.partition(":")[0]
-        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.zone or attempt.region:<24}  {price_text(attempt)}"
+        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<24}  {price_text(attempt)}"
     if len(plan.attempts) > len(shown):
         yield f"{'':{LABEL}} … and {len(plan.attempts) - len(shown)} more (-o json lists all)"
 

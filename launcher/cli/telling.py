@@ -167,7 +167,7 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
 
     wanted = (job.place, provisioning(job.request).partition(":")[0])
     for one in plan.attempts if plan else ():
-        if (one.zone or one.region, one.provisioning.partition(":")[0]) == wanted:
+        if (one.where, one.provisioning.partition(":")[0]) == wanted:
             return one
     return None
 
@@ -204,7 +204,7 @@ def progress_text(progress: Progress) -> str:
 
 def attempted(entry: Entry) -> str:
     """`1. flex-start in us-central1: no capacity`."""
-    where = f"{entry.number}. {entry.provisioning or 'a rehearsal'} in {entry.zone or entry.region or 'this folder'}"
+    where = f"{entry.number}. {entry.provisioning or 'a rehearsal'} in {entry.where or 'this folder'}"
     if entry.end is None:
         return f"{where}: under way" if entry.job else f"{where}: being created"
     return f"{where}: {entry.end.cause or entry.end.kind}"

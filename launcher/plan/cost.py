@@ -56,7 +56,7 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
     if total > cap:
         raise PlanRefused(
             f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): "
-            f"${price:,.2f}/h ({dearest.provisioning} in {dearest.zone or dearest.region}) "
+            f"${price:,.2f}/h ({dearest.provisioning} in {dearest.where}) "
             f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {hours:g} h",
             fitting(cap, price * nodes),
         )
@@ -89,7 +89,7 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
     if unknown:
         raise PlanRefused(
             f"limits.usd is ${cap:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
-            f"in {unknown.zone or unknown.region} is unknown",
+            f"in {unknown.where} is unknown",
             "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
         )
     if spec.vertex.reduction_server:

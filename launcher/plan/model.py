@@ -96,6 +96,11 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """The JSON body: a CustomJob (Vertex), or an Instance (Compute Engine; of several nodes the body of
     instances.bulkInsert, which makes all or none)."""
 
+    @property
+    def where(self) -> str:
+        """Its zone, or its region where Google chooses the zone."""
+        return self.zone or self.region
+
 
 class Container(Frozen, frozen=True, kw_only=True):
     """The part of a request that is about processes, the same on every node."""

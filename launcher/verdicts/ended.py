@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from launcher.jobs import GONE, Job
+from launcher.jobs import GONE, Job, command
 from launcher.verdicts.access import number
 from launcher.verdicts.machines import HTTP, of_vm
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
@@ -103,7 +103,7 @@ def again(job: Job) -> str:
 
 def resumed(job: Job) -> str:
     """The command that resumes its run, on the same service."""
-    return f"{'launch vm SPEC --run' if job.zone else 'launch vertex SPEC'} --resume {job.run or 'RUN'}"
+    return f"{command(vm=job.zone is not None)} --resume {job.run or 'RUN'}"
 
 
 # --- What the replicas exited with ------------------------------------------------------------------------------------
