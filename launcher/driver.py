@@ -207,6 +207,7 @@ def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Ve
     course.say(f"{cause}: cancelling it")
     ended = cancel_and_confirm(course.service, job, course.clock, course.say)
     if ended.state in ("CANCELLED", GONE):
+        released(course.service, ended, course.say)
         return ended, verdict
     return ended, noted(course, ended, number)  # it was quicker
 

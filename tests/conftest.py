@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,16 @@ SKIPPED = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make room for the names of skipped tests, and keep google-auth from looking for a metadata server.
+    """Make room for the names of skipped tests, keep google-auth from looking for a metadata server, and let Ctrl-C
+    reach what the tests start.
 
-    It reads the variable when it is first imported, in whichever test that is.
+    google-auth reads the variable when it is first imported, in whichever test that is. A shell starts what runs in
+    its background with SIGINT ignored, which all processes below would inherit.
     """
     config.stash[SKIPPED] = []
     os.environ["NO_GCE_CHECK"] = "true"
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

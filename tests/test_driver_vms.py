@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from launcher.apply.services import Services
+from launcher.apply.vertex import Vertex
+from launcher.apply.vms import Vms
+from launcher.driver import drive
 from launcher.errors import JobFailed, LaunchError, NoCapacity
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.vmruns import ZONES, VmSite, breaks, exits, is_lost, is_preempted, plan_of
@@ -125,18 +131,15 @@ def test_killed_between_insert_and_answer(site: VmSite, stored: bool) -> None:
     class Killed(BaseException):
         pass
 
+    class Dies(Vms):
+        def create(self, *args: Any, **named: Any) -> Any:
+            super().create(*args, **named)
+            raise Killed
+
     course = site.course(None if stored else site.without())
-    create = course.service.vms.create  # type: ignore[attr-defined]
-
-    def killed(*args: object) -> None:
-        create(*args)
-        raise Killed
-
-    course.service.vms.create = killed  # type: ignore[attr-defined]
-    from launcher.driver import drive
-
+    vms = Dies("my-project", site.cloud.environ(), site.time, site.said.append, site.folder)
     with pytest.raises(Killed):
-        drive(course, fresh=True)
+        drive(replace(course, service=Services(Vertex("my-project", site.cloud.environ(), site.time), vms)), fresh=True)
     assert site.drive(book=None if stored else site.without()).state == "SUCCEEDED"
     assert len(site.zones) == 1
 

@@ -165,7 +165,7 @@ def is_open(ports: Sequence[str]) -> bool:
 def covers(source: str) -> bool:
     """Whether all of IAP's addresses are in a range."""
     range_ = ip_network(source, strict=False)
-    return range_.version == 4 and ip_network(IAP).subnet_of(range_)  # type: ignore[arg-type]
+    return range_.version == 4 and ip_network(IAP).subnet_of(range_)  # type: ignore[arg-type]  # its version tells
 
 
 # --- Machines and quotas ----------------------------------------------------------------------------------------------

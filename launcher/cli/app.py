@@ -14,6 +14,7 @@ from launcher.cli import (
     init,
     local,
     logs,
+    metrics,
     push,
     push_code,
     schema,
@@ -59,6 +60,7 @@ app.command("local")(local.local)
 app.command("status")(status.status)
 app.command("follow")(follow.follow)
 app.command("logs")(logs.logs)
+app.command("metrics")(metrics.metrics)
 app.command("cancel")(cancel.cancel)
 app.command("build")(build.build)
 app.command("push")(push.push)

@@ -85,6 +85,7 @@ def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) ->
     assert "runs" in job.launch("status", "job").out
     print_on(job.cloud, job.cloud.compute.vm(run).number, 0, "hello from the VM", run=run)
     assert job.launch("logs", run).out == "[workerpool0-0] hello from the VM\n"
+    assert f"{run} has written no metrics yet" in job.launch("metrics", run, code=1).err
     ended = job.launch("cancel", "job").out
     assert f"{run} was cancelled" in ended
     assert f"its folder: gs://my-bucket/runs/{run}" in ended

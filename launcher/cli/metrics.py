@@ -1,0 +1,129 @@
+"""`launch metrics`: the figures of a run's steps, as a table or as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.cli.options import Output, Regions
+from launcher.errors import LaunchError
+from train import contract
+
+if TYPE_CHECKING:
+    from launcher.results import Record, Results
+    from train.storage import Storage
+
+ROWS = 20
+"""Steps in the table, spread over the whole run, unless all are asked for."""
+FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
+"""The built-in trainer's columns, in this order; a script's own come after them."""
+WIDTH = 80
+LEFT_OUT = frozenset({"time"})
+
+
+def metrics(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's name, id or folder (gs://…, or here), or a job's number.")
+    ],
+    *,
+    regions: Regions = None,
+    everything: Annotated[bool, typer.Option("--all", help=f"All steps, not {ROWS} spread over the run.")] = False,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print; data has every step.")] = Output.text,
+) -> None:
+    """Print the metrics of a run, step by step.
+
+    From the run's folder: of each step the row of its newest attempt; then the evaluations.
+    """
+    from launcher.cli.runfolder import read_results
+    from launcher.cli.status import printed
+
+    name, folder = folder_of(run, regions)
+    found = read_results(folder)
+    if found is None:
+        raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", f"launch status {run} says how it is.")
+    if output_format is Output.text:
+        print("\n".join(lines(name, found, len(found.rows) if everything else ROWS)))
+        return
+    printed({"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}, output_format)
+
+
+def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
+    """The run's name and its folder, on this machine or where its job says.
+
+    Raises:
+        UsageError: there is no such run.
+        LaunchError: it has no folder, or none that can be read.
+    """
+    from launcher.apply.attempts import open_folder
+
+    if Path(run, contract.METRICS).is_dir():
+        return Path(run).resolve().name, open_folder(str(Path(run).resolve()))
+    from launcher.cli.following import here
+    from launcher.cli.jobtext import run_folder_of
+    from launcher.cli.runs import one_run, searched
+
+    found = one_run(here(), run, searched(regions))
+    folder = run_folder_of(found.job)
+    if not folder:
+        raise LaunchError(f"{found.id} has no run folder, so its metrics were kept nowhere", "Give the spec an output.")
+    return found.id, open_folder(folder)
+
+
+def lines(run: str, found: Results, most: int) -> Iterator[str]:
+    """The table, of at most 80 columns, and the evaluations."""
+    rows = spread(found.rows, most)
+    if not rows:
+        yield f"{run}: no step is done yet"
+    columns = fitting(rows)
+    table = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+    yield from aligned(table) if rows else ()
+    if len(rows) < len(found.rows):
+        yield f"{len(rows)} of {len(found.rows)} steps (--all)"
+    evals = spread([event for event in found.events if event["event"] == "eval"], most)
+    if evals:
+        yield ""
+        yield from aligned(
+            [["step", "eval_loss"], *([cell(one.get("step")), cell(one.get("eval_loss"))] for one in evals)]
+        )
+
+
+def spread(rows: Sequence[Record], most: int) -> list[Record]:
+    """At most so many, at equal distances, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
+
+
+def fitting(rows: Sequence[Record]) -> list[str]:
+    """The columns that have figures and fit the width."""
+    from launcher.cli.summary import is_number
+
+    known = {name for row in rows for name, value in row.items() if is_number(value)} - LEFT_OUT
+    names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]
+    chosen: list[str] = []
+    used = -2
+    for name in names:
+        used += 2 + max(len(name), *(len(cell(row.get(name))) for row in rows))
+        if used > WIDTH:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def cell(value: Any) -> str:
+    """A figure as it is shown; nothing where there is none."""
+    from launcher.cli.summary import is_number
+
+    if not is_number(value):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns, flush right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
