@@ -30,7 +30,7 @@ test: $(INSTALLED) ## The tests
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
 	@$(BIN)/pytest -q -m e2e $(ENGINE) >.engine.log 2>&1 & \
-	$(BIN)/pytest -q -m e2e tests/e2e $(ENGINE:%=--ignore=%); others=$$?; \
+	$(BIN)/pytest -q -m e2e tests/e2e tests/train $(ENGINE:%=--ignore=%); others=$$?; \
 	wait $$!; engine=$$?; cat .engine.log; rm .engine.log; exit $$((others + engine))
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs

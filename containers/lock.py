@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 OLDEST_PYTHON = "3.11"
-OF_TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==")
+OF_TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-(?!ml-py)[a-z0-9-]+)==")
 """PyTorch and what its wheels for CUDA 13 bring along, as PyPI has them; the CPU's wheel needs none of the rest."""
 
 Digest = Callable[[str], str | None]

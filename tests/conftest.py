@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import shutil
 import signal
 import socket
 from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 NO_SKIPS = "LAUNCH_NO_SKIPS"
 """Set to 1, a skipped test fails the session: a check that did not run must not look like one that passed."""
+
+RAN_ON = "LAUNCH_RAN_ON"
+"""A file in which the GPU tests that pass are noted."""
 
 SKIPPED = pytest.StashKey[list[str]]()
 
@@ -40,7 +46,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.skipped:
         item.config.stash[SKIPPED].append(f"{item.nodeid}: {_reason(report)}")
+    if report.when == "call" and report.passed and item.get_closest_marker("gpu") and RAN_ON in os.environ:
+        _note_gpu(item.nodeid)
     return report
+
+
+def _note_gpu(test: str) -> None:
+    """Which GPU a test has passed on, and when: docs/train.md says it (tests/features.py)."""
+    import torch
+
+    file, device = Path(os.environ[RAN_ON]), torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    name = "::".join((Path(test.partition("::")[0]).name, test.partition("::")[2].partition("[")[0]))
+    known[name] = {"device": device, "date": datetime.now(UTC).date().isoformat()}
+    file.write_text(json.dumps(known, indent=2) + "\n")
 
 
 @pytest.hookimpl(wrapper=True)

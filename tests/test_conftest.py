@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -70,6 +71,32 @@ def test_a_session_without_skips_passes(tmp_path: Path) -> None:
     done = _pytest(tmp_path, {"test_fine.py": "def test_it(): pass\n"}, no_skips="1")
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert "allows none" not in done.stdout
+
+
+MARKED = """
+import pytest
+
+@pytest.mark.gpu
+def test_a():
+    pass
+
+@pytest.mark.gpu
+def test_b():
+    assert 0
+
+def test_c():
+    pass
+"""
+
+
+def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = tmp_path / "ran.json"
+    noted.write_text('{"old.py::test_x": {"device": "T4", "date": "2026-01-01"}}')
+    monkeypatch.setenv("LAUNCH_RAN_ON", str(noted))
+    _pytest(tmp_path, {"test_gpu.py": MARKED, "pytest.ini": "[pytest]\nmarkers = gpu: x\n"}, no_skips="")
+    found = json.loads(noted.read_text())
+    assert list(found) == ["old.py::test_x", "test_gpu.py::test_a"]
+    assert set(found["test_gpu.py::test_a"]) == {"device", "date"}
 
 
 def _pytest(

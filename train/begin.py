@@ -51,7 +51,8 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
 def about(run: Run, **more: Any) -> dict[str, Any]:
     """What a manifest says of the run."""
     kept = ("config", "world_size", "device", "precision", "torch", "data", "data_sha256")
-    own = {"micro_batch": run.micro_batch, "compiled": hasattr(run.forward, "_orig_mod")}
+    chosen = {one["what"]: one["chosen"] for one in run.facts["choices"]}
+    own = {"micro_batch": run.portions.size, "compiled": chosen["compile"] != "false"}
     return {key: run.facts[key] for key in kept if key in run.facts} | own | more
 
 
@@ -84,7 +85,7 @@ def _take(storage: Storage, env: Mapping[str, str], fences: list[Fence]) -> str:
 
 def _restore(run: Run, found: Resumed) -> None:
     try:
-        state.restore(run, found.shared)
+        state.restore(run, found.laid_out(state.layout(run)))
         if (own := found.own(run.ranks)) is not None:
             state.restore_random(own["random"], run.ranks.device)
         else:

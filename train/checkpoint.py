@@ -1,5 +1,16 @@
 """Checkpoints: numbered parts with sizes and digests in a manifest, which is written last and makes them valid.
 
+A script of your own saves and goes on in a few lines, under torchrun or not; without a run folder they do nothing:
+
+    from train import checkpoint
+    state = {"model": model, "optimizer": optimizer}
+    for step in range(checkpoint.restore(state) + 1, steps + 1):
+        ...
+        if checkpoint.due(step):
+            checkpoint.save(step, state)
+        if checkpoint.preempted():
+            checkpoint.leave()
+
 A step's folder has a sub-folder for each start of the run that saved it, so that two never mix:
 
     checkpoints/step-00000300/0001-0002/rank-00000-0000.part …    what rank 0 saved: a torch.save file, in pieces
@@ -12,13 +23,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from train import contract
+from train.config import Checkpoint as Settings
 from train.cutter import WORKERS, Part
 from train.errors import TrainError, UsageError
 from train.storage import Storage, open_storage
@@ -158,6 +172,8 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
 
     The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what it has is damaged.
     """
+    from train.pieces import wholes
+    from train.plain import decoded
     from train.state import joined
 
     storage = open_storage(url)
@@ -168,11 +184,11 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
                 paths = fetch(storage, read_manifest(storage, name), Path(folder))
                 shards = [read_shard(path) for path in paths]
-                tensors = {path: tensor.clone() for shard in shards for path, tensor in shard["tensors"].items()}
+                tensors = wholes(shards)
         except CheckpointError as error:
             reasons.append(str(error))
         else:
-            state: dict[str, Any] = joined(tensors, shards[0]["rest"])
+            state: dict[str, Any] = decoded(joined(tensors, shards[0]["rest"]))
             return state | {"ranks": [shard["own"] for shard in shards]}
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
@@ -230,3 +246,73 @@ def discard(storage: Storage, folder: str, give_up: Callable[[], bool] = lambda:
         if give_up():
             return
         storage.delete(name)
+
+
+# --- For a script of your own (train.script does the work) ----------------------------------------------------------
+
+
+def restore(
+    state: MutableMapping[str, Any],
+    *,
+    own: MutableMapping[str, Any] | None = None,
+    minutes: float | Literal["auto", "off"] = "auto",
+    keep_last: int = 3,
+    keep_every: int = 0,
+) -> int:
+    """Bring `state` and the random generators to the run's newest checkpoint. Returns its step: 0 in a new run.
+
+    What has `state_dict` and `load_state_dict` is changed in place, inside DDP and torch.compile; any other value
+    (numbers, text, bytes, tensors, NumPy arrays, lists and dicts of them) is put into `state`. That is the same on all
+    ranks; `own` is what each rank has for itself, and stays as it is if the run had another number of ranks.
+    `minutes`, `keep_last` and `keep_every` are as in run.config's `checkpoint`. Call it once, on all ranks, last before
+    the loop. Without a run folder it does nothing.
+
+    A state that doesn't fit the checkpoint, a run that was taken over and a run folder that can't be used end the
+    process in one line, with their exit codes.
+    """
+    if not os.environ.get(contract.RUN_FOLDER):
+        return 0
+    from train import script
+
+    step: int = script.restore(state, {} if own is None else own, Settings(minutes, keep_last, keep_every))
+    return step
+
+
+def due(step: int) -> bool:
+    """Whether to save now: the interval is over, or the machine is to go. All ranks call it after the same steps, and
+    are told the same."""
+    if not os.environ.get(contract.RUN_FOLDER):
+        return False
+    from train import script
+
+    now: bool = script.due(operator.index(step))
+    return now
+
+
+def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, wait: bool = False) -> None:
+    """Save `state`, and each rank's `own`, as they are after `step`, on all ranks. The values are copied now and
+    written by a thread; with `wait`, and once the machine is to go, it returns when they are durable.
+
+    Raises TypeError for a value that a checkpoint can't hold, and ValueError for a step behind the newest.
+    """
+    if not os.environ.get(contract.RUN_FOLDER):
+        return
+    from train import script
+
+    script.save(operator.index(step), state, own or {}, wait=wait)
+
+
+def preempted() -> bool:
+    """Whether the last `due` said that the machine is to go: the same on all ranks."""
+    if not os.environ.get(contract.RUN_FOLDER):
+        return False
+    from train import script
+
+    return script.preempted()
+
+
+def leave() -> NoReturn:
+    """End this process as preempted (exit code 75): another start goes on from what was saved."""
+    from train import script
+
+    script.go()

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from train.errors import UsageError
+
 PORT: Final = 2222
 """The port that CLUSTER_SPEC names for every replica on Vertex; used when only RANK and MASTER_ADDR are known."""
 
@@ -19,7 +21,7 @@ _NODE_POOLS: Final = ("workerpool0", "workerpool1")
 _OTHER_POOLS: Final = {"workerpool2": "a reduction server", "workerpool3": "an evaluator"}
 
 
-class ClusterError(ValueError):
+class ClusterError(UsageError):
     """CLUSTER_SPEC, or what stands in for it, can't be read. One line."""
 
 

@@ -39,6 +39,9 @@ MTBF: Final = "LAUNCH_MTBF_HOURS"
 """Hours between two interruptions of the whole run (preemptions, broken machines) that launch expects of its machines.
 The trainer's checkpoint interval comes from it."""
 
+PREFLIGHT: Final = "LAUNCH_PREFLIGHT"
+"""`bench`: each node measures its GPUs before it starts anything, and is unfit if they are far too slow."""
+
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, read on the node; never a value."""
 
@@ -121,9 +124,11 @@ TERMINAL: Final = "terminal"
 """Why this run must not be started again. Under it every restarted container exits at once."""
 
 METRICS: Final = "metrics"
+MONITOR: Final = "monitor"
 CHECKPOINTS: Final = "checkpoints"
 LOGS: Final = "logs"
 TEXT: Final = "text"
+PROFILE: Final = "profile"
 ATTEMPTS: Final = "attempts"
 NODES: Final = "nodes"
 LATEST: Final = "checkpoints/LATEST"
@@ -136,6 +141,11 @@ def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
     Zero-padded, so that the names sort in the order in which they were written.
     """
     return f"{METRICS}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
+
+
+def monitor_part(attempt: int, generation: int, node: int, part: int) -> str:
+    """Name of one create-only part of what a node saw of its machine: JSON lines (train/monitor.py)."""
+    return f"{MONITOR}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
 
 
 def text_part(attempt: int, node: int, part: int) -> str:
@@ -200,6 +210,14 @@ def node_record(node: int) -> str:
     """Name of what a node says of itself at its start (JSON: host, GPUs, driver)."""
     return f"{NODES}/{node:04d}.json"
 
+
+def node_bench(node: int) -> str:
+    """Name of what a node's GPUs gave before it started anything (JSON, as in BENCH)."""
+    return f"{NODES}/{node:04d}.bench.json"
+
+
+BENCH: Final = "bench.json"
+"""What `train.bench` measured, where it was the run (JSON: figures, ranks, findings, ok; train/bench/report.py)."""
 
 MACHINES: Final = "machines"
 

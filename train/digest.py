@@ -8,12 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from train import fsdp
+from train.pieces import whole
+
 
 def parameters_sha256(model: nn.Module) -> str:
-    """SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages)."""
+    """SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages). Of a model
+    that is shared out all ranks ask together; each brings one parameter after the other together."""
+    fsdp.reshard(model)
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        values = tensor.detach().cpu().contiguous()
+        values = whole(tensor.detach()).cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

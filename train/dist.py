@@ -85,14 +85,15 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def _device(local_rank: int, seen: int) -> torch.device:
-    """This process's GPU, or the CPU on a node that has `seen` none."""
+    """This process's GPU (a Mac's too, for one process), or the CPU on a node that has `seen` none."""
     if not torch.cuda.is_available():
         if seen:
             raise UnfitError(
                 f"this node has {seen} GPUs (nvidia-smi), but torch {torch.__version__} can't use them: "
                 "it is built without CUDA or for a newer driver"
             )
-        return torch.device("cpu")
+        alone = int(os.environ.get("WORLD_SIZE") or 1) == 1  # gloo doesn't carry a Mac's GPU
+        return torch.device("mps" if alone and torch.backends.mps.is_available() else "cpu")
     if local_rank >= torch.cuda.device_count():
         raise UnfitError(f"process {local_rank} of this node has no GPU: there are {torch.cuda.device_count()}")
     device = torch.device("cuda", local_rank)

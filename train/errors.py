@@ -35,6 +35,14 @@ class OutputError(TrainError):
     exit = Exit.UNFIT
 
 
+class OutOfMemoryError(TrainError):
+    """The device's memory is too small for what it was given; another start may take less at a time."""
+
+
+class NonFiniteError(UsageError):
+    """Too many steps in a row had gradients that are no numbers: another start would come to the same."""
+
+
 class DisagreementError(TrainError):
     """The ranks' parameters differ at the end."""
 

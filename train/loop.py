@@ -18,17 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import optim, progress
+from train import finite, memory, optim, progress, speed
 from train.agreement import Wish
 from train.begin import begin, to_save
 from train.config import Config
+from train.data.batch import split
+from train.data.source import Batch
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks, gather, mean, meet, same_buffers
 from train.ending import PEER_SECONDS, Told, heeding_sigterm, leave
 from train.errors import DisagreementError, OutputError, PreemptedError, SupersededError, TrainError
+from train.pieces import whole
 from train.precision import autocast
+from train.recorder import Step
 from train.rows import Row
-from train.setup import Run, seed, setup
+from train.setup import Run, no_trace, seed, setup
 
 ROWS_SECONDS = 1.5
 """What the last rows get when a rank has gone: the others wait for this one."""
@@ -38,6 +42,9 @@ NOTICE_SECONDS = 14.0
 
 WARM_UP_STEPS = 2
 
+UNFINISHED = "Expected to have finished reduction"
+"""What DDP says in a forward pass if the backward pass before it broke off after it had begun to speak to the peers."""
+
 LONG_STEP = 0.5
 """Seconds. Longer steps are agreed upon at once: see train.agreement."""
 
@@ -46,18 +53,21 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     """Train as `config` says, from the newest checkpoint of the run folder if it has one.
 
     Raises on every rank alike: UsageError, DisagreementError, SupersededError, PreemptedError (all is saved). On rank
-    0, which alone writes the rows, OutputError. SystemExit (143) after a SIGTERM that a peer's failure sent, or that
-    left no time to save.
+    0, which alone writes the rows, OutputError. On a rank whose memory runs out OutOfMemoryError. SystemExit (143)
+    after a SIGTERM that a peer's failure sent, or that left no time to save.
     """
-    run = setup(config, ranks, env)
-    warm_up(run)
-    run = begin(run, env)
-    with heeding_sigterm(env, partial(leave_the_dead, run)) as told:
+    with memory.in_words(ranks):
+        run = setup(config, ranks, env)
+        warm_up(run)
+        run = begin(run, env)
+    with heeding_sigterm(env, partial(leave_the_dead, run)) as told, memory.in_words(ranks):
         try:
             tell_start(run)
+            run.profiler.start()
             while left_to_do(run):
                 if run.state["eval_due"]:
-                    evaluate(run, told)
+                    with run.profiler.range("evaluation"):
+                        evaluate(run, told)
                 else:
                     train_step(run)
                     report_if_due(run)
@@ -70,6 +80,10 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
             if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
                 raise SystemExit(128 + told.signum) from error
             raise
+        finally:
+            run.feed.close()
+            run.profiler.close()
+            run.monitor.close()
         run.sink.close()
         meet(ranks)  # rank 0 may still be writing the last rows, and does so to the end
 
@@ -79,14 +93,23 @@ def warm_up(run: Run) -> None:
     other buckets, and so adds them in another order: a run that begins, and one that goes on, have both behind them."""
     if run.ranks.world == 1:
         return
-    buffers = [buffer.clone() for buffer in run.model.buffers()]
-    for _ in range(WARM_UP_STEPS):
-        gradients(run)
-        run.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in zip(run.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+    batch = run.feed.once(1)
+    with no_trace(run.model):
+        for _ in range(WARM_UP_STEPS):
+            first_gradients(run, batch)
+            run.optimizer.zero_grad(set_to_none=True)
     seed(run.config, run.ranks)
+
+
+def first_gradients(run: Run, batch: Batch) -> None:
+    """In a static graph's first pass DDP counts gradients: if the memory runs out, none can be done again."""
+    before = run.portions.size
+    try:
+        gradients(run, batch)
+    except torch.OutOfMemoryError as error:
+        if run.portions.halve():
+            memory.learn(run.storage, run.portions.size)
+        raise memory.given_up(run.portions, before, run.ranks) from error
 
 
 def left_to_do(run: Run) -> bool:
@@ -99,38 +122,72 @@ def train_step(run: Run) -> None:
     run.watch.start()
     rate = optim.learning_rate(step, run.config.steps, run.config.optimizer)
     optim.set_rate(run.optimizer, rate)
-    loss = gradients(run)
-    norm = update(run)
+    with run.profiler.range("data"):
+        batch = run.feed.train(run.state["samples"] // run.config.batch_size + 1)
+    loss = gradients_that_fit(run, batch)
+    with run.profiler.range("optimizer"):
+        norm = update(run)
     run.watch.stop()
-    run.recorder.add(step, rate, loss, norm)
+    run.recorder.add(Step(step, rate, loss, norm, run.feed.waited(), not run.profiler.records, run.portions.size))
+    run.profiler.stepped(step)
     run.state["step"] = step
     run.state["samples"] += run.config.batch_size
     run.state["eval_due"] = bool(every) and (step % every == 0 or step == run.config.steps)
 
 
-def gradients(run: Run) -> Tensor:
+def gradients_that_fit(run: Run, batch: Batch) -> Tensor:
+    """The same, with smaller micro-batches if the memory runs out. Raises OutOfMemoryError: here that can't help."""
+    said, before = "", run.portions.size
+    while True:
+        was, before = before, run.portions.size
+        try:
+            return gradients(run, batch)
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition("\n")[0]
+        except RuntimeError as error:
+            if not said or UNFINISHED not in str(error):
+                if unused := speed.explained(error, run.model):
+                    raise unused from error
+                raise
+            raise memory.given_up(run.portions, was, run.ranks) from error
+        # Not in the handler, where the traceback still holds the tensors of the step.
+        run.optimizer.zero_grad(set_to_none=True)
+        memory.free(run.ranks.device)
+        less(run, before, said)
+
+
+def less(run: Run, before: int, said: str) -> None:
+    """Go on with smaller micro-batches; the starts to come do so too. Raises OutOfMemoryError if the step can't be done
+    again here."""
+    fits = memory.again(run.portions, run.model, run.ranks)
+    step, size = run.state["step"] + 1, run.portions.size
+    if size < before:
+        memory.learn(run.storage, size)
+        print(f"step {step}: out of memory with micro-batches of {before}, now {size}: {said[:100]}", flush=True)
+    if not fits:
+        raise memory.given_up(run.portions, before, run.ranks)
+
+
+def gradients(run: Run, batch: Batch) -> Tensor:
     """Add up the gradients of this rank's share; the last backward averages them over the ranks. Returns the loss."""
-    batch = run.state["samples"] // run.config.batch_size + 1
-    inputs, targets = run.source.train(batch, run.share)
-    parts = micro_batches(inputs, targets, run.micro_batch)
+    parts = split(batch, run.portions.size)
     total = torch.zeros((), device=run.ranks.device)
     for number, (x, y) in enumerate(parts, start=1):
         with nullcontext() if number == len(parts) else run.no_sync():
-            with autocast(run.numbers, run.ranks.device):
+            with run.profiler.range("forward"), autocast(run.numbers, run.ranks.device):
                 loss = run.forward(x, y) / len(parts)
-            run.scaler.scale(loss).backward()
+            with run.profiler.range("backward"):
+                run.scaler.scale(loss).backward()
         total += loss.detach()
     return total
-
-
-def micro_batches(inputs: Tensor, targets: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
 
 
 def update(run: Run) -> Tensor:
     """Clip, step, forget the gradients. Returns the norm before clipping."""
     run.scaler.unscale_(run.optimizer)
-    norm = clip_grad_norm_(run.model.parameters(), run.config.optimizer.grad_clip or float("inf"))
+    norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.grad_clip or float("inf")))
+    if not run.scaler.is_enabled():  # which does that by itself
+        finite.skip_unless_finite(run.optimizer, norm)
     run.scaler.step(run.optimizer)
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
@@ -142,11 +199,30 @@ def report_if_due(run: Run) -> None:
     step = run.state["step"]
     if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
         return
-    rows = run.recorder.block()
-    run.sink.put(rows)
+    rows = block(run)
     if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
         left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
         print(progress.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
+
+
+def block(run: Run) -> list[Row]:
+    """Write the rows since the last block, and what was skipped. Raises NonFiniteError on all ranks alike."""
+    rows = run.recorder.block()
+    run.sink.put(with_events(run, rows))
+    run.guard.look(rows)
+    return rows
+
+
+def with_events(run: Run, rows: list[Row]) -> list[Row]:
+    """The rows, and what happened in their steps, on any rank."""
+    told = [*rows]
+    for row in rows:
+        if "skipped" in row:
+            told.append(_event("non_finite", step=row["step"], samples=run.source.drawn(row["step"])))
+        if row.get("micro_batch", run.state["micro_batch"]) != run.state["micro_batch"]:
+            run.state["micro_batch"] = row["micro_batch"]
+            told.append(_event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
+    return told
 
 
 @torch.no_grad()
@@ -156,8 +232,7 @@ def evaluate(run: Run, told: Told) -> None:
     batches, total = run.config.eval.batches, torch.zeros((), device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
-        inputs, targets = run.source.held_out(index, batches, run.share)
-        parts = micro_batches(inputs, targets, run.micro_batch)
+        parts = split(run.feed.held_out(index, batches), run.portions.size)
         for x, y in parts:
             with autocast(run.numbers, run.ranks.device):
                 total += run.model(x, y) / len(parts)
@@ -187,8 +262,9 @@ def boundary(run: Run, told: Told) -> None:
         saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
             told.saving = True
-            run.sink.put(run.recorder.block())
-            saver.begin(run.state["step"], to_save(run))
+            block(run)
+            with run.profiler.range("checkpoint"):
+                saver.begin(run.state["step"], to_save(run))
             told.saving, told.alive = False, time.monotonic()
 
 
@@ -198,7 +274,8 @@ def give_way(run: Run, told: Told) -> NoReturn:
     told.saving = True
     rows = run.recorder.block()
     with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
-        run.sink.put([*rows, _event("preempted", step=step)])
+        run.sink.put([*with_events(run, rows), _event("preempted", step=step)])
+    run.guard.look(rows)
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
     try:
@@ -226,8 +303,10 @@ def conclude(run: Run, told: Told) -> None:
         run.saver.save(step, to_save(run, parameters_sha256=digest))
         run.saver.prune()
     if run.ranks.rank == 0:
-        end = run.facts | run.recorder.totals() | {"parameters_sha256": digest, "seconds": seconds}
-        end |= {"step": step, "eval_loss": run.state["eval_loss"]}
+        end = (
+            run.facts | run.recorder.totals() | run.monitor.facts() | {"parameters_sha256": digest, "seconds": seconds}
+        )
+        end |= {"step": step, "eval_loss": run.state["eval_loss"], "skipped_steps": run.guard.skipped}
         run.sink.put([_event("end", **end)])
         print(progress.summary(end, run.source.unit, run.storage.url if run.storage else None), flush=True)
 

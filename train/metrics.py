@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import operator
 import os
 import re
 import signal
@@ -28,7 +27,7 @@ from typing import Any, Protocol
 
 from train import contract
 from train.errors import OutputError
-from train.rows import Row, plain
+from train.rows import Row, plain, whole
 from train.spool import Outbox, open_outbox
 from train.storage import Storage, UnreachableError, open_storage
 from train.tensorboard import Board, open_board
@@ -51,6 +50,10 @@ LAST_SECONDS = 10.0
 
 END_SECONDS = 600.0
 """How long a run that has ended waits for a bucket that can't be reached."""
+
+
+Names = Callable[[int], str]
+"""A part's name by its number."""
 
 
 class Sink(Protocol):
@@ -95,9 +98,10 @@ def _speaks(env: Mapping[str, str]) -> bool:
     return int(env.get("RANK") or env.get(contract.NODE) or 0) == 0
 
 
-def part_names(env: Mapping[str, str]) -> Callable[[int], str]:
+def part_names(env: Mapping[str, str], name: Callable[..., str] = contract.metrics_part) -> Names:
+    """The names of the parts that this node writes in this start."""
     attempt, generation, node = _numbers(env)
-    return lambda part: contract.metrics_part(attempt, generation, node, part)
+    return lambda part: name(attempt, generation, node, part)
 
 
 def _numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
@@ -117,17 +121,21 @@ class _Mark:
     done: Event = field(default_factory=Event)
 
 
+Queue = SimpleQueue[Sequence[Row] | _Mark]
+
+
 class Parts:
-    """Writes rows as create-only parts of JSON lines, and to TensorBoard, from a thread of its own."""
+    """Writes rows as create-only parts of JSON lines, of so many `seconds` each, and to TensorBoard, from a thread."""
 
     def __init__(
-        self, storage: Storage, outbox: Outbox, name: Callable[[int], str], board: Board | None = None
+        self, storage: Storage, outbox: Outbox, name: Names, board: Board | None = None, seconds: float | None = None
     ) -> None:
         self._storage, self._outbox, self._name, self._board = storage, outbox, name, board
+        self._seconds = seconds
         self._pid = os.getpid()
         self._part: int | None = None
         # A simple queue has no lock that a signal handler could find taken by the put() which it interrupted.
-        self._queue: SimpleQueue[Sequence[Row] | _Mark] = SimpleQueue()
+        self._queue: Queue = SimpleQueue()
         self._error: Exception | None = None
         self._failed = False
         # A daemon, so that a process which fails elsewhere can end; `close` is what waits for it.
@@ -169,7 +177,7 @@ class Parts:
         """After an error the queue is still emptied, so that nobody waits for ever; the next `put` raises it."""
         last = False
         while not last:
-            rows, mark = _collect(self._queue)
+            rows, mark = _collect(self._queue, self._seconds)
             self._write_unless_failed(rows)
             if mark:
                 last = mark.last
@@ -205,7 +213,7 @@ class Parts:
         self._part += 1
 
 
-def _first_free(storage: Storage, name: Callable[[int], str]) -> int:
+def _first_free(storage: Storage, name: Names) -> int:
     """The number behind those of the parts that are there."""
     begin = name(0).rpartition("-")[0] + "-"
     try:
@@ -216,11 +224,11 @@ def _first_free(storage: Storage, name: Callable[[int], str]) -> int:
     return max((int(number[0]) + 1 for number in numbers if number), default=0)
 
 
-def _collect(queue: SimpleQueue[Sequence[Row] | _Mark]) -> tuple[list[Row], _Mark | None]:
-    """The next rows, and all that come within FLUSH_SECONDS of the first or until the next mark."""
+def _collect(queue: Queue, seconds: float | None = None) -> tuple[list[Row], _Mark | None]:
+    """The next rows, and all that come within so many seconds of the first or until the next mark."""
     rows: list[Row] = []
     item = queue.get()
-    until = time.monotonic() + FLUSH_SECONDS
+    until = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
     while not isinstance(item, _Mark):
         rows += item
         try:
@@ -241,15 +249,7 @@ def log(step: int, **values: Any) -> None:
 
     Raises TypeError if `step` is no whole number.
     """
-    _default().put([{"step": _whole(step), "time": time.time(), **plain(values)}])
-
-
-def _whole(step: Any) -> int:
-    """Also a number of numpy's, a tensor with one, or 3.0."""
-    try:
-        return int(step) if float(step).is_integer() and not isinstance(step, (str, bytes)) else operator.index(step)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"metrics.log: the step must be a whole number, not {step!r}") from None
+    _default().put([{"step": whole(step), "time": time.time(), **plain(values)}])
 
 
 def event(name: str, **fields: Any) -> None:

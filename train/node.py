@@ -18,7 +18,8 @@ from types import FrameType
 from typing import TypeVar
 
 from train import checks, contract
-from train.cluster import Cluster, ClusterError, parse
+from train.bench import preflight
+from train.cluster import Cluster, parse
 from train.command import Task, machine_env, missing, parse_args, rehearsal_env
 from train.control import Member, MemoryStore, Order, State, Store, Timing, TorchStore
 from train.errors import OutputError, TrainError, UnfitError, UsageError
@@ -57,7 +58,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ, timing: T
 
 def _end(task: Task, environ: Mapping[str, str], timing: Timing, stop: Stop, text: Text) -> End:
     try:
-        cluster = _cluster(environ)
+        cluster = parse(environ.get(contract.CLUSTER_SPEC), environ)
         return Node(task, cluster, environ, timing.of(cluster.size), stop, text).run()
     except TrainError as error:
         return End(error.exit, str(error))
@@ -170,13 +171,19 @@ class Node:
         if findings.unfit:
             raise UnfitError(findings.unfit)
         mine, record = {"host": socket.gethostname(), **facts.to_dict()}, self._record.within(self._timing.ask)
-        self._patiently(lambda: record.write_node(self._cluster.node, mine))
+        node = self._cluster.node
+        self._patiently(lambda: record.write_node(node, mine))
         env, line = (rehearsal_env if self._cluster.rehearsal else machine_env)(self._environ)
         if line:
             say(line)
         processes = processes or facts.gpus or 1
         if self._task.launcher == "torchrun" and processes > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
+        preflight.check(
+            *(env, node, processes, facts.gpus, say, lambda: bool(self._stop.signum)),
+            keep=lambda report: self._patiently(lambda: record.write_bench(node, report)),
+        )
+        self._pause(0.0)  # raises if it was told to stop meanwhile
         run = self._environ.get(contract.RUN) or "run"
         spool = self._leftovers.folder if self._leftovers else None
         secrets = secrets_of(self._environ, self._timing.ask, self._patiently, say)
@@ -283,13 +290,6 @@ def _catch_signals() -> Stop:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, note)
     return stop
-
-
-def _cluster(environ: Mapping[str, str]) -> Cluster:
-    try:
-        return parse(environ.get(contract.CLUSTER_SPEC), environ)
-    except ClusterError as error:
-        raise UsageError(str(error)) from error
 
 
 if __name__ == "__main__":

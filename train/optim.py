@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from train.choice import Choice
 from train.config import Optimizer
+from train.pieces import is_shared_out, local
 
 
 def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
@@ -20,11 +24,79 @@ def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
 
 
 def build(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW or SGD in its fused form, which torch 2.13 has for CPU and CUDA."""
-    groups = parameter_groups(model, settings.weight_decay)
+    """AdamW or SGD in its fused form, which torch 2.13 has for floating-point parameters on all devices that we train
+    on; else in its foreach form. Either can be told to skip a step (train.finite)."""
+    groups, fused = parameter_groups(model, settings.weight_decay), can_be_fused(model, settings.name)
+    how: dict[str, Any] = {"lr": settings.lr, "fused": fused, "foreach": None if fused else True}
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=True)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+        built: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=settings.momentum, **how)
+        _begin_with_zeros(built)
+    else:
+        built = torch.optim.AdamW(groups, betas=settings.betas, **how)
+    if not fused:
+        _skip_by_copies(built)
+    return built
+
+
+def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """SGD's momentum: the same bits as without, but the fused form, if its first step is skipped, would go on with
+    memory that nothing was written to (torch 2.13)."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def can_be_fused(model: nn.Module, name: str = "adamw") -> bool:
+    """Not SGD for parameters that are shared out among the ranks: torch 2.13's DTensor doesn't know that operator."""
+    if name == "sgd" and any(map(is_shared_out, model.parameters())):
+        return False
+    return all(p.is_floating_point() and p.device.type in FUSED for p in model.parameters() if p.requires_grad)
+
+
+FUSED = frozenset({"cpu", "cuda", "mps"})
+"""Devices with fused kernels for AdamW and SGD (torch.utils._foreach_utils)."""
+
+
+def explained(optimizer: torch.optim.Optimizer) -> Choice:
+    """Which form it has, and why."""
+    fused = optimizer.defaults.get("fused")
+    shared = any(is_shared_out(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    lacks = "parallel: fsdp has no fused SGD" if shared else "complex numbers have no fused form"
+    why = "few kernels for all parameters" if fused else lacks
+    return Choice("optimizer", f"{'fused' if fused else 'foreach'} {type(optimizer).__name__}", why)
+
+
+def _skip_by_copies(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that isn't fused heed `found_inf` too, on the device: if it is set, what the step has changed is
+    put back. The copies take as much memory as parameters and moments."""
+    before: dict[Tensor, dict[str, Tensor]] = {}
+    flag: list[Tensor] = []
+
+    def remember(*_: Any) -> None:
+        flag[:] = [optimizer.__dict__.pop("found_inf")] if "found_inf" in optimizer.__dict__ else []
+        before.update({p: {name: t.detach().clone() for name, t in tensors.items()} for p, tensors in _of(optimizer)})
+
+    @torch.no_grad()
+    def put_back(*_: Any) -> None:
+        for parameter, tensors in _of(optimizer) if flag else ():
+            for name, now in tensors.items():  # a moment that wasn't there began as zeros
+                was = before[parameter].get(name, torch.zeros_like(now))
+                now.copy_(torch.where(flag[0].to(now.device).bool(), was, now))
+        before.clear()
+        if flag:  # which a gradient scaler removes by itself
+            optimizer.found_inf = flag[0]  # type: ignore[attr-defined]
+
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # else a scaler asks the device
+    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_post_hook(put_back)
+
+
+def _of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Each parameter with what a step changes: itself, and its state; of what is shared out, the part that is here."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = {name: value for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+            yield parameter, {name: local(value) for name, value in {"": parameter, **state}.items()}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

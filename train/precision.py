@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from train.choice import Choice
 from train.config import Precision
 from train.errors import UsageError
 
@@ -32,8 +33,8 @@ KINDS = {
 def choose(asked: Precision, device: str, capability: tuple[int, int] | None = None) -> Numbers:
     """The numbers for a device; `capability` is CUDA's (7, 0) for V100, (7, 5) for T4, (8, 0) for A100.
 
-    auto: bf16 from Ampere (8) on, fp16 on Volta and Turing (7), fp32 on older GPUs (P100, P4: 6) and the CPU. Raises
-    UsageError for what the device can't do.
+    auto: bf16 from Ampere (8) on, fp16 on Volta and Turing (7), fp32 on older GPUs (P100, P4: 6), on the CPU and on a
+    Mac's GPU (mps). Raises UsageError for what the device can't do.
     """
     if asked == "auto":
         return KINDS[_best(device, capability)]
@@ -41,6 +42,8 @@ def choose(asked: Precision, device: str, capability: tuple[int, int] | None = N
         raise UsageError(f"precision: this GPU has no {asked}; use fp16 or fp32, or leave it to auto")
     if asked in ("fp16", "tf32") and device == "cpu":
         raise UsageError(f"precision: {asked} needs a GPU; on the CPU use fp32 or bf16, or leave it to auto")
+    if asked != "fp32" and device == "mps":
+        raise UsageError(f"precision: {asked} is not for a Mac's GPU; use fp32, or leave it to auto")
     return KINDS[asked]
 
 
@@ -48,6 +51,21 @@ def _best(device: str, capability: tuple[int, int] | None) -> str:
     if device != "cuda" or capability is None or capability < (7, 0):
         return "fp32"
     return "bf16" if capability >= (8, 0) else "fp16"
+
+
+def explained(asked: Precision, numbers: Numbers, device: str) -> Choice:
+    """What `choose` has chosen for a kind of device, and why."""
+    if asked != "auto":
+        return Choice("precision", numbers.name, "the spec says so")
+    return Choice("precision", numbers.name, _WHY[numbers.name] if device == "cuda" else _ELSEWHERE[device])
+
+
+_WHY = {
+    "bf16": "a GPU from Ampere on",
+    "fp16": "a GPU before Ampere, with tensor cores",
+    "fp32": "a GPU without tensor cores",
+}
+_ELSEWHERE = {"cpu": "less is no faster on a CPU", "mps": "a Mac's GPU"}
 
 
 def setup(asked: Precision, device: torch.device) -> Numbers:

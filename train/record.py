@@ -115,6 +115,10 @@ class Record:
         """Note what this node is. It is also the proof that the folder can be written."""
         self._write(contract.node_record(node), json.dumps(facts) + "\n")
 
+    def write_bench(self, node: int, report: bytes) -> None:
+        """Note what this node's GPUs gave (train/bench/report.py)."""
+        self._write(contract.node_bench(node), report.decode())
+
     def _read(self, name: str) -> str | None:
         try:
             return self.storage.read(name).decode() if self.storage else None

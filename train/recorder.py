@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum
-from statistics import fmean, median
-from typing import Any
+from math import fsum, isfinite, nan
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,19 @@ from train.dist import Ranks, gather_tensors
 from train.rows import Row
 from train.timing import Stopwatch, Times, memory_gb
 
-_Step = tuple[int, float, Tensor, Tensor]
-"""Number, learning rate, loss and gradient norm."""
+
+class Step(NamedTuple):
+    """One that was done, or queued: `loss` is this rank's, on the device; `waited` the seconds that it waited for its
+    batch; `counts` whether its time is one of training alone; `micro` the samples of its micro-batches."""
+
+    number: int
+    rate: float
+    loss: Tensor
+    norm: Tensor
+    waited: float = 0.0
+    counts: bool = True
+    micro: int = 0
+
 
 ENDS = 10
 """Steps at each end of the run whose mean loss the summary shows."""
@@ -32,7 +43,7 @@ FRESH_SECONDS = 5.0
 @dataclass
 class Recorder:
     """Collects steps. `units` is tokens or images in one global batch; `flops` those of a global batch, and `peak` the
-    FLOP/s of all devices together, where they are known."""
+    FLOP/s of all devices together, where they are known; `micro` the samples of a micro-batch as they were chosen."""
 
     ranks: Ranks
     watch: Stopwatch
@@ -40,7 +51,8 @@ class Recorder:
     units: int
     flops: float | None = None
     peak: float | None = None
-    _steps: list[_Step] = field(default_factory=list)
+    micro: int = 0
+    _steps: list[Step] = field(default_factory=list)
     _first: list[float] = field(default_factory=list)
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=ENDS))
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
@@ -48,9 +60,9 @@ class Recorder:
     usual: float = 0.0
     """Seconds that a step usually takes, as all ranks know it; 0 before the first block."""
 
-    def add(self, step: int, rate: float, loss: Tensor, grad_norm: Tensor) -> None:
-        """A step that was done, or queued: `loss` is this rank's, on the device."""
-        self._steps.append((step, rate, loss, grad_norm))
+    def add(self, step: Step) -> None:
+        """A step that was done, or queued."""
+        self._steps.append(step)
 
     def due(self, step: int, every: int) -> bool:
         """Whether the block ends with this step: all ranks say the same."""
@@ -67,35 +79,44 @@ class Recorder:
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
         numbers = self._means(steps, times, alone)
         rows: list[Row] = []
-        for (step, rate, _, _), (loss, norm, _), (seconds, ended) in zip(steps, numbers, times, strict=True):
-            rows.append(self._row(step, rate, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
-            self._remember(loss, seconds)
+        for step, (loss, norm, _, micro), (seconds, ended) in zip(steps, numbers, times, strict=True):
+            rows.append(self._row(step, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
+            if 0 < micro < self.micro:
+                rows[-1]["micro_batch"] = int(micro)
+            if isfinite(norm):
+                self._remember(loss)
+            if step.counts or not self._seconds:
+                self._seconds.append(seconds)
         self.usual = self.step_seconds()
-        self._due = steps[-1][0] + max(1, int(FRESH_SECONDS / numbers[-1][2]))
+        self._due = steps[-1].number + max(1, int(FRESH_SECONDS / numbers[-1][2]))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
 
-    def _means(self, steps: Sequence[_Step], times: Times, alone: bool) -> list[list[float]]:
-        """Of each step: loss, gradient norm and seconds, the same on all ranks. Added exactly (fsum), so that no bit
-        depends on how many steps a block has, which is a matter of the clock."""
-        own = torch.stack([torch.stack([loss.double(), norm.double()]) for _, _, loss, norm in steps])
-        seconds = torch.tensor([seconds for seconds, _ in times], dtype=own.dtype, device=own.device)
-        own = torch.cat([own, seconds[:, None]], dim=1)
+    def _means(self, steps: Sequence[Step], times: Times, alone: bool) -> list[list[float]]:
+        """Of each step: loss, gradient norm, seconds and (the least) micro-batch, the same on all ranks. Added exactly
+        (fsum), so that no bit depends on how many steps a block has, which is a matter of the clock."""
+        own = torch.stack([torch.stack([step.loss.double(), step.norm.double()]) for step in steps])
+        host = [[seconds, step.micro] for step, (seconds, _) in zip(steps, times, strict=True)]
+        own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
         all_of = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
-        return [[fsum(each) / len(all_of) for each in zip(*step, strict=True)] for step in zip(*all_of, strict=True)]
+        return [
+            [*(_mean(each) for each in list(zip(*step, strict=True))[:3]), min(own[3] for own in step)]
+            for step in zip(*all_of, strict=True)
+        ]
 
-    def _row(self, step: int, rate: float, loss: float, norm: float, seconds: float) -> Row:
-        speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds}
-        return {"step": step, "loss": loss, "lr": rate, "grad_norm": norm} | speed | self._mfu(seconds)
+    def _row(self, step: Step, loss: float, norm: float, seconds: float) -> Row:
+        speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds, "data_s": step.waited}
+        skipped = {} if isfinite(norm) else {"skipped": 1}
+        numbers = {"step": step.number, "loss": loss, "lr": step.rate, "grad_norm": norm}
+        return numbers | speed | self._mfu(seconds) | skipped
 
     def _mfu(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s as a share of the devices' dense peak. Left out where the peak or the formula is unknown."""
         return {"mfu": self.flops / seconds / self.peak} if self.flops and self.peak else {}
 
-    def _remember(self, loss: float, seconds: float) -> None:
+    def _remember(self, loss: float) -> None:
         if len(self._first) < ENDS:
             self._first.append(loss)
         self._last.append(loss)
-        self._seconds.append(seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """What the summary at the end needs of the steps so far."""
@@ -114,5 +135,10 @@ class Recorder:
     def totals(self) -> dict[str, Any]:
         """The loss at both ends and the median speed."""
         seconds = self.step_seconds()
-        ends = {"train_loss_first": fmean(self._first), "train_loss_last": fmean(self._last)}
+        ends = {"train_loss_first": _mean(self._first), "train_loss_last": _mean(self._last)}
         return ends | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)
+
+
+def _mean(values: Collection[float]) -> float:
+    """No number where one of them isn't finite (infinities of both signs have no sum), or where there are none."""
+    return fsum(values) / len(values) if values and all(map(isfinite, values)) else nan

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train import checkpoint, contract, state
+from torch import Tensor
+
+from train import checkpoint, contract, pieces, state
 from train.checkpoint import CheckpointError, Manifest
 from train.dist import Ranks, gather, meet, on_first, once_per_node
 from train.errors import OutputError, UsageError
@@ -32,9 +34,14 @@ class Resumed(NamedTuple):
 
     @property
     def shared(self) -> state.State:
-        """The state that all ranks have alike."""
+        """The state that all ranks have alike. Raises ValueError if parts of a tensor are missing."""
+        return self.laid_out(lambda _path: None)
+
+    def laid_out(self, like: Callable[[str], Tensor | None]) -> state.State:
+        """The same, but of what is shared out among the ranks only this rank's parts: no more of them is read. `like`
+        says of a tensor's path as which one it is to be shared out (as state.layout)."""
         # Copies: the optimizer keeps what it is given, and would keep the file with it.
-        tensors = {path: tensor.clone() for shard in self.shards for path, tensor in shard["tensors"].items()}
+        tensors = {path: pieces.like(like(path), saved) for path, saved in pieces.stored(self.shards).items()}
         joined: state.State = state.joined(tensors, self.shards[0]["rest"])
         return joined
 
@@ -137,9 +144,14 @@ def _short(value: Any) -> str:
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """What may change within a run but makes its losses differ in their last digits, in words."""
     names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
-    names |= {"device": "device", "torch": "torch", "compiled": "torch.compile"}
+    names |= {"device": "device", "torch": "torch", "compiled": "torch.compile", "parallel": "parallel"}
+    before, now = _said(theirs), _said(ours)
     return [
-        f"{words}: {theirs[key]} before, {ours[key]} now"
+        f"{words}: {before[key]} before, {now[key]} now"
         for key, words in names.items()
-        if key in theirs and theirs[key] != ours[key]
+        if key in before and before[key] != now[key]
     ]
+
+
+def _said(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {**about, "parallel": about.get("config", {}).get("parallel", "ddp")}

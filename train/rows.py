@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,3 +28,11 @@ def _plain(value: Any) -> Any:
         return str(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def whole(step: Any) -> int:
+    """A step: also a number of numpy's, a tensor with one, or 3.0."""
+    try:
+        return int(step) if float(step).is_integer() and not isinstance(step, (str, bytes)) else operator.index(step)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"metrics.log: the step must be a whole number, not {step!r}") from None

@@ -24,7 +24,7 @@ from train.fence import Fence
 from train.interval import Interval, span
 from train.metrics import Sink
 from train.notes import Notes
-from train.state import HostCopies, State, shared_out, split
+from train.state import HostCopies, State, share, split
 from train.storage import Storage
 
 LIMIT_SECONDS = 1800.0
@@ -175,8 +175,10 @@ class Saver:
         began = time.monotonic()
         self._give_up(GIVE_UP_SECONDS)  # rank 0 has ended that one: here it can only be one that has failed there
         tensors, rest = split(snapshot.shared)
-        mine = shared_out(tensors, self._ranks.world, snapshot.first_only)[self._ranks.rank]
-        content = {"tensors": self._copies.take({path: tensors[path] for path in mine}), "own": snapshot.own}
+        mine = share(tensors, self._ranks.rank, self._ranks.world, snapshot.first_only)
+        content = {"tensors": self._copies.take(mine.tensors), "own": snapshot.own}
+        if mine.parts:
+            content["parts"] = mine.parts
         if self._ranks.rank == 0:
             content["rest"] = rest
         self._serial += 1

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
-import shutil
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import contract, metrics, models, optim, precision
+from train import contract, fsdp, memory, metrics, models, optim, precision
 from train.agreement import Agreement
+from train.bench import peaks
 from train.checkpoint import Manifest
-from train.config import Config, Gpt, as_data
+from train.choice import lines
+from train.config import Config, as_data
 from train.data import Source, open_data
+from train.data.batch import split
+from train.data.feed import Feed
 from train.data.source import draw, share
-from train.dist import Ranks
-from train.errors import UsageError
+from train.dist import Ranks, on_first
+from train.finite import Guard
+from train.memory import Portions
+from train.monitor import Monitor, open_monitor
+from train.profile import Profiler, open_profiler
 from train.progress import Pace, si
 from train.recorder import Recorder
 from train.saver import Saver
+from train.speed import prepare, shaped, silently
 from train.storage import Storage, open_storage
 from train.timing import Stopwatch, stopwatch
 
@@ -38,9 +44,11 @@ DROPOUT, OWN = 2, 3
 
 FRESH: Mapping[str, Any] = MappingProxyType(
     {"step": 0, "samples": 0, "eval_loss": None, "eval_due": False, "seconds": 0.0, "interruptions": 0}
+    | {"micro_batch": 0}
 )
 """The loop's own state: steps done, samples drawn (the position in the data), the newest held-out loss and whether one
-is due, seconds of training before this start, and how often the run was interrupted."""
+is due, seconds of training before this start, how often the run was interrupted, and the micro-batch that it has come
+down to since (0: it hasn't)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Run:
     config: Config
     ranks: Ranks
     source: Source
+    feed: Feed
     model: nn.Module
     forward: Any
     optimizer: torch.optim.Optimizer
@@ -59,10 +68,12 @@ class Run:
     recorder: Recorder
     sink: metrics.Sink
     storage: Storage | None
-    share: slice
-    micro_batch: int
+    portions: Portions
     facts: dict[str, Any]
     agreement: Agreement
+    guard: Guard
+    profiler: Profiler
+    monitor: Monitor
     saver: Saver | None = None
     resumed: Manifest | None = None
     state: dict[str, Any] = field(default_factory=lambda: dict(FRESH))
@@ -77,42 +88,120 @@ class Run:
     def no_sync(self) -> AbstractContextManager[None]:
         """In it a backward pass keeps its gradients to this rank."""
         wrapped = getattr(self.forward, "_orig_mod", self.forward)
-        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
+        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else fsdp.no_sync(self.model)
 
 
 def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
-    """Raises UsageError, on all ranks alike, if config, data and processes don't go together."""
-    micro_batch = micro_batch_size(config, ranks.world)
+    """Raises, on all ranks alike, UsageError if config, data and processes don't go together, and OutOfMemoryError if
+    not even one sample fits."""
+    portions = memory.portions(config.batch_size, config.micro_batch_size, ranks.world)
     deterministic(ranks.device)
     numbers = precision.setup(config.precision, ranks.device)
+    config = models.resolved(config)
     source = open_data(config, ranks)
+    feed = Feed(source, share(config.batch_size, ranks.rank, ranks.world), ranks.device, config.loader)
+    if not source.holds_out:
+        config = config._replace(eval=config.eval._replace(every=0))
+    storage = open_storage(env[contract.RUN_FOLDER]) if env.get(contract.RUN_FOLDER) else None
     torch.manual_seed(config.seed)
-    model = models.build(config.model).to(ranks.device)
+    model = models.build(config, source)
+    flops = models.flops_per_sample(config, source, model)  # it can't be counted once the model is shared out
+    shape = shaped(model, config, ranks, numbers)
+    model, sharing = fsdp.placed(model, config, ranks, numbers, models.blocks(model))
+    optimizer = optim.build(model, config.optimizer)
+    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=config.micro_batch_size is None)
+    first = partial(first_pass, model, feed, portions.size, ranks, numbers)
+    prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
-    recorder = _recorder(config, ranks, source, model, watch, _peak(env, numbers, facts["device"]))
+    how = (precision.explained(config.precision, numbers, ranks.device.type), optim.explained(optimizer))
+    choices = (*how, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
+    facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
-        _announce(config, facts, source.unit)
+        _announce(facts, source)
+        print("\n".join(lines(choices)), flush=True)
+    sink = metrics.open_sink(env) if ranks.rank == 0 else metrics.Null()
     run = Run(
         config=config,
         ranks=ranks,
         source=source,
+        feed=feed,
         model=model,
-        forward=_wrapped(model, config, ranks, micro_batch),
-        optimizer=optim.build(model, config.optimizer),
+        forward=prepared.forward,
+        optimizer=optimizer,
         scaler=precision.scaler(numbers, ranks.device),
         numbers=numbers,
         watch=watch,
-        recorder=recorder,
-        sink=metrics.open_sink(env) if ranks.rank == 0 else metrics.Null(),
-        storage=open_storage(env[contract.RUN_FOLDER]) if env.get(contract.RUN_FOLDER) else None,
-        share=share(config.batch_size, ranks.rank, ranks.world),
-        micro_batch=micro_batch,
+        recorder=_recorder(config, ranks, source, flops, watch, portions.size, _peak(env, numbers, facts["device"])),
+        sink=sink,
+        storage=storage,
+        portions=portions,
         facts=facts,
         agreement=Agreement(ranks),
+        guard=Guard(config.non_finite),
+        profiler=open_profiler(config, ranks, env, sink, facts, accumulates=portions.count > 1),
+        monitor=open_monitor(config.monitor, ranks, env, sink),
     )
     seed(config, ranks)
     return run
+
+
+def fitting(
+    model: nn.Module,
+    feed: Feed,
+    ranks: Ranks,
+    whole: Portions,
+    numbers: precision.Numbers,
+    storage: Storage | None,
+    *,
+    probes: bool = True,
+) -> Portions:
+    """`whole`, or if it `probes` the largest micro-batch that this GPU's memory takes. What an earlier start of the run
+    had to come down to is not exceeded in any case: it would end where that one did."""
+    known = on_first(ranks, lambda: memory.learned(storage))
+    if known and known < whole.size:
+        return whole.at_most(known, "an earlier start ran out of memory")
+    if not probes or not memory.is_bounded(ranks.device):
+        return whole
+    batch = feed.once(1)
+
+    def attempt(size: int) -> None:
+        inputs, targets = split(batch, size)[0]
+        for last in (True,) if size == whole.share else (False, True):
+            with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
+                with precision.autocast(numbers, ranks.device):
+                    loss = model(inputs, targets)
+                loss.backward()
+
+    with no_trace(model), torch.compiler.set_stance("force_eager"):
+        return memory.probed(ranks, whole.share, attempt, memory.to_reserve(model, moments=2))
+
+
+@contextmanager
+def first_pass(
+    model: nn.Module, feed: Feed, size: int, ranks: Ranks, numbers: precision.Numbers, forward: Any
+) -> Iterator[None]:
+    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers."""
+    inputs, targets = split(feed.once(1), size)[0]
+    with no_trace(model):
+        with silently(model, forward):
+            with precision.autocast(numbers, ranks.device):
+                loss = forward(inputs, targets)
+            loss.backward()
+        yield
+
+
+@contextmanager
+def no_trace(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave no gradients, and the model's buffers as they were."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
 
 def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
@@ -121,18 +210,6 @@ def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
     torch.manual_seed(drawn[0])
     random.seed(drawn[1])
     np.random.seed(drawn[1] % 2**32)
-
-
-def micro_batch_size(config: Config, world: int) -> int:
-    """Samples of one forward pass on one rank. Raises UsageError if the global batch can't be shared evenly."""
-    if config.batch_size % world:
-        near = max(world, round(config.batch_size / world) * world)
-        raise UsageError(f"batch_size {config.batch_size} can't be shared by {world} processes evenly; {near} can")
-    mine = config.batch_size // world
-    micro = config.micro_batch_size or mine
-    if mine % micro:
-        raise UsageError(f"micro_batch_size {micro} doesn't divide the {mine} samples that each of {world} ranks has")
-    return micro
 
 
 def deterministic(device: torch.device) -> None:
@@ -144,36 +221,9 @@ def deterministic(device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time only
 
 
-def _wrapped(model: nn.Module, config: Config, ranks: Ranks, micro_batch: int) -> nn.Module:
-    """DDP around the model where there are several ranks, and the compiler around both: it then splits the backward
-    pass at DDP's buckets, so that they travel while it goes on."""
-    compiled = _compiles(config, ranks)
-    wrapped = model
-    if ranks.world > 1:
-        # A static graph holds when each backward pass is like the last, which accumulation's no_sync is not.
-        static = not compiled and config.batch_size // ranks.world == micro_batch
-        ids = [ranks.device.index] if ranks.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static)
-    return cast(nn.Module, torch.compile(wrapped)) if compiled else wrapped
-
-
-def _compiles(config: Config, ranks: Ranks) -> bool:
-    """auto: on Ampere GPUs and later, if there is a C compiler, which Triton needs. On the CPU it costs more than a
-    short run gains."""
-    if config.compile is not None:
-        return config.compile
-    if ranks.device.type != "cuda" or torch.cuda.get_device_capability(ranks.device) < (8, 0):
-        return False
-    found = any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang")))
-    if not found and ranks.rank == 0:
-        print("compile: auto is off, as there is no C compiler (cc, gcc or clang) on this machine", flush=True)
-    return found
-
-
 def _recorder(
-    config: Config, ranks: Ranks, source: Source, model: nn.Module, watch: Stopwatch, peak: float | None
+    config: Config, ranks: Ranks, source: Source, flops: float | None, watch: Stopwatch, micro: int, peak: float | None
 ) -> Recorder:
-    flops = models.flops_per_sample(config.model, model)
     return Recorder(
         ranks,
         watch,
@@ -181,25 +231,16 @@ def _recorder(
         units=config.batch_size * source.per_sample,
         flops=flops and flops * config.batch_size,
         peak=(peak and ranks.device.type == "cuda" and peak * ranks.world) or None,
+        micro=micro,
     )
 
 
 def _peak(env: Mapping[str, str], numbers: precision.Numbers, device: str) -> float | None:
-    """Dense FLOP/s of one GPU in these numbers, as the request says; None if it doesn't know, or if `device` is another
-    GPU than the one that was asked for."""
-    asked = json.loads(env.get(contract.GPU) or "{}")
-    teraflops = (asked.get("peak_tflops") or {}).get(numbers.name)
-    return teraflops * 1e12 if teraflops and _is_gpu(str(asked.get("name") or ""), device) else None
-
-
-def _is_gpu(asked: str, device: str) -> bool:
-    """Whether CUDA's name of a device, "NVIDIA H100 80GB HBM3" or "Tesla T4", is that of "NVIDIA H100 80GB Mega"."""
-    model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (asked, device))
-    model = [word for word in model if word not in _NO_MODEL and not re.fullmatch(r"\d+GB", word)]
-    return bool(model) and set(model) <= set(words)
-
-
-_NO_MODEL = frozenset({"NVIDIA", "TESLA", "MEGA"})
+    """Dense FLOP/s of one GPU in these numbers: as the request says, if it is the GPU that was asked for, or of a run
+    that was started by hand by the trainer's own table. None: it is unknown."""
+    known = peaks.asked(env[contract.GPU], device) if env.get(contract.GPU) else peaks.tflops(device)
+    teraflops = known.get(numbers.name)
+    return teraflops * 1e12 if teraflops else None
 
 
 def _facts(
@@ -219,10 +260,10 @@ def _facts(
     }
 
 
-def _announce(config: Config, facts: Mapping[str, Any], unit: str) -> None:
+def _announce(facts: Mapping[str, Any], source: Source) -> None:
+    config = facts["config"]
     size = f", {si(facts['data_bytes'])} bytes" if "data_bytes" in facts else ""
-    block = f" x {config.model.block_size}" if isinstance(config.model, Gpt) else ""
-    batch = f"{config.batch_size}{block} {unit}"
-    print(f"{config.model.name}: {facts['parameters']:,} parameters; {facts['data']}{size}")
+    block = f" x {source.per_sample}" if source.per_sample > 1 else ""
+    batch = f"{config['batch_size']}{block} {source.unit}"
+    print(f"{config['model']['name']}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
-    print(end="", flush=True)

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train import pieces
+from train.layout import as_parameters
+
 if TYPE_CHECKING:
     from train.setup import Run
 
@@ -35,15 +38,21 @@ def _restore_model(run: Run, value: State) -> None:
     run.model.load_state_dict(value)
 
 
+def _restore_optimizer(run: Run, value: State) -> None:
+    run.optimizer.load_state_dict(value)
+    as_parameters(run.optimizer)
+
+
 def _restore_loop(run: Run, value: State) -> None:
     run.state.update(value)
 
 
 ENTRIES: dict[str, Entry] = {
     "model": Entry(_read_model, _restore_model),
-    "optimizer": Entry(lambda run: run.optimizer.state_dict(), lambda run, value: run.optimizer.load_state_dict(value)),
+    "optimizer": Entry(lambda run: run.optimizer.state_dict(), _restore_optimizer),
     "scaler": Entry(lambda run: run.scaler.state_dict(), lambda run, value: run.scaler.load_state_dict(value)),
     "loop": Entry(lambda run: {**run.state, "seconds": run.seconds}, _restore_loop),
+    "guard": Entry(lambda run: run.guard.state_dict(), lambda run, value: run.guard.load_state_dict(value)),
     "metrics": Entry(lambda run: run.recorder.state_dict(), lambda run, value: run.recorder.load_state_dict(value)),
 }
 """`loop` has the step, the samples drawn (the position in the data), the last rate and evaluation."""
@@ -58,6 +67,23 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
     """Put all entries back. Raises KeyError if one is missing, and what torch raises if shapes differ."""
     for name, entry in ENTRIES.items():
         entry.restore(run, state[name])
+
+
+def layout(run: Run) -> Callable[[str], Tensor | None]:
+    """For a tensor's path in the state (`optimizer/state/0/exp_avg`): the tensor of this run that is shared out among
+    the ranks as that one is to be; None if there is none."""
+    model = {f"model/{name}": tensor for name, tensor in _read_model(run).items()}
+    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    moments = {f"{_MOMENTS}{number}": parameter for number, parameter in enumerate(parameters)}
+
+    def like(path: str) -> Tensor | None:
+        return moments.get(path.rpartition("/")[0]) if path.startswith(_MOMENTS) else model.get(path)
+
+    return like
+
+
+_MOMENTS = "optimizer/state/"
+"""Before the number of a parameter in torch's state of an optimizer, and the name of a moment."""
 
 
 # --- Random states: this rank's own -------------------------------------------------------------------------------
@@ -108,8 +134,9 @@ def split(state: Any) -> Split:
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            same = (value.data_ptr(), value.shape, value.stride())
-            first = seen.setdefault(same, path) if value.numel() else path
+            here = pieces.local(value)
+            same = (here.data_ptr(), value.shape, value.stride())
+            first = seen.setdefault(same, path) if here.numel() else path
             tensors.setdefault(first, value)
             return {_REF: first}
         if isinstance(value, Mapping):
@@ -143,6 +170,22 @@ def shared_out(tensors: Mapping[str, Tensor], world: int, first_only: Collection
         shares[rank].append(path)
         bytes_of[rank] += tensors[path].nbytes
     return shares
+
+
+class Share(NamedTuple):
+    """What one rank saves: tensors by path, and of which wholes some of them are parts (as pieces.described)."""
+
+    tensors: dict[str, Tensor]
+    parts: dict[str, dict[str, list[int]]]
+
+
+def share(tensors: Mapping[str, Tensor], rank: int, world: int, first_only: Collection[str]) -> Share:
+    """Of those that every rank has: this rank's, as `shared_out`. Of those that are shared out already: its parts."""
+    split_up = {path: tensor for path, tensor in tensors.items() if pieces.is_shared_out(tensor)}
+    alike = {path: tensor for path, tensor in tensors.items() if path not in split_up}
+    mine = {path: alike[path] for path in shared_out(alike, world, first_only)[rank]}
+    parts = {path: part for path, tensor in split_up.items() if (part := pieces.local(tensor)).numel()}
+    return Share(mine | parts, {path: pieces.described(split_up[path]) for path in parts})
 
 
 class HostCopies:

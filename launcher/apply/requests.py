@@ -30,7 +30,7 @@ HINT = "It must be a CustomJob: {displayName, jobSpec: {workerPoolSpecs: …}}; 
 LIMITS_AND_PLACES = frozenset(
     {
         *(contract.RUN_FOLDER, contract.HOURS, contract.RESTARTS, contract.MTBF),
-        *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH),
+        *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH, contract.PREFLIGHT),
     }
 )
 """Variables that change nothing of what is computed."""

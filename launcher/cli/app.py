@@ -8,6 +8,7 @@ import typer
 
 from launcher import __version__
 from launcher.cli import (
+    bench,
     build,
     cancel,
     follow,
@@ -62,6 +63,7 @@ app.command("follow")(follow.follow)
 app.command("logs")(logs.logs)
 app.command("metrics")(metrics.metrics)
 app.command("cancel")(cancel.cancel)
+app.command("bench")(bench.bench)
 app.command("build")(build.build)
 app.command("push")(push.push)
 app.command("init")(init.init)

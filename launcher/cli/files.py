@@ -36,7 +36,7 @@ def recipe() -> list[File]:
 def trainer() -> list[File]:
     """Our train package, as `train/…`."""
     folder = trainer_folder()
-    return [File(f"train/{name}", folder / name) for name in names_below(folder) if name.endswith(".py")]
+    return [File(f"train/{name}", folder / name) for name in names_below(folder) if name.endswith((".py", ".csv"))]
 
 
 def base_image() -> str:

@@ -12,10 +12,13 @@ import msgspec
 
 from launcher import __version__
 from launcher.cli import code, files, gcloud
+from launcher.cli.functions import check_functions, functions_elsewhere
+from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.sources import Source
+from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override, read
 
@@ -84,6 +87,7 @@ def gather(
         requirements=files.of_text(source.requirements) if source.requirements else EMPTY,
         torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
+        elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
@@ -100,12 +104,14 @@ def built_in(target: Target, *, training: bool) -> Path:
 
 
 def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code.Code:
-    """The user's files, which are not too many, and `run.script` is among them. Raises UsageError."""
+    """The user's files, which are not too many, and what `run` names is among them. Raises UsageError."""
     if folder is None:
         return code.Code([], [])
     found = code.code(folder, without)
+    names = [file.name for file in found.files]
     if spec.run.script:
-        check_script(spec.run.script, folder, [file.name for file in found.files])
+        check_script(spec.run.script, folder, names)
+    check_functions(spec, folder, names)
     code.check_size(found.files, spec.image.code_limit_mb)
     return found
 
@@ -142,18 +148,20 @@ def folder_of(path: Path) -> Path | None:
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
-    """`image.code`, or the spec's own folder when it names a script of the user's.
+    """`image.code`, or the spec's own folder when it names a script or functions of the user's.
 
     Raises:
         UsageError: the spec lies in no folder, and one is needed.
     """
     if folder := below(beside, "image.code", spec.image.code):
         return Path(os.path.realpath(folder))
-    if not spec.run.script or spec.image.uri:
+    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **own_functions(spec.run)}
+    if not own or spec.image.uri:
         return None
     if beside is None:
+        field, name = next(iter(own.items()))
         raise UsageError(
-            f"run.script: {spec.run.script} is looked for beside the spec, and this spec lies in no folder",
+            f"{field}: {name} is looked for beside the spec, and this spec lies in no folder",
             "Say where your code is: --set image.code=/FULL/PATH",
         )
     return beside
@@ -202,16 +210,6 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
     else:
         hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."
     raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint)
-
-
-def near_names(name: str, names: Sequence[str]) -> str:
-    """The files that may have been meant: of the same name elsewhere, or of a name like it."""
-    from difflib import get_close_matches
-
-    base = posixpath.basename(name)
-    scripts = [one for one in names if one.endswith(".py")]
-    same = [one for one in scripts if posixpath.basename(one) == base]
-    return " or ".join(same[:3] or get_close_matches(name, scripts, n=3))
 
 
 def project(target: Target, environ: Mapping[str, str]) -> str:

@@ -51,8 +51,9 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last 10 of {end['step']} steps)"
     held_out, entropy = end.get("eval_loss"), end.get("unigram_entropy")
     if held_out is not None:
-        beside = f"; knowing only how often each byte occurs: {entropy:.4f}" if entropy is not None else ""
-        yield "held-out", f"{held_out:.4f}{' nats per byte' if entropy is not None else ''}{beside}"
+        unit = end.get("data_unit", "byte")
+        beside = f"; knowing only how often each {unit} occurs: {entropy:.4f}" if entropy is not None else ""
+        yield "held-out", f"{held_out:.4f}{f' nats per {unit}' if entropy is not None else ''}{beside}"
     speed = speed_text(end)
     if speed:
         yield "speed", speed

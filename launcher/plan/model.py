@@ -47,6 +47,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     """The spec's own PyTorch wheel."""
     secret_files: tuple[str, ...] = ()
     """Files of the code's folder that hold secrets, and so are left out of the image."""
+    elsewhere: tuple[str, ...] = ()
+    """The user's own functions (MODULE:FUNCTION) whose modules are no files of the code."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher import jobs
 from launcher.plan.model import Context
@@ -28,7 +29,7 @@ def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
 def identity(spec: JobSpec, context: Context, gpus: int) -> str:
     """Eight hex digits of what is computed and for whom; a run id that was set by hand belongs to one of them."""
     what = {
-        "run": msgspec.to_builtins(spec.run),
+        "run": msgspec.to_builtins(replace(spec.run, preflight="off")),
         "env": spec.env,
         "gpus": gpus,
         "nodes": spec.machine.nodes,

@@ -32,10 +32,12 @@ def warnings(
 
 
 def of_code(context: Context) -> Iterator[str]:
-    """What the image doesn't get."""
+    """What the image doesn't get, and what it has to have."""
     if context.secret_files:
         shown = ", ".join(context.secret_files[:5]) + (" …" if len(context.secret_files) > 5 else "")
         yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
+    for function in context.elsewhere:
+        yield f"{function} is no file of the code: a package of the image has to bring it"
 
 
 def of_machine(

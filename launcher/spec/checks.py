@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from launcher.spec.models import BUCKET, JobSpec
+from launcher.spec.models import BUCKET, JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
 
@@ -78,6 +78,20 @@ def own_trainer(spec: JobSpec) -> Iterator[Finding]:
         if any(touches(path, at) for at in secret):
             continue  # the trainer's words would show it
         yield Finding(("run", "config", *path), what, fix)
+
+
+def own_functions(run: Run) -> dict[str, str]:
+    """Functions of the user's (MODULE:FUNCTION) that `run.config` names, by their field; not those of PyTorch."""
+    if not run.is_builtin or not run.config:
+        return {}
+    from train.config import own_functions as named
+
+    found = {f"run.config.{key}": name for key, name in named(run.config).items()}
+    return {key: name for key, name in found.items() if re.split("[.:]", name)[0] not in INSTALLED}
+
+
+INSTALLED = frozenset({"torch", "numpy", "transformers"})
+"""What every image has (containers/): a loss may be torch.nn.functional:cross_entropy."""
 
 
 def one_image(spec: JobSpec) -> Iterator[Finding]:

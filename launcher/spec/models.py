@@ -173,6 +173,10 @@ class Run(Model, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    preflight: Annotated[
+        Literal["off", "bench"],
+        Meta(description="bench: each node measures its GPUs first, and makes way if they are far too slow"),
+    ] = "off"
 
     @property
     def is_builtin(self) -> bool:

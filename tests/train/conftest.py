@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+@contextmanager
+def on_one_thread() -> Iterator[None]:
     """A run in this process: on one thread, and without the deterministic kernels that it leaves switched on."""
     import torch
 
@@ -19,6 +20,23 @@ def one_thread() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A run in the test's process."""
+    with on_one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folders of all that tests.train.switches does on two ranks, and what they said (`stdout`)."""
+    from tests.train.sharing import on_two_ranks
+
+    base = tmp_path_factory.mktemp("switches")
+    (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
+    return base
 
 
 @pytest.fixture

@@ -9,7 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import PRESETS, Checkpoint, Config, Gpt, ResNet, as_data, line, parse, problems
+from train.config import (
+    PRESETS,
+    Bert,
+    Checkpoint,
+    Config,
+    Data,
+    Foreign,
+    Gpt,
+    Loader,
+    Profile,
+    ResNet,
+    as_data,
+    line,
+    parse,
+    problems,
+)
 from train.errors import ConfigError
 
 
@@ -67,7 +82,30 @@ def test_a_named_model_can_be_changed_in_part() -> None:
 
 def test_resnet_learns_from_synthetic_images_unless_said_otherwise() -> None:
     config = parse({"model": "resnet50"})
-    assert (config.model, config.data) == (ResNet(), "synthetic")
+    assert (config.model, config.data) == (ResNet(), Data("synthetic"))
+
+
+def test_models_of_others_keep_their_own_settings() -> None:
+    config = parse({"model": {"name": "hf:llama", "hidden_size": 64, "pretrained": False}, "loss": "a.b:c"})
+    assert config.model == Foreign("hf:llama", {"hidden_size": 64})
+    assert (config.data.path, config.loss) == ("synthetic", "a.b:c")
+    assert parse({"model": "my_pkg.model:build"}).model == Foreign("my_pkg.model:build")
+    data = {"path": "my_pkg.data:build", "settings": {"length": 3}}
+    assert parse({"data": data}).data == Data("my_pkg.data:build", settings={"length": 3})
+    assert json.loads(json.dumps(as_data(parse({"data": data}))))["data"]["settings"] == {"length": 3}
+
+
+def test_bert_hides_a_share_of_its_tokens() -> None:
+    model = parse({"model": {"name": "bert-large", "masked": 0.2}}).model
+    assert isinstance(model, Bert)
+    assert (model.n_layer, model.vocab_size, model.masked) == (24, 30528, 0.2)
+
+
+def test_what_the_machine_decides_is_none() -> None:
+    config = parse({"compile": "auto", "channels_last": "auto", "loader": {"workers": "auto", "prefetch": 4}})
+    assert (config.compile, config.channels_last, config.loader) == (None, None, Loader(None, 4))
+    assert parse({"profile": {"active": 7}}).profile == Profile(5, 2, 7)
+    assert parse({"profile": False}).profile is None
 
 
 def test_min_lr_and_warm_up_follow_lr_and_steps() -> None:
@@ -106,11 +144,23 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"name": "resnet50", "n_layer": 2}}, "model.n_layer", "num_classes"),
     ({"model": {"dropout": 1}}, "model.dropout", "0.99"),
     ({"model": {"vocab_size": 255}}, "model.vocab_size", "at least 256"),
-    ({"model": "resnet50", "data": "photos"}, "data", "takes images"),
-    ({"model": "hf:gpt2"}, "model", "not in this version"),
-    ({"model": "my_pkg.model:build"}, "model", "not in this version"),
-    ({"data": "my_pkg.data:build"}, "data", "not in this version"),
-    ({"data": "gs://bucket/corpus.txt"}, "data", "not in this version"),
+    ({"model": "resnet50", "data": "python-stdlib"}, "data", "takes images"),
+    ({"model": {"name": "hf:gpt2", "pretrained": "yes"}}, "model.pretrained", "true, false"),
+    ({"model": {"name": "hf:gpt2", "task": "chat"}}, "model.task", "masked-lm"),
+    ({"model": "hf:a/b/c"}, "model", "hf:TYPE"),
+    ({"model": "my pkg:build"}, "model", "my_pkg.model:build"),
+    ({"model": {"name": "bert-large", "bias": True}}, "model.bias", "no setting"),
+    ({"model": {"name": "bert", "masked": 1}}, "model.masked", "0.9"),
+    ({"data": {"path": "corpus", "settings": {"a": 1}}}, "data.settings", "function of your own"),
+    ({"data": {"block_size": 1}}, "data.block_size", "from 2"),
+    ({"loss": "cross_entropy"}, "loss", "my_pkg.losses:loss"),
+    ({"loader": {"workers": -1}}, "loader.workers", "auto"),
+    ({"parallel": "tp"}, "parallel", "ddp, fsdp"),
+    ({"activation_checkpointing": True}, "activation_checkpointing", "selective"),
+    ({"compile": False, "cuda_graphs": True}, "cuda_graphs", "compiler"),
+    ({"profile": {"active": 0}}, "profile", "{wait: 5"),
+    ({"profile": {"steps": 3}}, "profile", "{wait: 5"),
+    ({"non_finite": -1}, "non_finite", "from 0"),
     ({"data": ""}, "data", "a file or a folder"),
     ({"batch_size": 10, "micro_batch_size": 4}, "micro_batch_size", "not divisible by 4"),
     ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "from 1"),

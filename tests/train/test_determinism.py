@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract
+from tests.train.conftest import on_one_thread
+from tests.train.switches import RESNET
+from train import checkpoint, contract, loop
 from train.config import parse
 from train.data import open_data
 from train.digest import parameters_sha256
 from train.dist import Ranks
+from train.errors import DisagreementError
 from train.models import build
 from train.storage import LocalFolder
 
@@ -71,13 +74,16 @@ def losses(folder: Path) -> tuple[list[float], list[float], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Twice on two ranks, once on one; the data is a small folder of source."""
+    """Twice on two ranks, once on one, in this process; the data is a small folder of source."""
     base = tmp_path_factory.mktemp("runs")
     config = {**CONFIG, "data": str(Path(json.__file__).parent)}
-    for name, ranks in (("two", 2), ("again", 2), ("one", 1)):
-        done = start(environment(base / name, config), ranks)
+    for name in ("two", "again"):
+        done = start(environment(base / name, config), 2)
         assert done.returncode == 0, done.stderr
         (base / f"{name}.out").write_text(done.stdout)
+    with on_one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+        loop.train(parse(config), Ranks(), {contract.RUN_FOLDER: str(base / "one")})
     return {name: base / name for name in ("two", "again", "one")}
 
 
@@ -111,24 +117,12 @@ def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Pat
     assert Path(f"{tmp_path / 'run'}.exit").read_text().split() == ["2", "2"]
 
 
-def test_ranks_that_disagree_end_with_their_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_disagree_say_so_and_save_nothing(switches: Path, rank: int) -> None:
     """A rank whose parameters are changed behind the back of DDP before the end."""
-    hook = tmp_path / "sitecustomize.py"
-    hook.write_text(
-        "import os, sys\n"
-        "class Late:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'train.loop' and os.environ.get('RANK') == '1':\n"
-        "            import train.digest as d\n"
-        "            real = d.parameters_sha256\n"
-        "            d.parameters_sha256 = lambda m: (next(m.parameters()).data.add_(1), real(m))[1]\n"
-        "sys.meta_path.insert(0, Late())\n"
-    )
-    config = {**CONFIG, "data": "synthetic", "steps": 2}
-    done = start(environment(tmp_path / "run", config, f"{tmp_path}:{ROOT}"), 2)
-    assert "the ranks' parameters differ at the end" in done.stderr
-    assert set(Path(f"{tmp_path / 'run'}.exit").read_text().split()) == {"76"}
-    assert LocalFolder(tmp_path / "run").list("checkpoints/step") == []
+    assert (switches / f"disagreed-{rank}").read_text().startswith("the ranks' parameters differ at the end")
+    assert LocalFolder(switches / "disagreed").list("checkpoints/step") == []
+    assert DisagreementError.exit == 76
 
 
 def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> None:
@@ -158,16 +152,12 @@ def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path) -> 
     assert LocalFolder(tmp_path / "run").list("checkpoints/")
 
 
-def test_the_held_out_loss_is_that_of_the_saved_model(tmp_path: Path) -> None:
+def test_the_held_out_loss_is_that_of_the_saved_model(switches: Path) -> None:
     """Each rank's batch norm has seen other images; what is evaluated and saved is one model."""
-    model = {"name": "resnet50", "width": 4, "image_size": 32, "num_classes": 4}
-    config = {**CONFIG, "model": model, "data": "synthetic", "steps": 4, "optimizer": {"lr": 0.1, "warmup_steps": 0}}
-    done = start(environment(tmp_path / "run", config), 2)
-    assert done.returncode == 0, done.stderr
-    _, evals, end = losses(tmp_path / "run")
-    state = checkpoint.load(str(tmp_path / "run"), 4)
-    parsed = parse(config)
-    saved = build(parsed.model)
+    folder, parsed = switches / "resnet", parse(RESNET)
+    _, evals, end = losses(folder)
+    state = checkpoint.load(str(folder), 4)
+    saved = build(parsed)
     saved.load_state_dict(state["model"])
     assert parameters_sha256(saved) == end["parameters_sha256"]
     saved.eval()

@@ -21,11 +21,11 @@ from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
 from train.ending import Told
 from train.errors import OutputError, UsageError
+from train.memory import portions
 from train.metrics import Null
 from train.models import build
 from train.precision import choose
 from train.recorder import Recorder
-from train.setup import micro_batch_size
 from train.storage import LocalFolder
 
 TINY: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
     (start,), (end,), (saved,) = events(rows, "start"), events(rows, "end"), events(rows, "checkpoint")
 
     assert [row["step"] for row in steps(rows)] == list(range(1, 31))
-    keys = {"step", "loss", "lr", "grad_norm", "tokens_per_s", "step_s", "memory_gb", "time"}
+    keys = {"step", "loss", "lr", "grad_norm", "tokens_per_s", "step_s", "data_s", "memory_gb", "time"}
     assert all(set(row) == keys for row in steps(rows))
     assert [row["step"] for row in events(rows, "eval")] == [20, 30]
     assert start["config"]["batch_size"] == 8
@@ -87,7 +87,7 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
 
     state = checkpoint.load(str(folder), 30)
     manifest = checkpoint.read_manifest(LocalFolder(folder), f"{saved['path']}/manifest.json")
-    model = build(parse(TINY).model)
+    model = build(parse(TINY))
     model.load_state_dict(state["model"])
     assert parameters_sha256(model) == end["parameters_sha256"] == manifest.about["parameters_sha256"]
     assert (state["loop"]["step"], saved["path"]) == (30, "checkpoints/step-00000030/0001-0001")
@@ -235,23 +235,23 @@ def test_mfu_is_the_share_of_the_peak_on_gpus_only(tmp_path: Path, text: Path) -
 
 
 @pytest.mark.parametrize(
-    ("batch", "micro", "world", "size"), [(24, "auto", 1, 24), (24, "auto", 2, 12), (24, 4, 2, 4), (24, 1, 24, 1)]
+    ("batch", "micro", "world", "size"), [(24, None, 1, 24), (24, None, 2, 12), (24, 4, 2, 4), (24, 1, 24, 1)]
 )
-def test_the_micro_batch(batch: int, micro: int | str, world: int, size: int) -> None:
-    assert micro_batch_size(parse({"batch_size": batch, "micro_batch_size": micro}), world) == size
+def test_the_micro_batch(batch: int, micro: int | None, world: int, size: int) -> None:
+    assert portions(batch, micro, world).size == size
 
 
 @pytest.mark.parametrize(
     ("batch", "micro", "world", "words"),
     [
-        (24, "auto", 5, "batch_size 24 can't be shared by 5 processes evenly; 25 can"),
-        (1, "auto", 8, "8 can"),
+        (24, None, 5, "batch_size 24 can't be shared by 5 processes evenly; 25 can"),
+        (1, None, 8, "8 can"),
         (24, 8, 2, "micro_batch_size 8 doesn't divide the 12 samples that each of 2 ranks has"),
     ],
 )
-def test_a_batch_that_can_not_be_shared(batch: int, micro: int | str, world: int, words: str) -> None:
+def test_a_batch_that_can_not_be_shared(batch: int, micro: int | None, world: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        micro_batch_size(parse({"batch_size": batch, "micro_batch_size": micro}), world)
+        portions(batch, micro, world)
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,18 @@ def test_nothing_wakes_while_no_row_comes() -> None:
     assert metrics.FLUSH_SECONDS - 1 < queue.limits[2] <= queue.limits[1] <= metrics.FLUSH_SECONDS
 
 
+def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 60.0)
+    storage = LocalFolder(tmp_path)
+    out = metrics.Parts(storage, Direct(storage), metrics.part_names({}, contract.monitor_part), seconds=0.01)
+    out.put([{"time": 1.0}])
+    until = time.monotonic() + 10
+    while not storage.list() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert storage.list() == ["monitor/0001-0000-0000-000000.jsonl"]
+    out.close()
+
+
 def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
     out, done = metrics.open_sink(bucket, tensorboard=False), list[int]()
 
@@ -424,8 +436,8 @@ def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeCl
 
 @pytest.mark.parametrize("step", [3, np.int64(3), np.float32(3), 3.0, torch.tensor(3)])
 def test_a_step_is_a_whole_number(step: Any) -> None:
-    assert metrics._whole(step) == 3
-    assert type(metrics._whole(step)) is int
+    assert rows.whole(step) == 3
+    assert type(rows.whole(step)) is int
 
 
 @pytest.mark.parametrize("step", ["3", 3.5, None, float("nan"), float("inf"), [3], torch.zeros(2), 1j])

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from train import optim
 from train.config import Gpt, Optimizer, ResNet, parse
-from train.models import build, flops_per_sample
-from train.models.gpt import GPT
-from train.models.resnet import resnet50
+from train.errors import UsageError
+from train.models import blocks, build, flops_per_sample
+from train.models.gpt import GPT, flops_per_token
+from train.models.parts import counted
+from train.models.resnet import Bottleneck, resnet50
 
 SMALL = Gpt(n_layer=2, n_head=2, n_embd=32, block_size=16)
 
@@ -21,7 +27,7 @@ def parameters(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize(("name", "count"), [("gpt2-124m", 124_373_760), ("resnet50", 25_557_032)])
 def test_models_have_the_published_size(name: str, count: int) -> None:
     with torch.device("meta"):
-        assert parameters(build(parse({"model": name}).model)) == count
+        assert parameters(build(parse({"model": name}))) == count
 
 
 @pytest.mark.parametrize(
@@ -34,9 +40,9 @@ def test_models_have_the_published_size(name: str, count: int) -> None:
     ],
 )
 def test_with_biases_and_their_own_vocabulary_they_are_openais(name: str, count: int) -> None:
-    shape = parse({"model": {"name": name, "bias": True, "vocab_size": 50257}}).model
+    config = parse({"model": {"name": name, "bias": True, "vocab_size": 50257}})
     with torch.device("meta"):
-        assert parameters(build(shape)) == count
+        assert parameters(build(config)) == count
 
 
 def test_a_token_sees_nothing_of_the_future() -> None:
@@ -91,10 +97,10 @@ def test_dropout_works_in_training_only() -> None:
 
 def test_flops_are_nanogpts() -> None:
     """855 MFLOP a token for GPT-2 124M at 1024 (nanoGPT counts the padded vocabulary, and no positions)."""
-    shape = parse({"model": "gpt2-124m"}).model
+    config = parse({"model": "gpt2-124m"})
     with torch.device("meta"):
-        model = build(shape)
-    flops = flops_per_sample(shape, model)
+        model = build(config)
+    flops = flops_per_sample(config, None, model)
     assert flops is not None
     assert flops / 1024 == pytest.approx(855e6, rel=0.001)
 
@@ -103,6 +109,94 @@ def test_resnet_shrinks_an_image_by_32_before_it_is_averaged() -> None:
     model = resnet50(ResNet(width=8, num_classes=7)).eval()
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
     assert model.stages(model.pool(model.stem(torch.zeros(1, 3, 64, 64)))).shape == (1, 256, 2, 2)  # type: ignore[operator]
+
+
+def test_flops_of_resnet_are_the_published_ones() -> None:
+    """torchvision's ResNet50_Weights: 4.09 GMAC for an image of 224 x 224."""
+    config = parse({"model": "resnet50"})
+    with torch.device("meta"):
+        flops = flops_per_sample(config, None, build(config))
+    assert flops is not None
+    assert flops / 3 / 2 == pytest.approx(4.09e9, rel=0.001)
+
+
+def test_what_is_counted_is_what_the_formula_says() -> None:
+    """But for LayerNorms and biases, which the formula counts as if they were matrices."""
+    model = GPT(SMALL)
+    tokens = torch.zeros(1, 16, dtype=torch.int64)
+    assert counted(model, tokens, tokens) == pytest.approx(16 * flops_per_token(SMALL, model), rel=0.02)
+
+
+def test_counting_leaves_no_trace() -> None:
+    model = resnet50(ResNet(width=4, num_classes=3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert counted(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Keeping(nn.Module):
+    """It keeps a mask for the next time, as many models do, where its first batch was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mask = nn.Linear(4, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(4, device=x.device)  # type: ignore[assignment]
+        loss: torch.Tensor = (self.linear(x) * self.mask).sum()
+        return loss
+
+
+def test_what_a_model_keeps_is_not_that_of_the_count() -> None:
+    model = Keeping()
+    assert counted(model, torch.zeros(1, 4, device="meta")) == counted(model, torch.zeros(1, 4)) == 3 * 2 * 16
+    assert model.mask is None
+    assert not model.linear.weight.is_meta
+
+
+def test_a_model_that_cannot_be_counted() -> None:
+    assert counted(GPT(SMALL), torch.zeros(1, 17, dtype=torch.int64)) is None  # longer than its block
+    assert counted(nn.Identity(), torch.zeros(1)) is None  # it computes nothing
+
+
+def test_the_blocks_of_our_models() -> None:
+    model = GPT(SMALL)
+    assert blocks(model) == list(model.blocks)
+    assert [type(block) for block in blocks(resnet50(ResNet(width=4)))] == 16 * [Bottleneck]
+
+
+class Experts(nn.Module):
+    """A block that has a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(8))
+        self.more = nn.ModuleList(Pair() for _ in range(9))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+
+def test_the_blocks_of_anyones_model() -> None:
+    nested = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Experts(), Experts(), Experts()]))
+    assert [type(block) for block in blocks(nested)] == 3 * [Experts]
+    assert blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []  # layers, not blocks
+    assert blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+    assert blocks(nn.ModuleList([Pair()])) == []
+    assert len(blocks(nn.ModuleList([Pair(), Pair()]))) == 2
+
+
+@pytest.mark.parametrize(("size", "fits"), [(320, True), (321, False), (None, True)])
+def test_a_vocabulary_that_the_data_goes_beyond(size: int | None, fits: bool) -> None:
+    source: Any = SimpleNamespace(vocab_size=size)
+    config = parse({"model": "bert"})
+    with nullcontext() if fits else pytest.raises(UsageError, match=r"model.vocab_size: 320 is too small .* 321"):
+        build(config, source)
 
 
 def test_decay_is_for_matrices_only() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from train import loop, recorder, setup
 from train.config import parse
 from train.dist import Ranks
 from train.precision import KINDS
-from train.recorder import Recorder
+from train.recorder import Recorder, Step
 from train.timing import CudaStopwatch, Times
 
 GPU = torch.device("cuda", 0)
@@ -41,7 +40,7 @@ class Watch:
 def recorded(record: Recorder, *steps: int) -> list[dict[str, Any]]:
     for step in steps:
         record.watch.stop()
-        record.add(step, 0.1, torch.tensor(2.0 * step), torch.tensor(3.0))
+        record.add(Step(step, 0.1, torch.tensor(2.0 * step), torch.tensor(3.0)))
     return record.block()
 
 
@@ -153,25 +152,3 @@ def test_a_step_whose_gradients_overflow_is_skipped() -> None:
     assert model.weight.tolist() == [[-0.5, -1.0]]
     assert run.scaler.get_scale() == 4.0
     assert model.weight.grad is None
-
-
-@pytest.mark.parametrize(
-    ("capability", "compilers", "compiles"),
-    [((9, 0), {"cc"}, True), ((8, 0), {"gcc"}, True), ((8, 9), set(), False), ((7, 5), {"gcc"}, False)],
-)
-def test_auto_compiles_where_it_can(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    capability: tuple[int, int],
-    compilers: set[str],
-    compiles: bool,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
-    monkeypatch.delenv("CC", raising=False)
-    assert setup._compiles(parse({}), Ranks(device=GPU)) is compiles
-    assert capsys.readouterr().out.count("there is no C compiler") == (not compilers)
-    assert setup._compiles(parse({"compile": True}), Ranks(device=GPU))
-    assert not setup._compiles(parse({}), Ranks())
-    setup._compiles(parse({}), Ranks(rank=1, device=GPU))
-    assert capsys.readouterr().out == ""

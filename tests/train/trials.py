@@ -137,7 +137,7 @@ def noisy_and_scaled() -> Iterator[None]:
     """All entries of the state in use, on the CPU too: a noisy model, and a scaler whose scale grows."""
     build = models.build
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "build", lambda shape: Noisy(build(shape)))
+        patch.setattr(models, "build", lambda config, source: Noisy(build(config, source)))
         patch.setattr(precision, "scaler", lambda *_: torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5))
         yield
 

@@ -3,10 +3,12 @@ after NVIDIA's and torchvision's models). 25 557 032 parameters at 1000 classes.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from train.config import ResNet as Shape
+from train.models.parts import counted
 
 STAGES = (3, 4, 6, 3)
 EXPANSION = 4
@@ -71,3 +73,9 @@ def _conv(before: int, after: int, size: int, *, stride: int = 1) -> nn.Conv2d:
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def flops_per_image(shape: Shape, model: nn.Module) -> float | None:
+    """Forward and backward of one image: at 224 x 224 the forward pass has 4.09 GMAC (torchvision's ResNet50_Weights
+    says 4.089), each of them two operations."""
+    return counted(model, torch.empty(1, 3, shape.image_size, shape.image_size, device="meta"))

@@ -1,0 +1,112 @@
+"""The training loops that `benchmarks.training` compares, as programs: the same model, optimizer and data in each.
+
+python -m benchmarks.loops plain|trainer|accelerate|fabric JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import plain_loop, turns
+from benchmarks.plain_loop import Job
+from train.settings import Gpt
+
+
+def main() -> None:
+    told = json.loads(sys.argv[2])
+    {"plain": plain, "trainer": trainer, "accelerate": accelerate, "fabric": fabric}[sys.argv[1]](told)
+
+
+def job(told: Mapping[str, Any]) -> Job:
+    """What is trained, as it was told."""
+    own = {key: value for key, value in told.items() if key in Job.__dataclass_fields__}
+    return Job(**{**own, "text": Path(told["text"]), "shape": Gpt(**told["shape"])})
+
+
+def place() -> tuple[int, int]:
+    """This rank, and their number."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def plain(told: Mapping[str, Any]) -> None:
+    rank, world = place()
+    if world > 1:
+        torch.distributed.init_process_group("gloo")
+    plain_loop.train(job(told), rank, world, turns.here().step)
+
+
+def trainer(told: Mapping[str, Any]) -> None:
+    """The built-in trainer's own loop, as a run has it; `told["config"]` is run.config, and with `told["writes"]` it
+    has a run folder."""
+    from train import contract, dist, loop
+    from train.config import parse
+
+    mine, left_to_do = turns.here(), loop.left_to_do
+
+    def waited(run: Any) -> bool:
+        mine.step()
+        return left_to_do(run)
+
+    loop.left_to_do = waited
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, **({contract.RUN_FOLDER: folder} if told["writes"] else {})}
+        loop.train(parse(told["config"]), dist.join(env), env)
+
+
+def accelerate(told: Mapping[str, Any]) -> None:
+    """Hugging Face's, as its documentation has it."""
+    from accelerate import Accelerator
+
+    (rank, world), what, mine = place(), job(told), turns.here()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model = plain_loop.build(what)
+    model, optimizer = accelerator.prepare(model, plain_loop.adamw(model, what))
+    scheduler = accelerator.prepare(_schedule(optimizer, what))
+    text = plain_loop.training_part(what)
+    for step in range(1, what.steps + 1):
+        mine.step()
+        x, y = plain_loop.batch(text, step, what, rank, world)
+        loss = model(x.to(accelerator.device), y.to(accelerator.device))
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), what.grad_clip)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def fabric(told: Mapping[str, Any]) -> None:
+    """Lightning's, as its documentation has it."""
+    from lightning_fabric import Fabric
+
+    (rank, world), what, mine = place(), job(told), turns.here()
+    lightning = Fabric(accelerator="auto", devices=world, strategy="ddp" if world > 1 else "auto")
+    lightning.launch()
+    bare = plain_loop.build(what)
+    model, optimizer = lightning.setup(bare, plain_loop.adamw(bare, what))
+    scheduler = _schedule(optimizer, what)
+    text = plain_loop.training_part(what)
+    for step in range(1, what.steps + 1):
+        mine.step()
+        x, y = plain_loop.batch(text, step, what, rank, world)
+        loss = model(lightning.to_device(x), lightning.to_device(y))
+        lightning.backward(loss)
+        lightning.clip_gradients(model, optimizer, max_norm=what.grad_clip)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def _schedule(optimizer: Any, what: Job) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: plain_loop.rate(done + 1, what) / what.lr)
+
+
+if __name__ == "__main__":
+    main()

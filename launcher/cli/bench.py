@@ -1,0 +1,71 @@
+"""`launch bench`: what this machine can do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Output
+from launcher.errors import JobFailed, LaunchError, UsageError
+from train import contract
+
+TORCHRUN = str(Path(contract.__file__).with_name("torchrun.py"))
+
+
+def bench(
+    *,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, max=16, help="Processes, one for each GPU; left out: one.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half a minute: less of everything.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Some of matmul,memory,host,allreduce,amp,loader.", metavar="PARTS"),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 where something is far too slow.")] = False,
+    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+) -> None:
+    """Measure this machine: matrix products, memory, links, AMP, data loading.
+
+    What is far below what its GPUs should give is named. On a rented machine: launch vertex job_specs/bench.yaml.
+    """
+    from importlib.util import find_spec
+
+    if output_format is Output.yaml:
+        raise UsageError("-o yaml: the figures come as text or json")
+    if find_spec("torch") is None:
+        raise LaunchError("measuring takes PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
+    words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
+    if output_format is Output.json:
+        words += ["--json", "-"]
+    print(measured([*program(gpus), *words]), end="")
+
+
+def program(gpus: int | None) -> list[str]:
+    """What runs the bench: this Python, with torchrun in between where processes are asked for."""
+    if gpus is None:
+        return [sys.executable, "-P", "-m", "train.bench"]
+    rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
+    return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "train.bench"]
+
+
+def measured(argv: Sequence[str]) -> str:
+    """What it printed; what it says on the way goes to stderr. Raises UsageError, JobFailed or LaunchError."""
+    import subprocess
+
+    # One thread each, as the node has it; a train.py in this folder is not ours to run.
+    env = {"OMP_NUM_THREADS": "1", **os.environ} if TORCHRUN in argv else os.environ
+    done = subprocess.run(argv, stdout=subprocess.PIPE, env={**env, "PYTHONSAFEPATH": "1"}, text=True, check=False)
+    if done.returncode == contract.Exit.USAGE:
+        raise UsageError("the bench was not started", "Its line stands above.")
+    if done.returncode == contract.Exit.UNFIT:
+        print(done.stdout, end="")
+        raise JobFailed("this machine is far slower than it should be", "What is slow is named above.")
+    if done.returncode:
+        raise LaunchError(f"the bench failed with exit code {done.returncode}", "Its lines stand above.")
+    return done.stdout

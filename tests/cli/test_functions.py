@@ -1,0 +1,92 @@
+"""The user's own functions that `run.config` names: their folder is the code, and their modules are in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import ROOT, launch
+
+SPEC = "name: a\nmachine: {type: l4}\nregions: any\nrun: {config: {model: 'pkg.model:build', loss: 'mine:loss'}}\n"
+
+
+def project(folder: Path, text: str = SPEC, *modules: str) -> Path:
+    """A folder with modules and a spec; the spec is returned."""
+    for name in modules or ("pkg/model.py", "mine.py"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("def build(): ...\n")
+    spec = folder / "job.yaml"
+    spec.write_text(text)
+    return spec
+
+
+def planned(spec: Path, *flags: str | Path, target: str = "vertex") -> dict[str, Any]:
+    ran = launch(target, spec, "--dry-run", "-o", "json", *flags)
+    assert ran.code == 0, ran.err
+    made: dict[str, Any] = json.loads(ran.out)
+    return made
+
+
+def refused(*argv: str | Path, cwd: Path = ROOT) -> str:
+    ran = launch(*argv, "--dry-run", cwd=cwd)
+    assert (ran.code, ran.out) == (2, "")
+    return ran.err
+
+
+@pytest.mark.parametrize("target", ["vertex", "local"])
+def test_the_specs_own_folder_is_the_code(tmp_path: Path, target: str) -> None:
+    spec = project(tmp_path)
+    before = planned(spec, target=target)["run"]
+    assert planned(spec, "--set", f"image.code={tmp_path}", target=target)["run"] == before
+    (tmp_path / "pkg/model.py").write_text("def build(): return 1\n")
+    assert planned(spec, target=target)["run"] != before
+
+
+@pytest.mark.parametrize("config", ["{data: {path: 'pkg.model:build'}}", "{data: 'pkg.model:build'}", "{loss: 'a:b'}"])
+def test_each_place_that_may_name_a_function(tmp_path: Path, config: str) -> None:
+    text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"
+    name = "a" if "a:b" in config else "pkg/model"
+    said = refused("vertex", project(tmp_path, text, "other.py"))
+    assert f"there is no {name}.py among the code in {tmp_path}" in said
+    planned(project(tmp_path, text, f"{name}.py"))
+    planned(project(tmp_path, text, f"{name}/__init__.py"))
+
+
+def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
+    said = refused("vertex", project(tmp_path, SPEC, "pkg/modle.py", "mine.py"))
+    assert "run.config.model: pkg.model:build: there is no pkg/model.py among the code in" in said
+    assert "Did you mean pkg/modle.py?" in said
+    (tmp_path / "pkg/modle.py").unlink()
+    assert "If a package brings it, name that in image.requirements." in refused("vertex", tmp_path / "job.yaml")
+
+
+def test_a_package_may_bring_it(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("einops==0.8\n")
+    spec = project(tmp_path, SPEC + "image: {requirements: requirements.txt}\n", "mine.py")
+    warned = "pkg.model:build is no file of the code: a package of the image has to bring it"
+    assert planned(spec)["warnings"][0] == warned
+    project(tmp_path, SPEC + "image: {requirements: requirements.txt}\n")
+    assert warned not in planned(spec)["warnings"]
+
+
+@pytest.mark.parametrize(
+    "config", ["{model: 'hf:llama'}", "{model: gpt, loss: 'torch.nn.functional:cross_entropy'}", "{data: /a/b}", "{}"]
+)
+def test_what_needs_no_code(tmp_path: Path, config: str) -> None:
+    text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"
+    one = planned(project(tmp_path, text, "one.py"))["run"]
+    assert planned(project(tmp_path, text, "two.py"))["run"] == one
+
+
+def test_an_image_of_ones_own_has_its_own_functions(tmp_path: Path) -> None:
+    spec = project(tmp_path, SPEC, "other.py")
+    planned(spec, "--image", "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64)
+
+
+def test_a_function_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
+    said = refused("vertex", "--set", "run={config: {model: 'mine:build'}}", cwd=tmp_path)
+    assert "run.config.model: mine:build is looked for beside the spec, and this spec lies in no folder" in said

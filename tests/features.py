@@ -1,0 +1,152 @@
+"""What the trainer can do, and where it was run: the table in docs/train.md, made from the tests.
+
+A GPU test that passes is noted in benchmarks/results/ran-on.json when LAUNCH_RAN_ON names that file:
+`LAUNCH_RAN_ON=benchmarks/results/ran-on.json pytest -m gpu`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from tests.command import ROOT
+
+PAGE = ROOT / "docs" / "train.md"
+RAN = ROOT / "benchmarks" / "results" / "ran-on.json"
+TABLE = re.compile(r"(<!-- run on -->\n).*(<!-- end of run on -->)", re.DOTALL)
+
+
+class Feature(NamedTuple):
+    """A technique, how it is asked for, the tests that run it on CPUs, and those that run it on a GPU. Tests are
+    FILE::FUNCTION below tests/train."""
+
+    name: str
+    setting: str
+    cpu: tuple[str, ...] = ()
+    gpu: tuple[str, ...] = ()
+    faked: bool = False
+    """On CPUs its GPU, or what the GPU says, is played."""
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "DDP (gloo; NCCL on GPUs)",
+        "`parallel: ddp`",
+        ("test_determinism.py::test_the_same_seed_and_ranks_give_the_same_bits",),
+    ),
+    Feature(
+        "FSDP2",
+        "`parallel: fsdp`",
+        ("test_fsdp.py::test_it_is_ddp_within_rounding", "test_fsdp.py::test_what_is_read_is_what_was_saved"),
+        ("test_fsdp.py::test_on_a_gpu_a_model_comes_from_the_host_and_no_step_waits",),
+    ),
+    Feature(
+        "bf16, fp16, TF32 by the device",
+        "`precision: auto`",
+        ("test_precision.py::test_auto_goes_by_the_device",),
+        faked=True,
+    ),
+    Feature(
+        "fp16 with gradient scaling",
+        "`precision: fp16`",
+        ("test_steps.py::test_a_step_whose_gradients_overflow_is_skipped",),
+        faked=True,
+    ),
+    Feature(
+        "torch.compile, regional and whole",
+        "`compile`",
+        (
+            "test_compiling.py::test_compiled_or_not_the_losses_are_the_same",
+            "test_compiling.py::test_a_model_that_cannot_be_compiled_trains_without",
+        ),
+    ),
+    Feature(
+        "compiled code kept in the run folder",
+        "`compile`",
+        ("test_compiling.py::test_another_start_compiles_nothing_again",),
+    ),
+    Feature(
+        "activation checkpointing",
+        "`activation_checkpointing`",
+        ("test_speed.py::test_checkpoints_of_activations_save_memory_and_change_no_bit",),
+    ),
+    Feature("pixels together", "`channels_last`", ("test_speed.py::test_pixels_lie_together_where_it_pays",)),
+    Feature(
+        "the largest micro-batch that fits",
+        "`micro_batch_size: auto`",
+        ("test_memory.py::test_a_probe_before_training_leaves_no_trace",),
+        faked=True,
+    ),
+    Feature(
+        "less when the memory runs out",
+        "always",
+        ("test_memory.py::test_two_ranks_of_which_one_runs_out_of_memory_go_on",),
+        faked=True,
+    ),
+    Feature(
+        "steps that are not finite", "`non_finite`", ("test_finite.py::test_a_skipped_step_is_told_with_its_samples",)
+    ),
+    Feature("loader processes", "`loader`", ("test_feed.py::test_any_number_of_processes_makes_the_same",)),
+    Feature("images: folders and shards", "`data`", ("test_data_images.py::test_shards_hold_the_same_as_their_files",)),
+    Feature("tokenizers", "`data: {tokenizer: …}`", ("test_data_text.py::test_a_run_with_a_tokenizer",)),
+    Feature(
+        "transformers' models",
+        "`model: hf:…`",
+        ("test_hugging_face.py::test_each_is_built_from_its_settings_and_learns",),
+    ),
+    Feature(
+        "models of your own",
+        "`model: my_pkg.model:build`",
+        ("test_own_model.py::test_it_learns_the_same_on_one_rank_and_on_two",),
+    ),
+    Feature("scripts of your own", "`run.script`", ("test_script.py::test_a_preempted_script_comes_to_the_same",)),
+    Feature(
+        "monitor of the GPUs (NVML)",
+        "`monitor`",
+        ("test_nvml.py::test_a_look_at_two_gpus",),
+        ("test_nvml.py::test_the_gpus_of_this_machine", "test_monitor.py::test_the_gpus_of_this_machine_are_looked_at"),
+        faked=True,
+    ),
+    Feature("the GPUs' health before a start", "always", ("test_checks.py::test_a_good_machine_of_eight",), faked=True),
+    Feature(
+        "profile and its verdict",
+        "`profile`",
+        ("test_bottlenecks.py::test_the_bottleneck_is_found",),
+        ("test_bottlenecks.py::test_on_a_gpu",),
+    ),
+    Feature(
+        "bench",
+        "`launch bench`, `run.preflight: bench`",
+        ("test_bench.py::test_alone",),
+        ("test_bench.py::test_on_a_gpu",),
+    ),
+    Feature("MFU", "always", ("test_steps.py::test_mfu_and_rates_by_hand",), faked=True),
+)
+"""What has no test of its own on a GPU counts as never run there. CUDA graphs and a Mac's GPU have none at all yet."""
+
+
+def renewed(text: str, ran: Mapping[str, Any] | None = None) -> str:
+    """The page with its table as the tests have it now."""
+    noted = json.loads(RAN.read_text()) if ran is None and RAN.is_file() else ran or {}
+    rows = "\n".join(f"| {one.name} | {one.setting} | {where(one, noted)} |" for one in FEATURES)
+    head = "| technique | setting | run on |\n|---|---|---|"
+    return TABLE.sub(lambda match: f"{match[1]}{head}\n{rows}\n{match[2]}", text)
+
+
+def where(feature: Feature, ran: Mapping[str, Any]) -> str:
+    """`CPU; NVIDIA H200, 2026-11-21`, or `CPU; on a GPU never`."""
+    devices = sorted({f"{ran[test]['device']}, {ran[test]['date']}" for test in feature.gpu if test in ran})
+    gpu = "; ".join(devices) if devices and all(test in ran for test in feature.gpu) else "on a GPU never"
+    return f"{'fakes' if feature.faked else 'CPU'}; {gpu}" if feature.cpu else gpu
+
+
+@cache
+def functions(file: str) -> Mapping[str, bool]:
+    """The tests of a file below tests/train, and whether each is a GPU's."""
+    tree = ast.parse((ROOT / "tests" / "train" / file).read_text())
+    tests = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_"))
+    return {one.name: any("mark.gpu" in ast.unparse(mark) for mark in one.decorator_list) for one in tests}

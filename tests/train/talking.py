@@ -1,0 +1,58 @@
+"""A program for torchrun, or for what sets its variables: ranks that exchange large gradients and calculate next to
+nothing. Rank 0 profiles it.
+
+torchrun --nproc-per-node 2 talking.py RUN_FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from train import contract, dist
+from train.advice import Setup
+from train.config import Profile
+from train.metrics import Null
+from train.profile import Recording
+from train.report import Report
+
+
+class Large(nn.Module):
+    """13 million parameters in pieces that the allocator keeps, each of which is only added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces = nn.ParameterList(torch.zeros(128 * 1024) for _ in range(100))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([piece.mean() for piece in self.pieces]).sum() * x.mean()
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    ranks = dist.join(os.environ)
+    model = DistributedDataParallel(Large(), gradient_as_bucket_view=True, static_graph=True)
+    report = Report({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
+    recording = Recording(Profile(2, 1, 2), ranks.device, report)
+    for step in range(1, 6):
+        with recording.range("data"):
+            batch = torch.ones(4)
+        with recording.range("forward"):
+            loss = model(batch)
+        with recording.range("backward"):
+            loss.backward()
+        with recording.range("optimizer"):
+            model.zero_grad(set_to_none=True)
+        if ranks.rank == 0:
+            recording.stepped(step)
+    if ranks.rank == 0:
+        recording.close()
+    dist.finish(ranks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,145 @@
+"""BERT: the published sizes, transformers' own numbers, and that it learns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from train.config import Bert, parse
+from train.models import blocks, build, flops_per_sample
+from train.models.bert import BertForMasked, cross_entropy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = Bert(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, dropout=0.0)
+
+
+@pytest.mark.parametrize(("name", "count"), [("bert-base", 109_514_298), ("bert-large", 335_174_458)])
+def test_with_the_published_vocabulary_they_have_the_published_size(name: str, count: int) -> None:
+    """Those of transformers' BertForMaskedLM with the configs of google-bert/bert-base-uncased and -large-uncased."""
+    with torch.device("meta"):
+        model = build(parse({"model": {"name": name, "vocab_size": 30522}}))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def as_theirs(model: BertForMasked) -> dict[str, Tensor]:
+    """The state under transformers' names."""
+    state = model.state_dict()
+    theirs = {f"bert.embeddings.{name}.weight": state[f"{ours}.weight"] for ours, name in EMBEDDINGS.items()}
+    for ours, name in REST.items():
+        theirs |= {f"{name}.{part}": state[f"{ours}.{part}"] for part in PARTS}
+    theirs["cls.predictions.bias"] = state["head.bias"]
+    for at in range(len(model.blocks)):
+        theirs |= block_as_theirs(state, f"blocks.{at}", f"bert.encoder.layer.{at}")
+    return theirs
+
+
+PARTS = ("weight", "bias")
+EMBEDDINGS = {"tokens": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings"}
+REST = {
+    "norm": "bert.embeddings.LayerNorm",
+    "head_norm": "cls.predictions.transform.LayerNorm",
+    "transform": "cls.predictions.transform.dense",
+    "head": "cls.predictions.decoder",
+}
+BLOCK = {
+    "attention.out": "attention.output.dense",
+    "norm_1": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "out": "output.dense",
+    "norm_2": "output.LayerNorm",
+}
+
+
+def block_as_theirs(state: dict[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
+    found = {f"{theirs}.{b}.{part}": state[f"{ours}.{a}.{part}"] for a, b in BLOCK.items() for part in PARTS}
+    for part in PARTS:
+        qkv = state[f"{ours}.attention.qkv.{part}"].chunk(3)
+        found |= {f"{theirs}.attention.self.{n}.{part}": x for n, x in zip(("query", "key", "value"), qkv, strict=True)}
+    return found
+
+
+def test_it_computes_what_transformers_computes() -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+    )
+    theirs: Any = transformers.BertForMaskedLM(config).eval()
+    ours = BertForMasked(SMALL._replace(block_size=512)).eval()
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    theirs.load_state_dict(as_theirs(ours), strict=True)
+    tokens = torch.randint(64, (3, 16))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+    targets = torch.where(torch.rand(3, 16) < 0.3, tokens, -100)
+    torch.testing.assert_close(ours(tokens, targets), theirs(tokens, labels=targets).loss)
+
+
+def test_a_token_sees_both_sides() -> None:
+    model = BertForMasked(SMALL).eval()
+    tokens = torch.randint(64, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 64
+    before, after = model(tokens), model(changed)
+    assert not torch.allclose(before[:, 2], after[:, 2])
+    assert not torch.allclose(before[:, 14], after[:, 14])
+
+
+def test_a_new_model_knows_nothing() -> None:
+    torch.manual_seed(0)
+    loss = BertForMasked(SMALL)(torch.randint(64, (8, 16)), torch.randint(64, (8, 16)))
+    assert loss.item() == pytest.approx(math.log(64), abs=0.1)
+
+
+def test_only_hidden_tokens_count() -> None:
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, -100], [-100, 4, -100]])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(cross_entropy(logits, targets), expected)
+
+
+def test_a_batch_in_which_nothing_is_hidden_has_no_loss_and_no_nan() -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss = cross_entropy(logits, torch.full((2, 3), -100))
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == 0
+    assert not gradient.any()
+
+
+def test_it_learns_to_copy_what_it_sees() -> None:
+    torch.manual_seed(0)
+    model = BertForMasked(SMALL)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(60):
+        tokens = torch.randint(64, (16, 16))
+        loss = model(tokens, torch.where(torch.rand(16, 16) < 0.3, tokens, -100))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_dropout_works_in_training_only() -> None:
+    model = BertForMasked(SMALL._replace(dropout=0.5))
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+def test_its_blocks_and_its_flops() -> None:
+    """Six for each of BERT-large's 334 million parameters that are multiplied with, and attention over 512."""
+    config = parse({"model": "bert-large"})
+    with torch.device("meta"):
+        model: Any = build(config)
+    assert blocks(model) == list(model.blocks)
+    flops = flops_per_sample(config, None, model)
+    assert flops is not None
+    parameters = 335_180_608 - 514 * 1024
+    assert flops / 512 == 6 * parameters + 12 * 24 * 1024 * 512

@@ -1,0 +1,227 @@
+"""What is compiled, what happens if that fails, and what of it is kept. Where the compiler itself doesn't matter, one
+that makes no machine code stands in for it (torch's aot_eager), which is quick."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train.test_determinism import losses
+from tests.train.test_loop import read, run, steps
+from train import checkpoint, compilecache, compiling, models
+from train.config import parse
+from train.dist import Ranks
+from train.errors import OutputError
+from train.storage import LocalFolder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GPU = Ranks(device=torch.device("cuda", 0))
+CONFIG: dict[str, Any] = {
+    "model": {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 16},
+    "data": "synthetic",
+    "steps": 5,
+    "batch_size": 4,
+    "eval": {"every": 5, "batches": 1},
+    "compile": True,
+}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    yield
+    torch._dynamo.reset()
+
+
+def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> compiling.Plan:
+    parsed = parse({"model": CONFIG["model"], **config})
+    return compiling.plan(models.build(parsed), parsed, ranks, accumulates=accumulates)
+
+
+# --- What is compiled -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "compilers", "mode", "why"),
+    [
+        ((9, 0), {"cc"}, "regional", "3 blocks alike"),
+        ((8, 0), {"gcc"}, "regional", "3 blocks alike"),
+        ((8, 9), set(), "off", "there is no C compiler (cc, gcc, clang) here"),
+        ((7, 5), {"gcc"}, "off", "it pays on GPUs from Ampere on"),
+    ],
+)
+def test_auto_compiles_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], compilers: set[str], mode: str, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.delenv("CC", raising=False)
+    plan = planned(model={**CONFIG["model"], "n_embd": 64})
+    assert (plan.mode, plan.why, len(plan.blocks)) == (mode, why, 3 if mode == "regional" else 0)
+    assert planned(Ranks()).mode == "off"
+    assert planned(compile=False).choices == (("compile", "false", "the spec says so"),)
+
+
+def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
+    resnet = planned(model={"name": "resnet50", "width": 4}, data="synthetic", compile=True)
+    assert resnet.choices == (("compile", "whole", "its blocks aren't alike"),)
+    wide = planned(model={**CONFIG["model"], "n_embd": 16, "vocab_size": 10_000}, compile=True)
+    assert wide.choices == (("compile", "whole", "most parameters are outside its blocks"),)
+    single = planned(model={**CONFIG["model"], "n_layer": 1}, compile=True)
+    assert single.choices == (("compile", "whole", "no blocks repeat in it"),)
+
+
+def test_cuda_graphs_hold_a_whole_pass() -> None:
+    plan = planned(compile=True, cuda_graphs=True)
+    assert plan.mode == "whole"
+    assert plan.choices[1] == ("cuda graphs", "true", "the spec says so")
+    refused = planned(compile=True, cuda_graphs=True, accumulates=True, model={**CONFIG["model"], "n_embd": 64})
+    assert refused.mode == "regional"
+    assert refused.choices[1] == ("cuda graphs", "false", "gradients of several passes add up")
+
+
+# --- In a run ---------------------------------------------------------------------------------------------------------
+
+
+def chosen(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    (one,) = [choice for choice in rows[0]["choices"] if choice["what"] == "compile"]
+    return one["chosen"], one["why"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("asked", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["regional", "whole"])
+def test_compiled_or_not_the_losses_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, mode: str
+) -> None:
+    monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 1.0)
+    config = {**CONFIG, "steps": 3, "eval": {"every": 3, "batches": 1}, "model": {**CONFIG["model"], "n_layer": 2}}
+    plain = run(tmp_path / "plain", {**config, "compile": False})
+    rows = run(tmp_path / "run", {**config, "activation_checkpointing": asked})
+    assert chosen(rows)[0] == mode, chosen(rows)[1]
+    if mode == "regional":
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # for training, and for the evaluation
+    assert [row["loss"] for row in steps(rows)] == pytest.approx([row["loss"] for row in steps(plain)], rel=1e-6)
+    assert [said_of(tmp_path / name)["compiled"] for name in ("plain", "run")] == [False, True]
+
+
+def said_of(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint says of its run."""
+    storage = LocalFolder(folder)
+    (newest, *_) = checkpoint.manifests(storage.list("checkpoints/"))
+    return checkpoint.read_manifest(storage, newest).about
+
+
+def breaks(_graph: Any, _inputs: Any) -> None:
+    raise RuntimeError("no such kernel\nand more")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("most", [0.0, 1.0], ids=["regional", "whole"])
+def test_a_model_that_cannot_be_compiled_trains_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: float
+) -> None:
+    monkeypatch.setattr(compiling, "BACKEND", breaks)
+    monkeypatch.setattr(compiling, "MOST", most)
+    rows = run(tmp_path / "run", CONFIG)
+    assert chosen(rows)[0] == "false"
+    assert chosen(rows)[1].startswith("it failed: rank 0: BackendCompilerFailed: ")
+    assert len(steps(rows)) == 5
+
+
+@pytest.mark.parametrize("mode", ["regional", "whole"])
+def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: str) -> None:
+    """The others don't wait for it in the middle of a pass."""
+    rows = read(switches / f"failed-{mode}")
+    said, why = chosen(rows)
+    assert said == "false"
+    assert why.startswith("it failed: rank 1: BackendCompilerFailed: ")
+    assert "out of registers" in why
+    assert len(steps(rows)) == 4
+
+
+def test_two_ranks_compile(switches: Path) -> None:
+    assert chosen(read(switches / "compiled"))[0] == "regional"
+    assert losses(switches / "compiled")[0] == pytest.approx(losses(switches / "uncompiled")[0], rel=1e-6)
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e  # the compiler takes half a minute and more on a CPU
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # which the compiler still uses
+def test_another_start_compiles_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the real compiler: on another machine, whose disk has nothing, it finds everything in the run folder."""
+    from torch._dynamo.utils import counters
+
+    config = {**CONFIG, "steps": 1, "eval": {"every": 0}, "model": {**CONFIG["model"], "n_layer": 2}}
+    monkeypatch.setattr(compiling, "MOST", 0.0)
+    found = []
+    for machine in ("one", "other"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / machine))
+        torch._dynamo.reset()
+        counters.clear()
+        shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+        run(tmp_path / "run", config)
+        found.append((counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]))
+    assert found == [(2, 0), (0, 2)]
+    (kept,) = LocalFolder(tmp_path / "run").list("compile/")
+    assert ", cached)" in capsys.readouterr().out
+    compilecache.unsealed(LocalFolder(tmp_path / "run").read(kept))
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", bytes(100)])
+def test_what_is_damaged_is_compiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes) -> None:
+    storage = LocalFolder(tmp_path)
+    assert not compilecache.load(storage, "compile/a.bin")
+    storage.write("compile/a.bin", damage)
+    assert not compilecache.load(storage, "compile/a.bin")
+    assert capsys.readouterr().out == "compiling anew: compile/a.bin: it is damaged\n"
+    assert compilecache.unsealed(compilecache.sealed(b"whole")) == b"whole"
+
+
+def test_what_torch_cannot_read_is_compiled_anew(tmp_path: Path) -> None:
+    storage = LocalFolder(tmp_path)
+    storage.write("compile/a.bin", compilecache.sealed(b"of another version"))
+    assert not compilecache.load(storage, "compile/a.bin")
+
+
+def test_a_folder_that_cannot_be_used_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OutputError("the bucket is gone")
+
+    monkeypatch.setattr(LocalFolder, "read", fails)
+    monkeypatch.setattr(LocalFolder, "write", fails)
+    monkeypatch.setattr(compilecache, "_made", lambda: True)
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made", None))
+    assert not compilecache.load(LocalFolder(tmp_path), "compile/a.bin")
+    compilecache.keep(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    assert capsys.readouterr().out.count("the bucket is gone") == 2
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: int("torch's own fault"))
+    compilecache.keep(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    assert "is not kept: ValueError: invalid literal" in capsys.readouterr().out
+
+
+def test_each_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    model = nn.Linear(2, 2)
+    names = [compilecache.name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
+    assert names[0].removesuffix("-0.bin") == names[1].removesuffix("-1.bin")
+    others = {
+        compilecache.name(nn.Linear(2, 3), "whole", torch.device("cpu")),
+        compilecache.name(model, "regional", torch.device("cpu")),
+        compilecache.name(model, "whole", torch.device("cpu")),
+    }
+    assert len(others) == 3

@@ -1,0 +1,311 @@
+"""Text as tokens, and with tokens hidden."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.config import parse
+from train.data import open_data, text
+from train.data import tokens as made
+from train.data.corpus import Corpus
+from train.data.masked import IGNORED, Masked, Rule, bits, hide
+from train.data.source import MASK, share
+from train.data.synthetic import SyntheticTokens
+from train.data.text import Text, prepare
+from train.data.tokenizers import Tokenizer, open_tokenizer
+from train.dist import Ranks
+from train.errors import UnfitError, UsageError
+
+CPU = torch.device("cpu")
+WORDS = ["to be or not to be", "that is the question", "whether 'tis nobler in the mind", "to suffer"] * 8
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "launch" / "data"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE, trained here."""
+    from tokenizers import Tokenizer as Trained
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    made = Trained(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>", "[MASK]"], show_progress=False
+    )
+    made.train_from_iterator(WORDS, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def decode(path: Path, ids: Any) -> str:
+    from tokenizers import Tokenizer as Trained
+
+    text: str = Trained.from_file(str(path)).decode([int(one) for one in ids], skip_special_tokens=False)
+    return text
+
+
+def test_text_becomes_tokens_and_comes_back(tmp_path: Path, tokenizer_file: Path, cache: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("to be or not\r\nto be")
+    (tmp_path / "text" / "b.txt").write_text("the question")
+    corpus = made.prepare(str(tmp_path / "text"), open_tokenizer(str(tokenizer_file)), cache)
+    assert decode(tokenizer_file, corpus.tokens()) == "to be or not\r\nto be<|endoftext|>the question<|endoftext|>"
+    assert (corpus.files, corpus.bytes, corpus.dtype, corpus.unit) == (2, 31, "uint16", "token")
+    assert corpus.vocab_size == 300 or corpus.vocab_size > 258
+    assert corpus.held_out == corpus.length - corpus.length // 10
+    assert 0 < corpus.unigram_entropy < 10
+    assert corpus.mask == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_jsonl_has_a_document_a_line(tmp_path: Path, tokenizer_file: Path, cache: Path, packed: bool) -> None:
+    content = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in ("to be\nor", "", "not")) + "\n"
+    path = tmp_path / ("docs.jsonl" + ".gz" * packed)
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    corpus = made.prepare(str(path), open_tokenizer(str(tokenizer_file)), cache)
+    assert decode(tokenizer_file, corpus.tokens()) == "to be\nor<|endoftext|>not<|endoftext|>"
+
+
+def test_it_is_made_once_and_again_for_what_has_changed(tmp_path: Path, tokenizer_file: Path, cache: Path) -> None:
+    (tmp_path / "text").write_text("to be or not to be")
+    asked = list[int]()
+    real = open_tokenizer(str(tokenizer_file))
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        asked.append(len(texts))
+        return real.encode(texts)
+
+    counted = real._replace(encode=encode)
+    first = made.prepare(str(tmp_path / "text"), counted, cache)
+    assert made.prepare(str(tmp_path / "text"), counted, cache) == first
+    assert asked == [1]
+    assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".tokens"]
+    first.path.write_bytes(first.path.read_bytes()[:-2])  # cut short: it isn't taken
+    assert made.prepare(str(tmp_path / "text"), counted, cache) == first
+    (tmp_path / "text").write_text("to be or not to bo")
+    assert made.prepare(str(tmp_path / "text"), counted, cache).path != first.path
+    assert asked == [1, 1, 1]
+    other = counted._replace(digest="another", end=None)
+    assert made.prepare(str(tmp_path / "text"), other, cache).path != first.path
+
+
+CHARACTERS = Tokenizer("characters", "c", 1 << 20, None, None, lambda texts: [[ord(one) for one in t] for t in texts])
+
+
+@given(
+    text=st.text(st.sampled_from("ab \n\r\té"), max_size=60),
+    size=st.integers(1, 9),
+)
+def test_cutting_a_document_loses_nothing_and_cuts_between_lines(text: str, size: int) -> None:
+    import io
+
+    before, made.PIECE = made.PIECE, size
+    try:
+        pieces = list(made._cut(io.StringIO(text, newline="")))
+    finally:
+        made.PIECE = before
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(text)
+    for one, following in pairwise(pieces):
+        between = one.text.endswith("\n") and not following.text[0].isspace()
+        assert between or len(one.text) >= 16 * size - 1
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "text").write_text("é\U0001f600" * 400)
+    corpus = made.prepare(str(tmp_path / "text"), CHARACTERS, cache)
+    assert (corpus.dtype, corpus.path.stat().st_size, corpus.mask) == ("uint32", 3200, 1 << 20)
+    inputs, targets = Text(corpus, 4, 1, 2, CPU).train(1, slice(0, 2))
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert set(inputs.flatten().tolist()) == {0xE9, 0x1F600}
+
+
+def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
+    now, said = iter([0.0, 1.0, 11.0, 12.0, 22.0]), list[str]()
+    told = made.Told(lambda: next(now), said.append)
+    for number in range(4):
+        told.more(1_000_000, 2_500_000_000 * (number + 1))
+    assert said[0] == "tokens: 2.00M documents, 5.00GB (182k documents/s, 455MB/s)"
+    assert len(said) == 2
+    assert all(len(line) <= 60 for line in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"texts": 1}\n', r'a.jsonl, line 2: no JSON object with a "text"'),
+        ("a.jsonl", b"[1]\n", "line 1"),
+        ("a.txt", b"abc\xff\xfe" * 10, "is not UTF-8"),
+        ("a.txt.gz", b"not packed", "can't be unpacked"),
+        ("a.txt.gz", gzip.compress(b"x" * 1000)[:-8], "can't be unpacked"),
+    ],
+)
+def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        made.prepare(str(tmp_path / name), CHARACTERS, cache)
+
+
+def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100))
+    assert prepare(str(tmp_path / "a.txt.gz"), cache).path.read_bytes() == b"to be " * 100
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100)[:-9])
+    with pytest.raises(UsageError, match=r"can't be unpacked"):
+        prepare(str(tmp_path / "b.gz"), cache)
+
+
+def test_a_run_with_a_tokenizer(tmp_path: Path, tokenizer_file: Path) -> None:
+    (tmp_path / "text").write_text(" ".join(WORDS) * 5)
+    data = {"path": str(tmp_path / "text"), "tokenizer": str(tokenizer_file)}
+    source = open_data(parse({"data": data, "model": {"vocab_size": 320, "block_size": 16}}), Ranks())
+    assert source.facts["data_unit"] == "token"
+    assert source.facts["tokenizer"] == "tokenizer.json"
+    assert source.facts["data_tokens"] > 10 * source.facts["data_held_out_tokens"] - 10
+    inputs, targets = source.held_out(0, 1, slice(0, 24))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    with pytest.raises(UsageError, match=r"json has \d+ tokens; the model's vocab_size, 256, must be no less"):
+        open_data(parse({"data": data, "model": {"block_size": 16}}), Ranks())
+    with pytest.raises(UsageError, match=r"has \d+ tokens; block_size 10000 needs 100010"):
+        open_data(parse({"data": data, "model": {"vocab_size": 320, "block_size": 10000}}), Ranks())
+
+
+def test_tokenizers_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"no/tokenizer.json can't be read: No such file"):
+        open_tokenizer("no/tokenizer.json")
+    (tmp_path / "odd.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"is no tokenizer.json"):
+        open_tokenizer(str(tmp_path / "odd.json"))
+    with pytest.raises(UsageError, match=r"tiktoken has no gpt7, only .*gpt2"):
+        open_tokenizer("tiktoken:gpt7")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(UnfitError, match=r"tiktoken's table of p50k_base can't be had .*TIKTOKEN_CACHE_DIR"):
+        open_tokenizer("tiktoken:p50k_base")
+
+
+def test_an_encoding_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One made here, as the real tables must be downloaded."""
+    import tiktoken
+    from tiktoken import registry
+
+    ranks = {bytes([one]): one for one in range(256)} | {b"to": 256}
+    monkeypatch.setitem(
+        registry.ENCODINGS,
+        "gpt2",
+        tiktoken.Encoding("gpt2", pat_str=r"\w+|\s|.", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 257}),
+    )
+    tokenizer = open_tokenizer("tiktoken:gpt2")
+    assert tokenizer.encode(["to be", "o"]) == [[256, 32, 98, 101], [111]]
+    assert (tokenizer.vocab_size, tokenizer.end, tokenizer.mask, tokenizer.dtype) == (258, 257, None, "uint16")
+
+
+# --- Hidden tokens --------------------------------------------------------------------------------------------------
+
+
+def masked(batch_size: int = 8, share: float = 0.15) -> Masked:
+    return Masked(SyntheticTokens(100, 30, 7, batch_size, CPU), share, 7, batch_size, CPU)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_what_is_hidden_does_not_depend_on_the_ranks(world: int) -> None:
+    source = masked()
+    whole = source.train(3, share(8, 0, 1))
+    parts = [source.train(3, share(8, rank, world)) for rank in range(world)]
+    for one, many in zip(whole, zip(*parts, strict=True), strict=True):
+        assert torch.equal(one, torch.cat(many))
+    assert torch.equal(source.held_out(1, 2, slice(0, 8))[0], source.held_out(1, 2, slice(0, 8))[0])
+    assert not torch.equal(source.train(3, slice(0, 8))[1], source.train(4, slice(0, 8))[1])
+
+
+def test_so_many_are_hidden_and_so_many_of_them_replaced() -> None:
+    source = masked(4000)
+    inputs, targets = source.train(1, slice(0, 4000))
+    plain, _ = SyntheticTokens(100, 30, 7, 4000, CPU).train(1, slice(0, 4000))
+    hidden = targets != IGNORED
+    assert torch.equal(inputs[~hidden], plain[~hidden])
+    assert torch.equal(targets[hidden], plain[hidden])
+    assert hidden.float().mean().item() == pytest.approx(0.15, abs=0.005)
+    assert hidden.any(dim=1).all()
+    shown = inputs[hidden]
+    assert (shown == 100).float().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert (shown == targets[hidden]).float().mean().item() == pytest.approx(0.1 + 0.1 / 100, abs=0.01)
+    assert set(shown.tolist()) == set(range(101))
+    assert (source.vocab_size, source.facts["masked"]) == (101, 0.15)
+
+
+def test_a_sample_always_has_something_hidden_and_never_the_end_of_a_document() -> None:
+    tokens = np.array([[5, 9, 9, 9], [1, 2, 3, 9]])
+    random = bits(1, MASK, 1, 0, 2, 4)
+    for share_hidden, expected in ((1e-9, 1), (1.0, 3)):
+        _, targets = hide(tokens, random, Rule(share_hidden, 10, 10, 9))
+        assert (targets != IGNORED).sum(axis=1).tolist() == [1, expected]
+        assert not (targets == 9).any()
+
+
+def test_bert_reads_bytes_with_a_mask_beyond_them() -> None:
+    source = open_data(parse({"model": {"name": "bert"}, "data": __file__}), Ranks())
+    inputs, targets = source.train(1, slice(0, 24))
+    assert (inputs == 256).any()
+    assert inputs.shape == targets.shape == (24, 64)
+    assert source.vocab_size == 257
+    with pytest.raises(UsageError, match=r"bytes has 257 tokens, the mask included; the model's vocab_size, 256"):
+        open_data(parse({"model": {"name": "bert", "vocab_size": 256}, "data": __file__}), Ranks())
+
+
+def test_synthetic_tokens_for_bert_leave_room_for_the_mask() -> None:
+    source = open_data(parse({"model": {"name": "bert"}, "data": "synthetic"}), Ranks())
+    assert source.vocab_size == 320
+    assert int(source.train(1, slice(0, 24))[0].max()) == 319
+
+
+def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"to be or not to be " * 100)
+    config = {"model": "hf:llama", "data": {"path": str(tmp_path / "text")}}
+    with pytest.raises(UsageError, match=r"block_size, how many tokens a sample has, must be given"):
+        open_data(parse(config), Ranks())
+    config["data"]["block_size"] = 32  # type: ignore[index]
+    assert open_data(parse(config), Ranks()).train(1, slice(0, 24))[0].shape == (24, 32)
+    config["model"] = {"name": "hf:bert", "task": "masked-lm"}
+    assert (open_data(parse(config), Ranks()).train(1, slice(0, 24))[1] == IGNORED).any()
+
+
+def test_a_corpus_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"x" * 1000)
+    corpus = prepare(str(tmp_path / "text"), tmp_path)
+    assert isinstance(corpus, Corpus)
+    assert (corpus.unit, corpus.vocab_size, corpus.mask, corpus.end) == ("byte", 256, 256, None)
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
+    tmp_path: Path, cache: Path, tokenized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100))
+
+    def opened(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(made if tokenized else text, "opened", opened)
+    work = partial(made.prepare, tokenizer=CHARACTERS) if tokenized else prepare
+    with pytest.raises(UsageError, match=r"^data: .*a.txt.gz can't be read: Permission denied$"):
+        work(str(tmp_path / "a.txt.gz"), cache=cache)

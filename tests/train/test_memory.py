@@ -1,0 +1,288 @@
+"""How many samples go through the model at a time, with a model that runs out of memory where it is told to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.train.test_determinism import environment
+from tests.train.test_loop import TINY, events, read, run, steps
+from train import loop, memory, models
+from train.config import parse
+from train.dist import Ranks
+from train.errors import OutOfMemoryError
+from train.memory import LEARNED, divisors, largest, portions
+from train.storage import LocalFolder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Small(nn.Module):
+    """A model in a memory of so many samples; from `begins` on, in passes that were made."""
+
+    def __init__(self, inner: nn.Module, fits: Callable[[int], int]) -> None:
+        super().__init__()
+        self.inner, self.fits, self.passes = inner, fits, 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+            if len(x) > self.fits(self.passes):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore words")
+        loss: Tensor = self.inner(x, y)
+        return loss
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], None]:
+    """Sets how many samples fit, by the number of the pass."""
+    build = models.build
+
+    def set_(fits: Callable[[int], int]) -> None:
+        monkeypatch.setattr(models, "build", lambda config, source: Small(build(config, source), fits))
+
+    return set_
+
+
+def test_divisors() -> None:
+    assert divisors(1) == [1]
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(7) == [1, 7]
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2, 5, 8, 16, 40])
+def test_the_largest_that_fits_by_a_few_tries(fitting: int) -> None:
+    sizes, tried = [1, 2, 4, 5, 8, 10, 20, 40], list[int]()
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= fitting
+
+    assert largest(sizes, fits) == max((size for size in sizes if size <= fitting), default=None)
+    assert len(tried) <= 4
+    assert tried[0] == 40
+    assert len(set(tried)) == len(tried)
+
+
+def test_a_probe_before_training_leaves_no_trace(
+    tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    config = {"data": "synthetic", "steps": 3, "batch_size": 12}
+    plain = run(tmp_path / "plain", {**config, "micro_batch_size": 3})
+    room(lambda number: 3)
+    probed = run(tmp_path / "probed", config)
+    (start,) = events(probed, "start")
+    (chosen,) = [one for one in start["choices"] if one["what"] == "micro-batch"]
+    assert chosen["chosen"] == "3"
+    assert "the largest of" in chosen["why"]
+    assert [row["loss"] for row in steps(probed)] == [row["loss"] for row in steps(plain)]
+
+
+def test_not_even_one_sample(
+    tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    room(lambda number: 0)
+    with pytest.raises(OutOfMemoryError, match=r"not even one sample fits into .*: a smaller model"):
+        run(tmp_path / "run", {"data": "synthetic"})
+
+
+def test_memory_that_runs_out_later_loses_no_step(
+    tmp_path: Path, room: Callable[[Callable[[int], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    room(lambda number: 8 if number < 4 else 3)
+    config = {"data": "synthetic", "steps": 6, "batch_size": 8}
+    rows = run(tmp_path / "run", config)
+    assert [row["step"] for row in steps(rows)] == [1, 2, 3, 4, 5, 6]
+    assert [(event["step"], event["micro_batch"]) for event in events(rows, "out_of_memory")] == [(4, 2)]
+    assert [row.get("micro_batch") for row in steps(rows)] == [None, None, None, 2, 2, 2]
+    said = capsys.readouterr().out
+    assert "step 4: out of memory with micro-batches of 8, now 4: CUDA out of memory. Tried to allocate 2.00" in said
+    assert "step 4: out of memory with micro-batches of 4, now 2" in said
+    room(lambda number: 8)
+    plain = run(tmp_path / "plain", config)
+    assert [row["loss"] for row in steps(rows)] == pytest.approx([row["loss"] for row in steps(plain)], rel=1e-5)
+    assert memory.learned(LocalFolder(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("asked", ["auto", 4])
+def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, asked: Any) -> None:
+    """Whatever the spec asks for: it would run out of memory again. Perhaps the share is another one now."""
+    folder = tmp_path / "run"
+    memory.learn(LocalFolder(folder), 3)
+    config = {"data": "synthetic", "steps": 2, "batch_size": 8, "micro_batch_size": asked}
+    (start,) = events(run(folder, config), "start")
+    chosen = {one["what"]: (one["chosen"], one["why"]) for one in start["choices"]}
+    assert chosen["micro-batch"] == ("2", "an earlier start ran out of memory")
+
+
+def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the driver is given back what is free, neither what was reserved nor what the try had is in the way."""
+    held: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    monkeypatch.setattr(memory, "free", lambda device: alive.append(sum(ref() is not None for ref in held)))
+    empty = torch.empty
+
+    def noted(*args: Any, **more: Any) -> Tensor:
+        made: Tensor = empty(*args, **more)
+        held.append(weakref.ref(made))
+        return made
+
+    def attempt() -> None:
+        taken = noted(3)
+        raise torch.OutOfMemoryError(str(len(taken)))
+
+    monkeypatch.setattr(torch, "empty", noted)
+    assert not memory.survives(torch.device("cpu"), attempt, 5)
+    assert (len(held), alive) == (2, [0])
+
+
+def test_a_probe_leaves_a_part_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=80_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
+    reserved: list[int] = []
+    monkeypatch.setattr(memory, "survives", lambda device, attempt, kept: not reserved.append(kept))  # type: ignore[func-returns-value]
+    gpu = Ranks(device=torch.device("cuda", 0))
+    assert memory.probed(gpu, 4, lambda size: None, 10).size == 4
+    assert reserved == [pytest.approx(8_000_000_010, abs=1)]
+
+
+def test_memory_that_runs_out_elsewhere_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(_run: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore words")
+
+    monkeypatch.setattr(loop, "update", update)
+    with pytest.raises(OutOfMemoryError, match=r"rank 0 is out of memory: CUDA out .* 2.00 GiB: a smaller model"):
+        run(tmp_path / "run", {"data": "synthetic"})
+
+
+def test_in_the_warm_up_no_pass_is_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gradients(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "gradients", gradients)
+    run_: Any = SimpleNamespace(portions=portions(12, 3, 2), storage=LocalFolder(tmp_path), ranks=Ranks(1, 2))
+    with pytest.raises(OutOfMemoryError, match=r"rank 1 .* 3 samples at a time, in the middle .*micro_batch_size: 1"):
+        loop.first_gradients(run_, (torch.zeros(6), torch.zeros(6)))
+    assert memory.learned(LocalFolder(tmp_path)) == 1
+
+
+def test_a_second_try_that_ddp_refuses_names_both_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(f"{loop.UNFINISHED} in the prior iteration")]
+
+    def gradients(*_: Any) -> Tensor:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(loop, "gradients", gradients)
+    model = nn.Linear(2, 2)
+    own = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "state": {"step": 4}}
+    run_: Any = SimpleNamespace(portions=portions(18, 9, 2), storage=None, ranks=Ranks(1, 2), **own)
+    with pytest.raises(OutOfMemoryError, match=r"with 9 samples at a time, in the middle .*micro_batch_size: 3"):
+        loop.gradients_that_fit(run_, (torch.zeros(9), torch.zeros(9)))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"size": "2"}', b'{"size": 0}'])
+def test_what_was_learned_may_be_damaged(tmp_path: Path, content: bytes) -> None:
+    LocalFolder(tmp_path).write(LEARNED, content)
+    assert memory.learned(LocalFolder(tmp_path)) is None
+
+
+def test_one_sample_that_does_not_fit_any_more_ends_the_run(
+    tmp_path: Path, room: Callable[[Callable[[int], int]], None]
+) -> None:
+    room(lambda number: 8 if number < 3 else 0)
+    with pytest.raises(OutOfMemoryError, match="rank 0 is out of memory with 1 samples at a time, and can't take less"):
+        run(tmp_path / "run", {"data": "synthetic", "batch_size": 8})
+    assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2]
+
+
+def test_with_peers_a_model_with_buffers_starts_again() -> None:
+    """DDP sends buffers round in a forward pass that the peers have made already."""
+    alone, two = Ranks(), Ranks(0, 2)
+    plain, normed = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    assert memory.again(portions(8, None, 2), plain, two)
+    assert memory.again(portions(8, None, 1), normed, alone)
+    assert not memory.again(portions(8, None, 2), normed, two)
+    assert not memory.again(portions(2, 1, 2), plain, two)
+    assert parse(TINY).micro_batch_size is None
+
+
+def test_the_words_of_the_end_name_what_to_set() -> None:
+    parts = portions(8, None, 2)
+    parts.halve()
+    error: Any = memory.given_up(parts, 4, Ranks(1, 2))
+    assert "rank 1 is out of memory with 4 samples at a time" in str(error)
+    assert "micro_batch_size: 2" in str(error)
+
+
+# --- Two ranks --------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, torch
+from torch import nn
+from train import models
+from train.__main__ import main
+
+build = models.build
+
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, model):
+        ctx.model = model
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if os.environ["RANK"] == "1" and ctx.model.passes > 6 and ctx.model.samples > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return grad, None
+
+class Small(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.passes, self.samples = inner, 0, 0
+        self.inner.tokens.register_forward_hook(lambda module, args, out: Late.apply(out, self))
+
+    def forward(self, x, y):
+        self.passes, self.samples = self.passes + 1, len(x)
+        return self.inner(x, y)
+
+models.build = lambda config, source: Small(build(config, source))
+main()
+"""
+
+
+def test_two_ranks_of_which_one_runs_out_of_memory_go_on(switches: Path) -> None:
+    rows = read(switches / "scarce")
+    assert [row["step"] for row in steps(rows)] == list(range(1, 9))
+    assert [(event["step"], event["micro_batch"]) for event in events(rows, "out_of_memory")] == [(5, 2)]
+    assert (switches / "stdout").read_text().count("step 5: out of memory with micro-batches of 4, now 2") == 1
+    plain = [row["loss"] for row in steps(read(switches / "enough"))]
+    assert [row["loss"] for row in steps(rows)] == pytest.approx(plain, rel=1e-4)
+
+
+def test_in_the_middle_of_what_all_ranks_do_another_start_goes_on(tmp_path: Path) -> None:
+    """The embedding's gradient is the last one: the others' are with the peer already."""
+    (tmp_path / "small.py").write_text(SCRIPT)
+    env = environment(tmp_path / "run", {**TINY, "data": "synthetic", "steps": 8, "eval": {"every": 0}})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*torchrun, tmp_path / "small.py"], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "rank 1 is out of memory with 4 samples at a time, in the middle" in done.stderr
+    assert "micro_batch_size: 2" in done.stderr
+    assert time.monotonic() - began < 60
+    assert memory.learned(LocalFolder(tmp_path / "run")) == 2

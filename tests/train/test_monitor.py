@@ -1,0 +1,299 @@
+"""The monitor: a thread that looks, writes parts, warns, and never holds anything up."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.googlecloud import FakeClock, GoogleCloud
+from tests.train.fakenvml import Device, FakeNvml
+from train import monitor
+from train.aside import Aside
+from train.dist import Ranks
+from train.errors import OutputError
+from train.metrics import Null, Sink
+from train.monitor import Late, Off, Watch, open_monitor
+from train.nvml import open_gpus
+from train.rows import Row
+from train.spool import sweep
+from train.storage import GcsFolder, LocalFolder
+
+
+class Kept(Null):
+    """Keeps its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def put(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+
+
+def gpus_of(*devices: Device, **more: Any) -> Callable[[], list[Row]]:
+    gpus = open_gpus({}, FakeNvml(list(devices), **more))
+    assert gpus is not None
+    return gpus.look
+
+
+@contextmanager
+def watching(
+    look: Callable[[], list[Row] | None] = lambda: None,
+    host: Callable[[], Row | None] = lambda: {"cpu": 0.5},
+    rows: Sink | None = None,
+    events: Sink | None = None,
+) -> Iterator[Watch]:
+    """One that looks when the test says so."""
+    one = Watch(3600.0, 0, Aside(host, "host"), Aside(look, "gpus"), rows or Null(), events or Null())
+    yield one
+    one.close()
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_a_look_has_the_host_and_the_gpus() -> None:
+    rows = Kept()
+    with watching(gpus_of(Device(), Device()), rows=rows) as watch:
+        assert watch.facts() == {}
+        watch.look()
+        watch.look()
+        facts = watch.facts()["monitor"]
+    assert [sorted(row) for row in rows.rows] == [["gpus", "host", "time"]] * 2
+    assert (facts["looks"], facts["gpu_util_mean"], facts["gpu_mem_max_gb"], facts["cpu_mean"]) == (2, 0.97, 60.0, 0.5)
+    assert facts["throttled"] == {"sw_power_cap": 1.0}
+
+
+def test_without_gpus_the_host_alone() -> None:
+    rows = Kept()
+    with watching(rows=rows) as watch:
+        watch.look()
+    assert rows.rows[0].keys() == {"time", "host"}
+
+
+def test_errors_of_a_gpu_are_events_of_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    events = Kept()
+    with watching(gpus_of(Device(), xids=[(0, 94)]), events=events) as watch:
+        watch.look()
+        watch.look()
+    [event] = events.rows
+    assert (event["event"], event["xid"], event["doubtful"], event["node"]) == ("gpu_error", 94, True, 0)
+    assert capfd.readouterr().err.count("train: node 0, GPU 0: Xid 94: ") == 1
+
+
+def test_a_driver_that_hangs_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("train.alarms.SILENT_SECONDS", 0.03)
+    released, rows, calls = threading.Event(), Kept(), []
+
+    def hang() -> list[Row]:
+        calls.append(1)
+        released.wait(60)
+        return [{"gpu": 0, "util": 0.5}]
+
+    with watching(hang, rows=rows) as watch:
+        for _ in range(5):
+            watch.look()
+        assert (len(calls), len(rows.rows), [row for row in rows.rows if "gpus" in row]) == (1, 5, [])
+        assert capfd.readouterr().err.count("the NVIDIA driver has not answered") == 1
+        began = time.monotonic()
+        watch.close()
+        assert time.monotonic() - began < 1.0
+        released.set()
+
+
+def test_a_driver_that_answers_again_is_asked_again() -> None:
+    answers: list[list[Row] | None] = [None, [{"gpu": 0, "util": 0.5}]]
+
+    def fail_once() -> list[Row] | None:
+        if answers[0] is None and answers.pop(0) is None:
+            raise OSError("it was not to be")
+        return answers[0]
+
+    aside = Aside(fail_once, "gpus")
+    assert aside.answer(5) is None
+    assert aside.answer(5) == [{"gpu": 0, "util": 0.5}]
+    assert aside.silent() == 0.0
+    aside.close()
+
+
+def test_a_host_that_can_not_be_looked_at_leaves_the_gpus() -> None:
+    def broken() -> Row:
+        raise FileNotFoundError("/proc/diskstats")
+
+    rows = Kept()
+    with watching(gpus_of(Device()), host=broken, rows=rows) as watch:
+        watch.look()
+        watch.look()
+    assert [row.keys() for row in rows.rows] == [{"time", "gpus"}] * 2
+
+
+def test_a_disk_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.2)
+    released, rows = threading.Event(), Kept()
+
+    def hang() -> Row:
+        released.wait(60)
+        return {}
+
+    with watching(gpus_of(Device()), host=hang, rows=rows) as watch:
+        watch.look()
+        began = time.monotonic()
+        watch.close()
+        assert time.monotonic() - began < 1.0
+        released.set()
+    assert rows.rows[0].keys() == {"time", "gpus"}
+
+
+def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sink is closed then, and would be opened again."""
+    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 2.0)
+    asked, released, rows = threading.Event(), threading.Event(), Kept()
+
+    def slow() -> Row:
+        asked.set()
+        released.wait(60)
+        return {}
+
+    watch = Watch(0.001, 0, Aside(slow, "host"), Aside(lambda: None, "gpus"), rows, Null())
+    assert asked.wait(10)
+    watch.close()
+    released.set()
+    watch._thread.join(10)
+    assert (watch._thread.is_alive(), rows.rows) == (False, [])
+
+
+def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    watch = Watch(0.001, 0, Aside(lambda: None, "host"), Aside(lambda: None, "gpus"), Broken(), Null())
+    watch._thread.join(10)
+    watch.close()
+    assert "the machine is not looked at any more: OutputError: the disk is full" in capfd.readouterr().err
+
+
+def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Kept()
+    watch = Watch(0.001, 0, Aside(lambda: {"cpu": 0.1}, "host"), Aside(lambda: None, "gpus"), rows, Null())
+    until(lambda: len(rows.rows) > 3)
+    watch.close()
+    seen = len(rows.rows)
+    time.sleep(0.02)
+    assert len(rows.rows) == seen, "after the end no more"
+    watch.close()
+
+
+def test_one_a_node_and_none_for_zero_seconds() -> None:
+    assert isinstance(open_monitor(0, Ranks(), {}), Off)
+    assert isinstance(open_monitor(5, Ranks(rank=9, world=16, local_rank=1), {}), Off)
+    assert Off().facts() == {}
+    Off().close()
+
+
+def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) -> None:
+    watch = open_monitor(60, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)})
+    watch.close()
+    assert watch.facts() == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_in_the_run_folder(tmp_path: Path) -> None:
+    env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_ATTEMPT": "2", "LAUNCH_GENERATION": "1", "LAUNCH_NODE": "3"}
+    watch = open_monitor(0.01, Ranks(), env)
+    until(lambda: watch.facts().get("monitor", {}).get("looks", 0) > 3)
+    began = time.monotonic()
+    watch.close()
+    assert time.monotonic() - began < 1.5
+    assert LocalFolder(tmp_path).list() == ["monitor/0002-0001-0003-000000.jsonl"], "one part, however many looks"
+    rows = [json.loads(line) for line in LocalFolder(tmp_path).read("monitor/0002-0001-0003-000000.jsonl").splitlines()]
+    assert len(rows) > 3
+    assert {"ram_gb", "cpu", "net_rx_mbps"} <= rows[-1]["host"].keys()
+
+
+def test_a_bucket_that_is_away_does_not_hold_the_end_up(
+    cloud: GoogleCloud, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    monkeypatch.setattr(monitor, "PART_SECONDS", 0.01)
+    env = {"LAUNCH_RUN_FOLDER": "gs://my-bucket/r", "LAUNCH_SPOOL": str(tmp_path / "spool")}
+    watch = open_monitor(3600, Ranks(), env)
+    assert isinstance(watch, Watch)
+    watch.look()
+    until(lambda: GcsFolder("gs://my-bucket/r").list("monitor/"))
+    cloud.faults.down(until=clock() + 1e6)
+    watch.look()
+    began = time.monotonic()
+    watch.close()
+    assert time.monotonic() - began < 1.5
+    cloud.faults.clear()
+    assert sweep(tmp_path / "spool", GcsFolder("gs://my-bucket/r"), 20) == 0
+    assert len(GcsFolder("gs://my-bucket/r").list("monitor/")) == 2, "the node sends what was left"
+
+
+def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
+    env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_NODE": "1"}
+    run_sink = Kept()
+    watch = open_monitor(3600, Ranks(rank=8, world=16), env, run_sink)
+    assert isinstance(watch, Watch)
+    watch._gpus = Aside(gpus_of(Device(), xids=[(0, 48)]), "gpus")
+    watch.look()
+    watch.close()
+    assert LocalFolder(tmp_path).list("metrics/") == ["metrics/0001-0000-0001-000000.jsonl"]
+    assert json.loads(LocalFolder(tmp_path).read("metrics/0001-0000-0001-000000.jsonl"))["xid"] == 48
+    assert not run_sink.rows
+
+
+def test_rank_0_gives_its_errors_to_the_run(tmp_path: Path) -> None:
+    run_sink = Kept()
+    watch = open_monitor(3600, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)}, run_sink)
+    assert isinstance(watch, Watch)
+    watch._gpus = Aside(gpus_of(Device(), xids=[(0, 48)]), "gpus")
+    watch.look()
+    watch.close()
+    assert [row["xid"] for row in run_sink.rows] == [48]
+    assert not LocalFolder(tmp_path).list("metrics/")
+
+
+class Broken(Null):
+    def put(self, rows: Sequence[Row]) -> None:
+        raise OutputError("the disk is full")
+
+    def close(self, limit: float | None = None) -> None:
+        raise OutputError("the disk is full")
+
+
+def test_a_folder_that_can_not_be_written_ends_the_writing(capfd: pytest.CaptureFixture[str]) -> None:
+    with watching(rows=Late(Broken)) as watch:
+        for _ in range(3):
+            watch.look()
+        assert watch.facts()["monitor"]["looks"] == 3
+    assert capfd.readouterr().err == "train: no more of the machine's figures are written: the disk is full\n"
+
+
+def test_a_run_whose_metrics_are_broken_hears_it_from_them(capfd: pytest.CaptureFixture[str]) -> None:
+    with watching(gpus_of(Device(), xids=[(0, 48)]), events=Broken()) as watch:
+        watch.look()
+        assert watch.facts()["monitor"]["looks"] == 1
+    assert "Xid 48" in capfd.readouterr().err
+    Late(Null).close()
+    assert Late(Null).flush(0)
+    broken = Late(Broken)
+    broken._sink = Broken()
+    broken.close()
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine_are_looked_at(tmp_path: Path) -> None:
+    watch = open_monitor(0.2, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)})
+    until(lambda: "gpu_util_mean" in watch.facts().get("monitor", {}))
+    watch.close()

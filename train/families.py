@@ -1,0 +1,90 @@
+"""What a kernel or an operator is, by its name. Standard library only.
+
+The names are those that NVIDIA's libraries, PyTorch, Inductor and NCCL give: cuBLAS (gemm, nvjet on Hopper, xmma),
+CUTLASS, cuDNN (…fprop, …dgrad, …wgrad, implicit…), FlashAttention (flash_fwd, fmha), Inductor (triton_tem_: matrix
+products by templates; triton_poi_, triton_red_, triton_per_: pointwise and reductions), NCCL (ncclDevKernel_…).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+Kind = Literal["compute", "memory", "optimizer", "communication", "to_device", "to_host"]
+
+_KERNELS: tuple[tuple[Kind, str], ...] = (
+    ("communication", r"nccl|rccl|all_?reduce_kernel|(one|two)_shot_|multimem_|nvshmem"),
+    ("to_device", r"memcpy htod"),
+    ("to_host", r"memcpy dtoh"),
+    ("optimizer", r"multi_tensor_apply|fused_?adam|adam\w*_kernel|fused_?sgd"),
+    ("memory", r"memcpy|memset|at::native.*(elementwise|copy)"),
+    ("compute", r"gemm|gemv|cijk_|cutlass|cublas|nvjet|xmma|wgmma|flash|fmha|attention|attn|winograd|implicit_con"),
+    ("compute", r"fprop|dgrad|wgrad|scudnn|cudnn.*conv|conv(olution|_depthwise|2d)|triton_tem|_mm_"),
+    ("memory", r"elementwise|reduce|reduction|norm|softmax|copy|concat|catarray|fill|gather|scatter|index|embedding"),
+    ("memory", r"dropout|transpose|permute|triton_(poi|red|per|for|split)|bn_(fw|bw)|pool|cross_entropy|nll_loss"),
+    ("memory", r"sort|scan|cub::|unrolled|upsample|nchwtonhwc|nhwctonchw|cast|distribution_"),
+)
+_KERNEL_RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _KERNELS)
+
+
+@lru_cache(maxsize=4096)
+def kernel(name: str) -> Kind:
+    """What a kernel, copy or fill on a device is. Unknown ones (the user's own) are taken to compute."""
+    return next((kind for kind, rule in _KERNEL_RULES if rule.search(name)), "compute")
+
+
+SYNCS = frozenset(
+    {
+        *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"),
+        *("cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"),
+        *("hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream"),
+    }
+)
+"""Calls in which the host waits until the device has done what it was given."""
+
+ALLOCATIONS = frozenset(
+    {
+        *("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cuMemCreate", "cuMemMap", "cuMemUnmap"),
+        *("cuMemRelease", "cuMemSetAccess", "hipMalloc", "hipFree"),
+    }
+)
+"""Calls that take memory from the driver or give it back. In a steady run PyTorch's allocator makes none."""
+
+READS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
+"""Operators that bring a number to the host."""
+
+VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("as_strided", "select", "unbind", "slice", "narrow", "split", "chunk", "view", "_unsafe_view", "expand", "t"),
+        *("transpose", "permute", "squeeze", "unsqueeze", "detach", "alias", "unfold", "empty", "empty_like", "numel"),
+        *("reshape", "flatten", "expand_as", "view_as", "empty_strided", "result_type", "to", "resize_", "set_"),
+    )
+)
+"""Operators that themselves move nothing, however long they take."""
+
+_MATRIX = re.compile(
+    r"^(aten|mkldnn|onednn|quantized|_c10d_functional)::_?(\w*(mm|bmm|addmv|matmul|linear|convolution\w*|conv\d?d\w*"
+    r"|attention\w*|einsum|lstm\w*|gru\w*|dot|mv|ger)|scaled_dot_product\w*|mkldnn_\w+)$"
+)
+
+
+@lru_cache(maxsize=4096)
+def is_matrix(operator: str) -> bool:
+    """Whether an operator on the host multiplies matrices, convolves, or attends."""
+    return bool(_MATRIX.match(operator))
+
+
+_TALKS = re.compile(r"^(c10d::|gloo:|nccl:|mpi:|ucc:|record_param_comms|_c10d_functional::)")
+
+
+@lru_cache(maxsize=4096)
+def talks(event: str) -> bool:
+    """Whether an event on the host is one of speaking to the other ranks, or of waiting for them."""
+    return bool(_TALKS.match(event))
+
+
+def loads(event: str) -> bool:
+    """Whether an event on the host is one of waiting for a batch."""
+    return event == "data" or event.startswith("enumerate(DataLoader)")

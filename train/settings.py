@@ -1,0 +1,182 @@
+"""What `run.config` can say, as tuples with their defaults. Standard library only, and quick to import: a named tuple's
+class is made in an eighth of a frozen dataclass's time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
+Checkpointing = Literal["none", "selective", "full"]
+Parallel = Literal["ddp", "fsdp"]
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+
+class Gpt(NamedTuple):
+    """A GPT in nanoGPT's shape: the next token of a text."""
+
+    name: str = "gpt"
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 128
+    block_size: int = 64
+    vocab_size: int = 256
+    bias: bool = False
+    dropout: float = 0.0
+
+
+class Bert(NamedTuple):
+    """BERT's encoder with its head for masked language: the tokens of a text that were hidden, a `masked` share."""
+
+    name: str = "bert"
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 128
+    block_size: int = 64
+    vocab_size: int = 320
+    dropout: float = 0.1
+    masked: float = 0.15
+
+
+class ResNet(NamedTuple):
+    """ResNet-50 (v1.5) in torchvision's shape. `width` is the channels of the first layer: 64 is the real one."""
+
+    name: str = "resnet50"
+    num_classes: int = 1000
+    image_size: int = 224
+    width: int = 64
+
+
+class Foreign(NamedTuple):
+    """A model that is not ours, and what it is built with: transformers' by the type of its config (`hf:llama`) or by
+    its name on the hub, or the user's own function (`my_pkg.model:build`)."""
+
+    name: str
+    settings: Mapping[str, Any] = _NONE
+    pretrained: bool = False
+    """Of transformers: with the weights that the hub has, instead of fresh ones."""
+    task: Literal["auto", "causal-lm", "masked-lm", "image-classification"] = "auto"
+    """Of transformers: which of its heads; auto: masked-lm for encoders, else the first of these that its type has."""
+
+
+Shape = Gpt | Bert | ResNet | Foreign
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "gpt": {},
+    "gpt2-124m": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024, "block_size": 1024, "vocab_size": 50304},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280, "block_size": 1024, "vocab_size": 50304},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600, "block_size": 1024, "vocab_size": 50304},
+    "bert": {},
+    "bert-base": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 512, "vocab_size": 30528},
+    "bert-large": {"n_layer": 24, "n_head": 16, "n_embd": 1024, "block_size": 512, "vocab_size": 30528},
+    "resnet50": {},
+}
+"""Models by name. Vocabularies are padded to a multiple of 64 (GPT-2's 50257 to 50304, as nanoGPT does; BERT's 30522 to
+30528, as NVIDIA's does): the matrix product over them is faster for it."""
+
+
+def kind_of(name: str) -> type[Gpt | Bert | ResNet]:
+    """Which shape one of PRESETS has."""
+    return ResNet if name == "resnet50" else Bert if name.startswith("bert") else Gpt
+
+
+# --- The rest -------------------------------------------------------------------------------------------------------
+
+
+class Data(NamedTuple):
+    """What is learned from. `path` is a file, a folder, gs://…, `python-stdlib`, `synthetic`, or the user's own
+    function (`my_pkg.data:build`), which `settings` are given to."""
+
+    path: str = "python-stdlib"
+    tokenizer: str = "bytes"
+    """bytes, a tokenizer file of Hugging Face's tokenizers (tokenizer.json), or a tiktoken encoding (tiktoken:gpt2)."""
+    block_size: int | None = None
+    """Tokens in a sample, where the model doesn't say."""
+    image_size: int | None = None
+    """Height and width that images are cut to, where the model doesn't say."""
+    settings: Mapping[str, Any] = _NONE
+
+
+class Loader(NamedTuple):
+    """Who prepares the batches: worker processes of each rank (None: by the machine and the data), and how many batches
+    each has ready."""
+
+    workers: int | None = None
+    prefetch: int = 2
+
+
+class Optimizer(NamedTuple):
+    """AdamW or SGD, with a warm-up and a cosine down to `min_lr`."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    min_lr: float = 1e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+
+
+class Eval(NamedTuple):
+    """Every how many steps (0: never) and on how many global batches of held-out data."""
+
+    every: int = 100
+    batches: int = 20
+
+
+class Checkpoint(NamedTuple):
+    """`minutes` between checkpoints (auto: by Young's rule; off: only when preempted and at the end), how many of the
+    last to keep, and every how many steps one is kept for good (0: none)."""
+
+    minutes: float | Literal["auto", "off"] = "auto"
+    keep_last: int = 3
+    keep_every: int = 0
+
+
+class Profile(NamedTuple):
+    """Steps to leave alone, to warm the profiler up, and to record."""
+
+    wait: int = 5
+    warmup: int = 2
+    active: int = 3
+
+
+class Config(NamedTuple):
+    """All of `run.config`, checked and complete. None means that the machine decides (auto)."""
+
+    model: Shape = Gpt()
+    data: Data = Data()
+    loss: str | None = None
+    """The user's own function, `my_pkg.losses:loss`: (what the model returns, targets) -> a mean; None: the model's."""
+    steps: int = 300
+    batch_size: int = 24
+    micro_batch_size: int | None = None
+    optimizer: Optimizer = Optimizer()
+    precision: Precision = "auto"
+    compile: bool | None = None
+    cuda_graphs: bool = False
+    channels_last: bool | None = None
+    activation_checkpointing: Checkpointing = "none"
+    parallel: Parallel = "ddp"
+    loader: Loader = Loader()
+    seed: int = 1337
+    eval: Eval = Eval()
+    log_every: int = 10
+    checkpoint: Checkpoint = Checkpoint()
+    non_finite: int = 10
+    """How many steps in a row may be skipped because their gradients are not finite."""
+    monitor: float = 5.0
+    """Seconds between two looks at the GPUs and the host; 0: none."""
+    profile: Profile | None = None
+
+
+DEFAULT: Final = Config()
+"""What an empty config means."""
+
+SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Loader, Optimizer, Eval, Checkpoint, Profile)

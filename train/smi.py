@@ -1,0 +1,173 @@
+"""What nvidia-smi says of a node's GPUs, as data: `nvidia-smi -q -x`, whose elements have other names in older drivers,
+and the matrix of `nvidia-smi topo -m`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""Reasons for lower clocks which no healthy GPU without work has."""
+
+
+class Process(NamedTuple):
+    """One that computes on a GPU; `memory_gb` is None where the driver doesn't say."""
+
+    pid: int
+    name: str
+    memory_gb: float | None
+
+
+class Card(NamedTuple):
+    """One GPU. None and empty: nvidia-smi doesn't say, or this GPU has no such thing."""
+
+    number: int
+    name: str
+    memory_gb: float | None = None
+    used_gb: float | None = None
+    persistence: bool | None = None
+    mig: bool = False
+    mig_devices: int = 0
+    compute_mode: str = ""
+    recovery: str = ""
+    """What the driver wants done: Reset, Reboot, Drain and Reset, Drain P2P."""
+    uncorrectable: int = 0
+    """Uncorrectable errors of its memory since the driver was loaded."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    power_limit_w: float | None = None
+    usual_power_w: float | None = None
+    clock_mhz: float | None = None
+    usual_clock_mhz: float | None = None
+    slowed: tuple[str, ...] = ()
+    fabric: str = ""
+    """Of a GPU behind NVSwitch: the state of its registration, Completed when it can be used."""
+    processes: tuple[Process, ...] = ()
+
+
+class Report(NamedTuple):
+    """All of it: the driver's version, the CUDA that it supports, the GPUs, and nvidia-smi's lines about lost ones."""
+
+    driver: str = ""
+    cuda: str = ""
+    cards: tuple[Card, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def read(text: str) -> Report | None:
+    """What `nvidia-smi -q -x` printed, lines about lost GPUs before it and all; None if it is no such thing."""
+    from xml.etree.ElementTree import ParseError, fromstring
+
+    lost = tuple(line.strip() for line in text.splitlines() if _LOST.search(line))
+    begin = text.find("<nvidia_smi_log")
+    try:
+        root = fromstring(text[begin:].strip()) if begin >= 0 else None  # noqa: S314 - the driver's own tool wrote it
+    except ParseError:
+        root = None
+    if root is None:
+        return Report(lost=lost) if lost else None
+    cards = tuple(_card(number, gpu) for number, gpu in enumerate(root.findall("gpu")))
+    return Report(_text(root, "driver_version"), _text(root, "cuda_version"), cards, lost)
+
+
+_LOST = re.compile(r"Unable to determine the device handle|GPU is lost", re.IGNORECASE)
+
+
+def _card(number: int, gpu: Element) -> Card:
+    return Card(
+        number,
+        _text(gpu, "product_name"),
+        memory_gb=_gigabytes(_text(gpu, "fb_memory_usage/total")),
+        used_gb=_gigabytes(_text(gpu, "fb_memory_usage/used")),
+        persistence={"Enabled": True, "Disabled": False}.get(_text(gpu, "persistence_mode")),
+        mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
+        mig_devices=len(gpu.findall("mig_devices/mig_device")),
+        compute_mode=_text(gpu, "compute_mode"),
+        recovery=_recovery(gpu),
+        uncorrectable=_uncorrectable(gpu.find("ecc_errors/volatile")),
+        remap_pending=_any_yes(gpu, "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement"),
+        remap_failed=_any_yes(gpu, "remapped_rows/remapped_row_failure"),
+        power_limit_w=_first_number(gpu, *_POWER_LIMITS),
+        usual_power_w=_first_number(gpu, *_USUAL_POWER),
+        clock_mhz=_first_number(gpu, "applications_clocks/graphics_clock"),
+        usual_clock_mhz=_first_number(gpu, "default_applications_clocks/graphics_clock"),
+        slowed=tuple(name for name in SLOWDOWNS if _active(gpu, name)),
+        fabric=_text(gpu, "fabric/state"),
+        processes=tuple(_processes(gpu)),
+    )
+
+
+_POWER_LIMITS = (
+    "gpu_power_readings/current_power_limit",
+    "gpu_power_readings/power_limit",
+    "power_readings/enforced_power_limit",
+    "power_readings/power_limit",
+)
+_USUAL_POWER = ("gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
+
+
+def _text(element: Element, path: str) -> str:
+    text = (element.findtext(path) or "").strip()
+    return "" if text in ("N/A", "[N/A]", "None") else text
+
+
+def _number(text: str) -> float | None:
+    found = re.match(r"\d+(\.\d+)?", text)
+    return float(found[0]) if found else None
+
+
+def _gigabytes(text: str) -> float | None:
+    """From mebibytes, to the decimal gigabytes that train speaks of everywhere."""
+    number = _number(text)
+    return None if number is None else round(number * 2**20 / 1e9, 2)
+
+
+def _first_number(element: Element, *paths: str) -> float | None:
+    numbers = (_number(_text(element, path)) for path in paths)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _any_yes(gpu: Element, *paths: str) -> bool:
+    return any(_text(gpu, path) == "Yes" for path in paths)
+
+
+def _active(gpu: Element, name: str) -> bool:
+    paths = (
+        f"clocks_event_reasons/clocks_event_reason_{name}",
+        f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
+    )
+    return any(_text(gpu, path) == "Active" for path in paths)
+
+
+def _recovery(gpu: Element) -> str:
+    if action := _text(gpu, "gpu_recovery_action"):
+        return action
+    return "Reset" if _any_yes(gpu, "gpu_reset_status/reset_required") else ""
+
+
+def _uncorrectable(errors: Element | None) -> int:
+    """From Turing on each kind has a name with `uncorrectable` in it; before, there are sums of double-bit errors."""
+    if errors is None:
+        return 0
+    texts = [child.text for child in errors if "uncorrectable" in child.tag] or [errors.findtext("double_bit/total")]
+    return sum(int(_number((text or "").strip()) or 0) for text in texts)
+
+
+def _processes(gpu: Element) -> Iterator[Process]:
+    """Those that compute; a desktop's (type G) are none."""
+    for one in gpu.findall("processes/process_info"):
+        if "C" in _text(one, "type"):
+            name = _text(one, "process_name") or "a process"
+            yield Process(int(_number(_text(one, "pid")) or 0), name, _gigabytes(_text(one, "used_memory")))
+
+
+def links(text: str) -> tuple[tuple[str, ...], ...]:
+    """The matrix of `nvidia-smi topo -m` between GPUs: NV18, PIX, PHB, SYS …; X for itself. Empty if there is none."""
+    lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    rows = [words[1:] for words in lines if words and re.fullmatch(r"GPU\d+", words[0]) and "X" in words]
+    whole = all(len(row) >= len(rows) for row in rows)
+    return tuple(tuple(row[: len(rows)]) for row in rows) if whole else ()
