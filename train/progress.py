@@ -69,7 +69,9 @@ def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The held-out loss, and beside it what knowing the bytes' frequencies alone would give."""
     if end.get("eval_loss") is None:
         return []
-    rows = [("held out", f"{_nats(end['eval_loss'])}  (perplexity {math.exp(min(end['eval_loss'], 700)):.2f})")]
+    of_text = "data_unit" in end  # a perplexity is one of text
+    perplexity = f"  (perplexity {math.exp(min(end['eval_loss'], 700)):.2f})" if of_text else ""
+    rows = [("held out", f"{_nats(end['eval_loss'])}{perplexity}")]
     if end.get("unigram_entropy") is not None:
         rows += [("", f"{_nats(end['unigram_entropy'])} is the unigram entropy")]
     return rows

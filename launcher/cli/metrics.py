@@ -10,7 +10,6 @@ import typer
 
 from launcher.cli.options import Output, Regions
 from launcher.errors import LaunchError
-from train import contract
 
 if TYPE_CHECKING:
     from launcher.results import Record, Results
@@ -59,7 +58,7 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
     """
     from launcher.apply.attempts import open_folder
 
-    if Path(run, contract.METRICS).is_dir():
+    if Path(run).is_dir():
         return Path(run).resolve().name, open_folder(str(Path(run).resolve()))
     from launcher.cli.following import here
     from launcher.cli.jobtext import run_folder_of

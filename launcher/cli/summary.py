@@ -73,11 +73,12 @@ def is_number(value: object) -> bool:
 
 def speed_text(end: Mapping[str, Any]) -> str:
     """`12,345 tokens/s with 2 processes (cpu, fp32)`."""
-    for unit in ("tokens", "images"):
+    for unit in ("tokens", "images", "samples"):
         rate = end.get(f"{unit}_per_s")
         if rate:
             processes = "1 process" if end["world_size"] == 1 else f"{end['world_size']} processes"
-            return f"{rate:,.0f} {unit}/s with {processes} ({end['device']}, {end['precision']})"
+            speed = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+            return f"{speed} {unit}/s with {processes} ({end['device']}, {end['precision']})"
     return ""
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from train import contract
 from train.config import parse
 from train.errors import UnfitError, UsageError
-from train.models import build
-from train.usercode import load
+from train.models import build, own
+from train.usercode import Own, load
 
 Write = Callable[..., None]
 
@@ -249,3 +249,36 @@ def test_the_checks_are_no_breaks_of_a_compiled_graph(write: Write) -> None:
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert compiled(X, Y).item() == model(X, Y).item()
     torch._dynamo.reset()
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.layer(inputs)
+        return out
+
+
+def test_what_fails_with_its_first_batch_is_one_line() -> None:
+    """And later it is an error like any other: then something else has changed."""
+    batch = torch.ones(3, 2), torch.ones(3, 1)
+    with pytest.raises(
+        UsageError, match=r"model: m:build failed .*TypeError.*without `loss` the trainer calls model\("
+    ):
+        own.Whole(Bare(), "model: m:build")(*batch)
+    judged = own.Judged(Bare(), Own("m:loss", "loss", lambda outputs, targets: (outputs - targets).square().mean()))
+    with pytest.raises(UsageError, match=r"model failed .*mat1 and mat2"):
+        judged(torch.ones(3, 3), batch[1])
+    assert judged(*batch).dim() == 0
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        judged(torch.ones(3, 3), batch[1])
+    full = own.Whole(Full(), "model: m:build")
+    with pytest.raises(torch.OutOfMemoryError):
+        full(*batch)
+
+
+class Full(Bare):
+    def forward(self, *batch: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")

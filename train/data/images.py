@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ class Pictures:
             content, label = self._listing.read(self._at(index))
             return decoded(content, self._size, numbers), label
         except Exception as error:  # Pillow's decoders raise what they come to
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = re.sub(r"<[^>]* object at 0x\w+>", "it", " ".join(str(error).split())) or type(error).__name__
             raise UsageError(f"data: {self.where(index)} is no image that can be read: {text}") from error
 
     def _at(self, index: int) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Foreign
-from train.errors import UsageError
-from train.usercode import Own, load
+from train.errors import TrainError, UsageError
+from train.usercode import Own, load, said
 
 
 def build(shape: Foreign, loss: str | None) -> nn.Module:
@@ -39,10 +39,14 @@ class Whole(nn.Module):
 
     def __init__(self, model: nn.Module, what: str) -> None:
         super().__init__()
-        self.model, self._what = model, what
+        self.model, self._what, self._works = model, what, False
 
     def forward(self, inputs: Any, targets: Any) -> Tensor:
-        return checked(self.model(inputs, targets), self._what)
+        if self._works or torch.compiler.is_compiling():
+            return checked(self.model(inputs, targets), self._what)
+        loss = checked(first(lambda: self.model(inputs, targets), self._what, CALLED), self._what)
+        self._works = True
+        return loss
 
 
 class Judged(nn.Module):
@@ -53,9 +57,32 @@ class Judged(nn.Module):
         self.model = model
         self._loss: Callable[[Any, Any], Any] = own.function
         self._what = f"loss: {own.name}"
+        self._works = False
 
     def forward(self, inputs: Any, targets: Any) -> Tensor:
-        return checked(self._loss(self.model(inputs), targets), self._what)
+        if self._works or torch.compiler.is_compiling():
+            return checked(self._loss(self.model(inputs), targets), self._what)
+        outputs = first(lambda: self.model(inputs), "model")
+        loss = checked(first(lambda: self._loss(outputs, targets), self._what), self._what)
+        self._works = True
+        return loss
+
+
+CALLED = " (without `loss` the trainer calls model(inputs, targets))"
+
+
+def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
+    """What the user's code returns when it is first called with a batch: until then nobody knows that it works.
+
+    Raises UsageError, in one line with the place, for whatever it raises but a lack of memory.
+    """
+    try:
+        return call()
+    except (TrainError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        called = hint if isinstance(error, TypeError) and "argument" in str(error) else ""
+        raise UsageError(f"{what} failed {said(error)}{called}") from error
 
 
 def checked(loss: Any, what: str) -> Tensor:
