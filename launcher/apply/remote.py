@@ -100,17 +100,16 @@ def waited(argv: Sequence[str], stdin: int | IO[bytes] | None = None) -> int:
     Ctrl-C is the program's: ssh hands it on, or ends by it. Raises LaunchError: there is no such program.
     """
     try:
-        process = subprocess.Popen(argv, stdin=stdin)
+        with terminal_is_its_own():  # before the program is there: it may be interrupted at once
+            return subprocess.Popen(argv, stdin=stdin).wait()
     except FileNotFoundError:
         raise no_ssh(argv[0]) from None
-    with terminal_is_its_own():
-        return process.wait()
 
 
 @contextmanager
 def terminal_is_its_own() -> Iterator[None]:
-    """SIGINT does nothing here, after the program was started with its default. A handler is set and not SIG_IGN,
-    which a program started in the meantime would inherit."""
+    """SIGINT does nothing here. A handler is set and not SIG_IGN, which a program that is started would inherit: with a
+    handler it has its default."""
 
     def leave_it(_signal: int, _frame: FrameType | None) -> None:
         """The program in front has it too."""
