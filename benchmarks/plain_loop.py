@@ -56,7 +56,7 @@ def train(job: Job, rank: int = 0, world: int = 1, each: Callable[[], None] = la
         x, y = batch(text, step, job, rank, world)
         with context:
             loss = forward(x.to(device), y.to(device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         nn.utils.clip_grad_norm_(model.parameters(), job.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

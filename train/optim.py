@@ -84,7 +84,7 @@ def _skip_by_copies(optimizer: torch.optim.Optimizer) -> None:
                 now.copy_(torch.where(flag[0].to(now.device).bool(), was, now))
         before.clear()
         if flag:  # which a gradient scaler removes by itself
-            optimizer.found_inf = flag[0]  # type: ignore[attr-defined]
+            optimizer.found_inf = flag[0]  # type: ignore[attr-defined]  # torch.amp.GradScaler sets it too
 
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # else a scaler asks the device
     optimizer.register_step_pre_hook(remember)

@@ -203,7 +203,7 @@ class HostCopies:
         """Start copying. The copies of the time before are overwritten."""
         copies = {path: self._copy(path, tensor) for path, tensor in tensors.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._event.record()
         return copies
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.options import Output, Regions
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from launcher.results import Record, Results
@@ -60,6 +60,8 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
 
     if Path(run).is_dir():
         return Path(run).resolve().name, open_folder(str(Path(run).resolve()))
+    if "/" in run and not run.startswith(("gs://", "projects/")):
+        raise UsageError(f"there is no folder {run}", "launch status lists the runs in the cloud.")
     from launcher.cli.following import here
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.runs import one_run, searched

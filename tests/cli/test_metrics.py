@@ -63,3 +63,11 @@ def test_of_a_job_on_vertex(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_run_that_is_not_there(job: Job, tmp_path: Path) -> None:
     assert "there is no run nothing" in job.launch("metrics", "nothing", code=2).err
     assert str(tmp_path) not in job.launch("metrics", "nothing", code=2).err
+
+
+def test_of_a_folder_that_is_not_there_or_has_none(tmp_path: Path) -> None:
+    missing = launch("metrics", "runs/nothing", cwd=tmp_path)
+    assert (missing.code, missing.err.splitlines()[0]) == (2, "error: there is no folder runs/nothing")
+    (tmp_path / "failed-1").mkdir()
+    empty = launch("metrics", "failed-1", cwd=tmp_path)
+    assert (empty.code, "failed-1 has written no metrics yet" in empty.err) == (1, True)

@@ -72,6 +72,6 @@ def _on_gpu(work: Work, device: torch.device, count: int) -> list[float]:
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     event.record()
     return event

@@ -25,7 +25,7 @@ class Ahead:
 
     def __init__(self, source: Iterator[Made], device: torch.device, wanted: Callable[[Key], bool]) -> None:
         self._source, self._device, self._wanted, self._stop = source, device, wanted, Event()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._ready: Queue[tuple[Made, Any] | BaseException] = Queue(maxsize=1)
         self._thread = Thread(target=self._copy, name="batches to the GPU", daemon=True)
         self._thread.start()

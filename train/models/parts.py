@@ -53,7 +53,7 @@ def counted(model: nn.Module, *batch: Any) -> float | None:
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
+        return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     on_cpu: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}  # torch knows CUDA's alone
     same: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
