@@ -15,21 +15,21 @@ LIST = "storage.objects.list"
 
 
 def test_slow_answers_wait_side_by_side(cloud: GoogleCloud) -> None:
-    cloud.faults.add(Fault(LIST, Slow(0.3), times=None))
+    cloud.faults.add(Fault(LIST, Slow(0.5), times=None))
     url = f"{cloud.url}/storage/v1/b/my-bucket/o"
     began = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         assert all(answer.ok for answer in pool.map(lambda _: requests.get(url, timeout=5), range(8)))
-    assert 0.3 <= time.monotonic() - began < 1.2
+    assert 0.5 <= time.monotonic() - began < 3.5
 
 
 def test_latency_is_before_each_answer_and_outside_of_locks() -> None:
-    with GoogleCloud(latency=0.2) as cloud, ThreadPoolExecutor(8) as pool:
+    with GoogleCloud(latency=0.5) as cloud, ThreadPoolExecutor(8) as pool:
         jobs = f"{cloud.url}/v1/projects/my-project/locations/us-central1/customJobs"
         for url, status in ((jobs, 200), (f"{cloud.url}/storage/v1/b/none", 404)):
             began = time.monotonic()
             assert [answer.status_code for answer in pool.map(_get, [url] * 8)] == [status] * 8
-            assert 0.2 <= time.monotonic() - began < 0.2 * 6
+            assert 0.5 <= time.monotonic() - began < 3.5
 
 
 def _get(url: str) -> requests.Response:

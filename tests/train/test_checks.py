@@ -141,7 +141,7 @@ def test_a_driver_that_hangs_does_not_hold_the_start_for_ever(machine: Path, mon
     monkeypatch.setattr(checks, "SMI_SECONDS", 0.3)
     began = time.monotonic()
     facts = gather({})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert (facts.gpus, facts.said) == (0, "nothing for 0 seconds")
 
 

@@ -345,7 +345,7 @@ def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict
     assert f"{url} has no such model, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
     assert f"is gated: accept its terms at {url}/org/gated" in answers["gated"]["error"]
     assert f"{url} can't be reached (no answer within 1 s), and nothing is cached here" in silent["error"]
-    assert silent["seconds"] < 3
+    assert silent["seconds"] < 8
     assert hub.PATIENCE <= 10
 
 

@@ -145,13 +145,13 @@ def test_lines_that_are_refused_are_told_and_the_others_come(writer: Writer, mon
 
 
 def test_a_slow_answer_holds_up_nobody(writer: Writer) -> None:
-    writer.cloud.faults.add(Fault(WRITE, Slow(1.0)))
+    writer.cloud.faults.add(Fault(WRITE, Slow(3.0)))
     writer.write("first\n")
     until(lambda: bool(writer.cloud.requests), "the request", limit=10)
     began = time.monotonic()
     for n in range(3_000):
         writer.write(f"{n}\n")
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 2.5
     writer.close()
     assert len(writer.texts()) == 3_001
 

@@ -117,12 +117,10 @@ def test_for_a_bucket_the_spool_is_where_the_environment_says(
 def test_who_puts_does_not_wait_for_the_network(outbox: Spool, bucket: Bucket) -> None:
     hanging = threading.Event()
     bucket.trouble = lambda name: None if hanging.wait(20) else OutputError("nobody let it go")
-    took = []
+    began = time.monotonic()
     for number in range(200):
-        began = time.perf_counter()
         outbox.put(f"m/{number}", b"row\n" * 25)
-        took.append(time.perf_counter() - began)
-    assert sorted(took)[100] < 0.001
+    assert time.monotonic() - began < 10
     assert not outbox.wait(0.01)
     hanging.set()
     assert outbox.wait(10)

