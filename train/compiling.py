@@ -139,6 +139,7 @@ def _prepare(plan: Plan) -> None:
     """Nothing is compiled yet: torch does that when it is called."""
     from torch import _dynamo
 
+    torch.use_deterministic_algorithms(True, warn_only=True)  # this one tells the compiler, too
     logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)  # on checkpoints, at length
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
     _dynamo.config.recompile_limit = len(plan.blocks) + SPARE_GRAPHS

@@ -30,7 +30,8 @@ TIMEOUT = timedelta(seconds=300)
 PATIENCE = 6 * 3600.0
 """Seconds that the ranks wait for work of one of them that has no bound of its own: preparing data, a checkpoint."""
 
-POLL_SECONDS = 0.1
+FIRST_POLL_SECONDS, POLL_SECONDS = 0.001, 0.1
+"""Between two looks for the other ranks: short at first, as most often they come together."""
 
 MOMENT = 1.0
 """Seconds that another rank gives rank 0 to say what is wrong."""
@@ -141,10 +142,12 @@ def meet(ranks: Ranks) -> None:
     here = f"meeting/{next(ranks.meetings)}"
     ranks.store.set(f"{here}/{ranks.rank}", "")
     everybody, deadline = [f"{here}/{rank}" for rank in range(ranks.world)], time.monotonic() + PATIENCE
+    pause = FIRST_POLL_SECONDS
     while not ranks.store.check(everybody):  # not wait(): in it no signal would be heard
         if time.monotonic() > deadline:
             raise TrainError(f"not all ranks came within {PATIENCE / 3600:g} hours")
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS)
 
 
 def speaks(ranks: Ranks | None) -> bool:

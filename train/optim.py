@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train import eager
 from train.choice import Choice
 from train.config import Optimizer
 from train.pieces import is_shared_out, local
@@ -29,10 +30,10 @@ def build(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     groups, fused = parameter_groups(model, settings.weight_decay), can_be_fused(model, settings.name)
     how: dict[str, Any] = {"lr": settings.lr, "fused": fused, "foreach": None if fused else True}
     if settings.name == "sgd":
-        built: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=settings.momentum, **how)
+        built: torch.optim.Optimizer = eager.optimizer(torch.optim.SGD)(groups, momentum=settings.momentum, **how)
         _begin_with_zeros(built)
     else:
-        built = torch.optim.AdamW(groups, betas=settings.betas, **how)
+        built = eager.optimizer(torch.optim.AdamW)(groups, betas=settings.betas, **how)
     if not fused:
         _skip_by_copies(built)
     return built

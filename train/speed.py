@@ -16,6 +16,7 @@ from train.choice import Choice
 from train.compiling import Forward, Pass
 from train.config import Config, Foreign
 from train.dist import Ranks, gather
+from train.eager import EagerDDP
 from train.errors import UsageError
 from train.precision import Numbers
 from train.storage import Storage
@@ -68,14 +69,15 @@ def prepare(
     unused = _unused(model, ranks, first) if ddp and isinstance(config.model, Foreign) else []
     # A static graph holds when each backward pass is like the last, which accumulation's no_sync is not.
     static = plan.mode != "whole" and not accumulates and not unused
-    wrap = partial(in_ddp, model, ranks, static=static, unused=bool(unused)) if ddp else lambda: model
+    told = {"static": static, "unused": bool(unused), "whole": plan.mode == "whole"}
+    wrap = partial(in_ddp, model, ranks, **told) if ddp else lambda: model
     made = compiling.compiled(model, wrap, plan, ranks, first, storage)
     return Prepared(model, made.forward, (*made.choices, *(_told(model, unused) if ddp else ())))
 
 
-def in_ddp(model: nn.Module, ranks: Ranks, *, static: bool, unused: bool) -> DistributedDataParallel:
-    """`unused`: parameters may get no gradient."""
-    return DistributedDataParallel(
+def in_ddp(model: nn.Module, ranks: Ranks, *, static: bool, unused: bool, whole: bool) -> DistributedDataParallel:
+    """`unused`: parameters may get no gradient. `whole`: DDP is compiled with the model."""
+    return (DistributedDataParallel if whole else EagerDDP)(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
