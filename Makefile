@@ -4,6 +4,7 @@ BIN := .venv/bin
 ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_local_docker.py
 TIMED := tests/train/test_node*.py tests/train/test_machine.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
+export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile what they import
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test e2e fuzz lint golden lock audit bench clean
@@ -15,7 +16,8 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …")'
 	@echo "Installing into .venv (once; some minutes, mostly PyTorch) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0" -e ".[dev]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0" -e ".[dev]"
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # pip does it on one processor; some files are no Python
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
@@ -23,18 +25,18 @@ demo: $(INSTALLED) ## Train a small GPT on this machine with two DDP processes
 	@$(BIN)/launch local job_specs/quickstart.yaml --gpus 2 --new
 
 test: $(INSTALLED) ## The tests
-	$(BIN)/pytest -q -n 2 --dist loadfile $(TIMED:%=--ignore-glob=%)
-	$(BIN)/pytest -q $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore-glob=%)
+	$(BIN)/pytest -q -n 2 $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
 	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
 
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
 	@$(BIN)/pytest -q -m e2e $(ENGINE) >.engine.log 2>&1 & \
-	$(BIN)/pytest -q -m e2e tests/e2e tests/train $(ENGINE:%=--ignore=%); others=$$?; \
+	$(BIN)/pytest -q -m e2e tests/e2e tests/train/test_compiling.py $(ENGINE:%=--ignore=%); others=$$?; \
 	wait $$!; engine=$$?; cat .engine.log; rm .engine.log; exit $$((others + engine))
 
-fuzz: $(INSTALLED) ## Ten thousand generated specs
-	$(BIN)/pytest -q -m fuzz
+fuzz: $(INSTALLED) ## Ten thousand generated specs, and more trials of submitting one run twice
+	$(BIN)/pytest -q -m fuzz tests/spec tests/apply/test_submit_trials.py
 
 lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff format --check .

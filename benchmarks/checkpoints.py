@@ -77,8 +77,8 @@ def save(gigabytes: float, runs: int) -> list[str]:
 def _round(gigabytes: float, number: int) -> dict[str, float]:
     import torch
 
-    from train import checkpoint, contract, cutter
-    from train.checkpoint import Manifest
+    from train import contract, cutter, manifests, shards
+    from train.manifests import Manifest
     from train.storage import open_storage
 
     storage = open_storage(f"gs://my-bucket/{number}")
@@ -89,13 +89,13 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
         parts = cutter.write_shard(
             storage, folder, 0, {"tensors": state}, deadline=time.monotonic() + 600, cancelled=threading.Event()
         )
-        checkpoint.commit(storage, Manifest(1, "0001-0000", (parts,), {}))
+        manifests.commit(storage, Manifest(1, "0001-0000", (parts,), {}))
 
     def back() -> None:
         with tempfile.TemporaryDirectory() as scratch:
-            manifest = checkpoint.read_manifest(storage, contract.manifest(1, "0001-0000"))
-            (path,) = checkpoint.fetch(storage, manifest, Path(scratch))
-            loaded = checkpoint.read_shard(path)["tensors"]
+            manifest = manifests.read(storage, contract.manifest(1, "0001-0000"))
+            (path,) = shards.fetch(storage, manifest, Path(scratch))
+            loaded = shards.read(path)["tensors"]
             assert loaded.keys() == state.keys()
 
     plain = _Plain(number, int(gigabytes * 1e9))
@@ -271,14 +271,14 @@ def resume(runs: int) -> list[str]:
 
 def _as_if_more_was_to_do(manifest: Path) -> None:
     """The checkpoint of a run of 5 steps as that of one of 10, which a resume would refuse otherwise."""
-    from train import checkpoint
+    from train import manifests
     from train.storage import LocalFolder
 
     folder = LocalFolder(manifest.parents[3])
     name = manifest.relative_to(folder.folder).as_posix()
-    old = checkpoint.read_manifest(folder, name)
+    old = manifests.read(folder, name)
     new = old._replace(about={**old.about, "config": {**old.about["config"], "steps": 10}})
-    folder.write(name, checkpoint.encoded(new))
+    folder.write(name, manifests.encoded(new))
 
 
 TITLES = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,10 @@ def plain(told: Mapping[str, Any]) -> None:
 
 
 def trainer(told: Mapping[str, Any]) -> None:
-    """The built-in trainer's own loop, as a run has it; `told["config"]` is run.config, and with `told["writes"]` it
-    has a run folder."""
-    from train import contract, dist, loop
-    from train.config import parse
+    """The built-in trainer, as `python -m train` is; `told["config"]` is run.config. It writes to the run folder that
+    its environment names, if any."""
+    from train import __main__ as program
+    from train import contract, loop
 
     mine, left_to_do = turns.here(), loop.left_to_do
 
@@ -56,9 +55,8 @@ def trainer(told: Mapping[str, Any]) -> None:
         return left_to_do(run)
 
     loop.left_to_do = waited
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, **({contract.RUN_FOLDER: folder} if told["writes"] else {})}
-        loop.train(parse(told["config"]), dist.join(env), env)
+    os.environ[contract.CONFIG] = json.dumps(told["config"])
+    program.main()
 
 
 def accelerate(told: Mapping[str, Any]) -> None:

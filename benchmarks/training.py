@@ -1,249 +1,129 @@
 """The built-in trainer beside a loop that was written by hand and does nothing but train, and beside its peers.
 
-    python -m benchmarks.training [--runs 15] [--steps 40] [--peers] [--start] [--gpu] [--write]
+    python -m benchmarks.training [--rounds 5] [--turns 4] [--steps 10] [--peers] [--start] [--write]
+    python -m benchmarks.training --gpu [gpt resnet small overhead] [--rounds 3] [--turns 3] [--steps 40] [--write]
 
-Every loop has the same model, optimizer and data, and is in processes of its own; they take turns of `--steps` steps.
+Every loop has the same model, optimizer and data, and is in processes of its own. In each round all are started anew,
+and take turns of `--steps` steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+from benchmarks import gpu, jobs
 from benchmarks.machine import described
-from benchmarks.turns import ROOT, Loop, Measured, measure
+from benchmarks.starts import start
+from benchmarks.tables import Loop, Step, cost_table, steps_table, wall
+from benchmarks.turns import Amount, measure
 
 RESULTS = Path(__file__).with_name("results")
-STEPS = 1_000_000
-"""No loop comes to its end while it is measured."""
-
-NANOGPT = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
-JOB: Mapping[str, Any] = {
-    "steps": STEPS,
-    "batch_size": 12,
-    "lr": 1e-3,
-    "min_lr": 1e-4,
-    "warmup_steps": 100,
-    "weight_decay": 0.1,
-    "grad_clip": 1.0,
-    "seed": 1337,
-    "shape": NANOGPT,
-}
+NOTE = (
+    "In each round all loops are started anew; a figure is the median over the rounds, and *least to most* are its "
+    "rounds: what *plain loop, again* has there is noise."
+)
 
 
-def config(told: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A job in the trainer's words."""
-    optimizer = {key: told[key] for key in ("lr", "min_lr", "warmup_steps", "weight_decay", "grad_clip")}
-    own = {"model": {"name": "gpt", **told["shape"]}, "data": told["text"], "optimizer": optimizer}
-    rest = {key: told[key] for key in ("steps", "batch_size", "seed")}
-    return {**own, **rest, "eval": {"every": 0}, **more}
-
-
-@contextmanager
-def text() -> Iterator[Path]:
-    """Two megabytes of Python's standard library."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "text"
-        files = sorted(Path(os.__file__).parent.glob("*.py"))
-        path.write_bytes(b"".join(file.read_bytes() for file in files)[: 2 << 20])
-        yield path
-
-
-# --- Steps -----------------------------------------------------------------------------------------------------------
-
-
-def loops(told: Mapping[str, Any], ranks: int, *, peers: bool) -> list[Loop]:
+def loops(told: jobs.Told, ranks: int, *, peers: bool) -> list[Loop]:
     """The plain loop comes first: the others are measured against it."""
-    off = {"checkpoint": "off"}
-    found = [
-        Loop("plain loop", "plain", told, ranks),
-        Loop("trainer", "trainer", {"writes": True, "config": config(told)}, ranks),
-        Loop("trainer, no checkpoints", "trainer", {"writes": True, "config": config(told, **off)}, ranks),
-        Loop("trainer, writes nothing", "trainer", {"writes": False, "config": config(told, monitor=0)}, ranks),
-    ]
-    others = [Loop("HF accelerate", "accelerate", told, ranks), Loop("Lightning Fabric", "fabric", told, ranks)]
-    return found + (others if peers else [])
+    ours = jobs.trainer("trainer", jobs.config(told), ranks)
+    return [*jobs.plain(told, ranks), ours, *(jobs.peers(told, ranks) if peers else [])]
 
 
-def steps_table(measured: Sequence[Measured], tokens: int, title: str) -> list[str]:
-    """Markdown: the speed of each loop, and beside the plain one."""
-    plain = measured[0]
-    rows = [f"| {title} | ms a step | tokens/s | × plain loop | CPU ms a step |", "|---|---:|---:|---:|---:|"]
-    for one in measured:
-        cpu = 1000 * median(one.cpu)
-        speed = f"{1000 * one.seconds:.2f} | {tokens / one.seconds:,.0f} | {one.ratio(plain):.3f} | {cpu:.2f}"
-        rows.append(f"| {one.loop.title} | {speed} |")
-    return [*rows, ""]
-
-
-def on_cpu(told: Mapping[str, Any], ranks: int, options: argparse.Namespace) -> list[str]:
-    found = measure(loops(told, ranks, peers=options.peers), turns=options.runs, steps=options.steps, warm_up=30)
-    title = "one process" if ranks == 1 else f"gloo, DDP × {ranks}"
-    return steps_table(found, told["batch_size"] * told["shape"]["block_size"], title)
-
-
-# --- Start-up --------------------------------------------------------------------------------------------------------
-
-EMPTY = """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-"""
-PLAIN = """
-import json, os, sys
-from benchmarks import loops, plain_loop
-loops.plain({**json.loads(os.environ["BENCHMARK_JOB"]), "steps": 1})
-"""
-TRAINER = """
-import sys
-from train import loop
-real = loop.boundary
-def boundary(run, told):
-    real(run, told)
-    if run.ranks.rank == 0:
-        print("first step", flush=True)
-    import os, time
-    time.sleep(1)
-    os._exit(0)
-loop.boundary = boundary
-from train.__main__ import main
-main()
-"""
-DONE = """
-import torch.distributed as dist, os, time
-if dist.get_rank() == 0:
-    print("first step", flush=True)
-time.sleep(1)
-os._exit(0)
-"""
-
-
-def start(told: Mapping[str, Any], runs: int) -> list[str]:
-    """Seconds from torchrun to the end of the first step on two ranks, beside a script that only joins."""
-    import json
-
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BENCHMARK_JOB": json.dumps(told)}
-    env["LAUNCH_CONFIG"] = json.dumps(config(told, steps=1000))
-    scripts = {"a script that only joins": EMPTY + DONE, "plain loop": PLAIN + DONE, "trainer": TRAINER}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {title: Path(folder) / f"{number}.py" for number, title in enumerate(scripts)}
-        for title, path in paths.items():
-            path.write_text(scripts[title])
-        rounds = []
-        for number in range(runs + 1):
-            env["LAUNCH_RUN_FOLDER"] = f"{folder}/run-{number}"
-            rounds.append([_until_first_step(path, env) for path in paths.values()])
-    columns = list(zip(*rounds[1:], strict=True))
-    rows = ["| torchrun × 2, start to the first step | s | × joining alone |", "|---|---:|---:|"]
-    for title, times in zip(scripts, columns, strict=True):
-        ratio = median(a / b for a, b in zip(times, columns[0], strict=True))
-        rows.append(f"| {title} | {median(times):.2f} | {ratio:.2f} |")
-    return [*rows, ""]
-
-
-def _until_first_step(script: Path, env: Mapping[str, str]) -> float:
-    """Raises RuntimeError if it doesn't come to one."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    began = time.perf_counter()
-    with subprocess.Popen(torchrun, env=dict(env), stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            if line == "first step\n":
-                took = time.perf_counter() - began
-                process.wait()
-                return took
-    raise RuntimeError(f"{script.read_text()}\ndid not come to a first step")
-
-
-# --- On a GPU --------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(options: argparse.Namespace) -> list[str]:
-    """GPT-2 124M in bf16, compiled, beside the plain loop; ResNet-50; bf16 beside fp32; CUDA graphs."""
-    with text() as path:
-        gpt = {**JOB, "text": str(path), "batch_size": 32, "compile": True, "precision": "bf16"}
-        gpt["shape"] = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304}
-        found = measure(
-            [
-                Loop("plain loop, compiled", "plain", gpt),
-                Loop("trainer", "trainer", {"writes": True, "config": config(gpt, precision="bf16")}),
-            ],
-            turns=options.runs,
-            steps=options.steps,
-            warm_up=20,
-        )
-        tokens = gpt["batch_size"] * 1024
-        lines = steps_table(found, tokens, "GPT-2 124M, T = 1024, bf16")
-        flops = 6 * 124_439_808 + 12 * 12 * 768 * 1024  # nanoGPT's estimate_mfu; positions are not counted there
-        lines += [f"{tokens * flops / one.seconds / 1e12:.0f} TFLOP/s: {one.loop.title}\n" for one in found]
-        small = {**JOB, "text": str(path)}
-        lines += _pair(options, "a small GPT", "CUDA graphs", "without", small, {"cuda_graphs": True}, {})
-    image = {"model": "resnet50", "data": "synthetic", "steps": STEPS, "batch_size": 256, "eval": {"every": 0}}
-    return lines + _pair(options, "ResNet-50, synthetic", "bf16", "fp32", image, {}, {"precision": "fp32"})
-
-
-def _pair(
-    options: argparse.Namespace,
-    title: str,
-    first: str,
-    second: str,
-    told: Mapping[str, Any],
-    ours: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-) -> list[str]:
-    """The trainer with two configs: how much faster the first is."""
-    base = config(told) if "shape" in told else dict(told)
-    pair = [
-        Loop(name, "trainer", {"writes": True, "config": {**base, **more}})
-        for name, more in ((first, ours), (second, theirs))
-    ]
-    one, other = measure(pair, turns=options.runs, steps=options.steps, warm_up=20)
-    rate = told["batch_size"] / one.seconds
+def in_parts(told: jobs.Told, ranks: int) -> list[Loop]:
+    """The trainer without some of what it does."""
     return [
-        f"{title}: {first} {1000 * one.seconds:.2f} ms a step ({rate:,.0f} samples/s), "
-        f"{second} {1000 * other.seconds:.2f} ms: {one.ratio(other):.2f} ×",
-        "",
+        jobs.trainer("trainer, no monitor", jobs.config(told, monitor=0), ranks),
+        jobs.trainer("trainer, writes nothing", jobs.config(told, monitor=0), ranks, writes=False),
     ]
 
 
-# --- All -------------------------------------------------------------------------------------------------------------
+def on_cpu(told: jobs.Told, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
+    """Steps of a real model, and what the loops cost themselves."""
+    title = "one process" if ranks == 1 else f"gloo, DDP × {ranks}"
+    real = measure(loops(told, ranks, peers=peers), amount)
+    hardly = {**told, "shape": jobs.HARDLY, "batch_size": 2}
+    parts = in_parts(hardly, ranks) if ranks == 1 else []
+    costs = measure([*loops(hardly, ranks, peers=peers), *parts], tiny(amount))
+    step = Step(told["batch_size"] * told["shape"]["block_size"])
+    return [
+        *steps_table(real, title, step),
+        *cost_table(costs, f"{title}, a model of hardly any work", wall(real[0]).middle),
+    ]
+
+
+def tiny(amount: Amount) -> Amount:
+    """For steps of a millisecond or two: more of them, in half the rounds, as a start takes longer than they do."""
+    rounds = (amount.rounds + 1) // 2
+    return replace(amount, rounds=rounds, turns=2 * amount.turns, steps=5 * amount.steps)
+
+
+def cpu_result(options: argparse.Namespace, amount: Amount) -> list[str]:
+    with jobs.text() as path:
+        told = {**jobs.JOB, "text": str(path)}
+        lines = [line for ranks in (1, 2) for line in on_cpu(told, ranks, amount, peers=options.peers)]
+        return lines + (start(told, amount.rounds) if options.start else [])
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    options = parsed(sys.argv[1:])
+    if options.gpu is None:
+        packages = ("torch", *(("accelerate", "lightning-fabric") if options.peers else ()))
+        amount = amount_of(options, Amount(rounds=5, turns=4, steps=10))
+        conclude("training", amount, described(*packages), partial(cpu_result, options, amount), write=options.write)
+        return
+    found, amount = gpu.device(), amount_of(options, Amount(rounds=3, turns=3, steps=40))
+    if not found.there and not options.shrunk:
+        sys.exit("there is no GPU here that torch can use; --shrunk tries the benchmark without one")
+    sizes = gpu.SHRUNK if options.shrunk else gpu.REAL
+    hardware = f"{described('torch')}; {found.name}, CUDA {found.cuda or '-'}"
+    for part in options.gpu or gpu.PARTS:
+        keep = options.write and not options.shrunk
+        conclude(f"training-gpu-{part}", amount, hardware, partial(gpu.on_gpu, part, amount, sizes, found), write=keep)
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=15, help="turns of each loop")
-    parser.add_argument("--steps", type=int, default=40, help="steps of a turn")
+    parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5; on a GPU 3)")
+    parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8; on a GPU 3)")
+    parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50; on a GPU 40 and 400)")
     parser.add_argument("--peers", action="store_true", help="HF accelerate and Lightning Fabric too")
     parser.add_argument("--start", action="store_true", help="from torchrun to the first step, too")
-    parser.add_argument("--gpu", action="store_true", help="on this machine's GPU, and nothing else")
+    parser.add_argument("--gpu", nargs="*", choices=gpu.PARTS, help="on this machine's GPU: these parts, or all")
+    parser.add_argument("--shrunk", action="store_true", help="with --gpu: tiny models, to try it without a GPU")
     parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
-    options = parser.parse_args()
-    lines = on_gpu(options) if options.gpu else _on_cpu(options)
-    today = datetime.now(UTC).date().isoformat()
-    packages = ("torch", *(("accelerate", "lightning-fabric") if options.peers else ()))
-    head = f"# Training, {today}\n\n{options.runs} turns of {options.steps} steps. {described(*packages)}.\n"
-    written = "\n".join((head, *lines))
-    print(written)
-    if options.write:
-        name = f"training-gpu-{today}.md" if options.gpu else f"training-{today}.md"
-        (RESULTS / name).write_text(written, encoding="utf-8")
+    return parser.parse_args(arguments)
 
 
-def _on_cpu(options: argparse.Namespace) -> list[str]:
-    with text() as path:
-        told = {**JOB, "text": str(path)}
-        lines = [*on_cpu(told, 1, options), *on_cpu(told, 2, options)]
-        return lines + (start(told, max(3, options.runs // 3)) if options.start else [])
+def amount_of(options: argparse.Namespace, usual: Amount) -> Amount:
+    """What the command says, else what is usual."""
+    said = {name: getattr(options, name) for name in ("rounds", "turns", "steps")}
+    return replace(usual, **{name: value for name, value in said.items() if value is not None})
+
+
+def conclude(name: str, amount: Amount, hardware: str, work: Callable[[], list[str]], *, write: bool) -> None:
+    """Do the work, and print it with its date, command, hardware and duration."""
+    began, today = time.monotonic(), datetime.now(UTC).date().isoformat()
+    lines = work()
+    took = (time.monotonic() - began) / 60
+    much = f"{amount.rounds} rounds of {amount.turns} turns of {amount.steps} steps, {took:.1f} minutes"
+    command = " ".join(("python -m benchmarks.training", *sys.argv[1:]))
+    text = "\n".join((f"# Training, {today}\n\n`{command}`: {much}. {hardware}.\n\n{NOTE}\n", *lines))
+    print(text, flush=True)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}-{today}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,57 +1,64 @@
 """Training loops that take turns: each in processes of its own, so many steps at a time, while the others wait.
 
-A slow moment of the machine hits all of them alike, and no loop's threads share an interpreter with another's.
+A slow moment of the machine hits all of them alike, and no loop's threads share an interpreter with another's. Where a
+process's memory happens to lie makes its steps some percent faster or slower for as long as it lives: in each round all
+loops are started anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, TextIO, TypeVar
+
+from benchmarks.tables import Loop, Measured, Turn
 
 ROOT = Path(__file__).parent.parent
 LINE = "BENCHMARK_LINE"
-"""The number of the descriptor by which rank 0 hears from whoever measures."""
+"""The number of the descriptor by which a rank hears from whoever measures."""
+
+Some = TypeVar("Some")
 
 
 class Turns:
     """In the loop's process: `step` is called before each step, and returns when it may be done."""
 
-    def __init__(self, line: socket.socket | None) -> None:
+    def __init__(self, line: socket.socket) -> None:
         self._line, self._left, self._wall, self._cpu = line, 0, 0.0, 0.0
 
     def step(self) -> None:
-        if self._line is None:  # another rank: it waits for rank 0 in the step's own collective
-            return
         if self._left == 0:
-            self._next(self._line)
+            self._next()
         self._left -= 1
 
-    def _next(self, line: socket.socket) -> None:
+    def _next(self) -> None:
+        """All ranks wait here: one that waited for the others inside a step would measure a long step."""
         if self._wall:
             _finished()
-            line.sendall(f"{time.perf_counter() - self._wall} {time.process_time() - self._cpu}\n".encode())
+            wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+            self._line.sendall(f"{wall} {cpu}\n".encode())
         else:
-            line.sendall(b"ready\n")
-        word = line.recv(64)
+            self._line.sendall(b"ready\n")
+        word = self._line.recv(64)
         if not word:
             os._exit(0)
         self._left, self._wall, self._cpu = int(word), time.perf_counter(), time.process_time()
 
 
 def here() -> Turns:
-    """This process's. On a rank behind the first it waits for nobody."""
-    line = os.environ.get(LINE)
-    return Turns(socket.socket(fileno=int(line)) if line else None)
+    """This process's."""
+    return Turns(socket.socket(fileno=int(os.environ[LINE])))
 
 
 def _finished() -> None:
@@ -66,84 +73,142 @@ def _finished() -> None:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One that takes part: its title, the program, what it is told (JSON), and its number of ranks."""
+class Amount:
+    """How much is measured: in each of `rounds` each loop, started anew, has `turns` of `steps` steps, after a few that
+    don't count. `together`: all loops of a round live at once, and take turns; else one after the other has all its
+    turns, as on a GPU, whose memory has room for one."""
 
-    title: str
-    program: str
-    told: Mapping[str, Any]
-    ranks: int = 1
-
-
-@dataclass
-class Measured:
-    """Seconds for a step, wall and CPU (of rank 0), in each turn."""
-
-    loop: Loop
-    wall: list[float]
-    cpu: list[float]
-
-    @property
-    def seconds(self) -> float:
-        return median(self.wall)
-
-    def ratio(self, other: Measured) -> float:
-        """How much faster than `other`: the median over the turns, each beside the other's."""
-        return median(theirs / ours for ours, theirs in zip(self.wall, other.wall, strict=True))
+    rounds: int
+    turns: int
+    steps: int
+    warm_up: int = 10
+    together: bool = True
 
 
-def measure(loops: Sequence[Loop], *, turns: int, steps: int, warm_up: int) -> list[Measured]:
-    """All loops in turns. The order is turned round each time: being the first after a pause is no advantage."""
-    found = [Measured(loop, [], []) for loop in loops]
-    with ExitStack() as stack:
-        lines = [stack.enter_context(_started(loop)) for loop in loops]
-        for line in lines:
-            _told(line, warm_up)
-        for turn in range(turns):
-            order = list(zip(found, lines, strict=True))
-            for one, line in order if turn % 2 else order[::-1]:
-                wall, cpu = _told(line, steps)
-                one.wall.append(wall / steps)
-                one.cpu.append(cpu / steps)
+def measure(loops: Sequence[Loop], amount: Amount) -> list[Measured]:
+    """Raises RuntimeError if a loop ends by itself. Of loops that don't live together the others go on, and it is left
+    out, unless it is the first, which they are measured against."""
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = [_round(loops, amount, number, Path(folder)) for number in range(amount.rounds)]
+        said = [_output(loop, Path(folder)).read_text(encoding="utf-8", errors="replace") for loop in loops]
+    found = [Measured(*each) for each in zip(loops, zip(*rounds, strict=True), said, strict=True)]
+    return [one for one in found if all(one.rounds)]
+
+
+def _round(loops: Sequence[Loop], amount: Amount, number: int, folder: Path) -> list[list[Turn]]:
+    """The turns of each loop, which are started in another order each time."""
+    found: list[list[Turn]] = [[] for _ in loops]
+    groups = [list(range(len(loops)))] if amount.together else [[place] for place in range(len(loops))]
+    for group in turned(groups, number):
+        try:
+            with started([loops[place] for place in group], folder) as running:
+                _take_turns(list(zip([found[place] for place in group], running, strict=True)), amount, number)
+        except RuntimeError as error:
+            if 0 in group:
+                raise
+            print(error, file=sys.stderr, flush=True)
+            found[group[0]].clear()
     return found
 
 
-def _told(line: Any, steps: int) -> tuple[float, float]:
-    line.write(f"{steps}\n")
-    line.flush()
-    wall, cpu = line.readline().split()
-    return float(wall), float(cpu)
+def _take_turns(pairs: Sequence[tuple[list[Turn], Running]], amount: Amount, number: int) -> None:
+    """Add the turns of a round to the lists of those who take them."""
+    for _, one in pairs:
+        one.take(amount.warm_up)
+    for turn in range(amount.turns):
+        for found, one in turned(pairs, number + turn):
+            found.append(one.take(amount.steps))
+
+
+def _output(loop: Loop, folder: Path) -> Path:
+    """The file for what its rank 0 prints."""
+    return folder / f"{re.sub(r'[^a-z0-9]+', '-', loop.title.lower())}.out"
+
+
+def turned(items: Sequence[Some], by: int) -> list[Some]:
+    """Begun with another one, and every second time backwards: to be the first, or behind a certain one, may be an
+    advantage."""
+    start = by // 2 % len(items)
+    found = [*items[start:], *items[:start]]
+    return found[::-1] if by % 2 else found
 
 
 @contextmanager
-def _started(loop: Loop) -> Iterator[Any]:
-    """The loop's ranks, until the block ends; a text stream to rank 0, which is ready."""
-    ours, theirs = socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.loops", loop.program, json.dumps(loop.told)]
-    ranks = []
-    for rank in range(loop.ranks):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", **_as_torchrun(rank, loop.ranks, port)}
-        if rank == 0:
-            env[LINE] = str(theirs.fileno())
-        given = (theirs.fileno(),) if rank == 0 else ()
-        ranks.append(subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=given, stdout=subprocess.DEVNULL))
-    theirs.close()
-    stream = ours.makefile("rw")
-    try:
-        if stream.readline() != "ready\n":
-            raise RuntimeError(f"{loop.title} did not come to its first step")
-        yield stream
-    finally:
-        stream.close()
-        ours.close()
-        for process in ranks:
+def started(loops: Sequence[Loop], folder: Path) -> Iterator[list[Running]]:
+    """All of them, ready for their first step, until the block ends. They start at the same time."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(closing(Running(loop, folder))) for loop in loops]
+        for one in running:
+            one.heard(_ready)
+        yield running
+
+
+def _ready(line: str) -> None:
+    if line != "ready\n":
+        raise ValueError
+
+
+def _numbers(line: str) -> tuple[float, float]:
+    wall, cpu = line.split()
+    return float(wall), float(cpu)
+
+
+class Running:
+    """The processes of a loop. A run folder, where it is told to write, and all caches are in `folder`."""
+
+    def __init__(self, loop: Loop, folder: Path) -> None:
+        self._loop = loop
+        self._lines: list[TextIO] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        port = _free_port()
+        shared = {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+        if loop.told.get("writes"):
+            shared["LAUNCH_RUN_FOLDER"] = tempfile.mkdtemp(prefix="run-", dir=folder)
+        for rank in range(loop.ranks):
+            env = {**os.environ, **shared, **_as_torchrun(rank, loop.ranks, port)}
+            self._start(env, Path(os.devnull) if rank else _output(loop, folder))
+
+    def _start(self, env: Mapping[str, str], output: Path) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "benchmarks.loops", self._loop.program, json.dumps(self._loop.told)]
+        with ours, theirs, output.open("wb") as file:
+            line, told = theirs.fileno(), {**env, LINE: str(theirs.fileno())}
+            process = subprocess.Popen(command, cwd=ROOT, env=told, pass_fds=(line,), stdout=file)
+            self._processes.append(process)
+            self._lines.append(ours.makefile("rw"))
+
+    def take(self, steps: int) -> Turn:
+        """One turn of so many steps. The slowest rank's time counts, and the CPU time of all."""
+        for line in self._lines:
+            line.write(f"{steps}\n")
+            line.flush()
+        walls, cpus = zip(*self.heard(_numbers), strict=True)
+        return Turn(max(walls) / steps, sum(cpus) / steps)
+
+    def heard(self, read: Callable[[str], Some]) -> list[Some]:
+        """What each rank says next. Raises RuntimeError if one says nothing more."""
+        try:
+            return [read(line.readline()) for line in self._lines]
+        except (ValueError, ConnectionError) as error:
+            raise RuntimeError(f"{self._loop.title} ended while it was measured; its messages are above") from error
+
+    def close(self) -> None:
+        for process in self._processes:
             process.kill()
             process.wait()
+        for line in self._lines:
+            line.close()
 
 
-def _as_torchrun(rank: int, world: int, port: int) -> dict[str, str]:
+def _free_port() -> int:
+    """Below those that Linux gives to connections (32768 and up), which could take it before rank 0 listens there."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def _as_torchrun(rank: int, world: int, port: int) -> dict[str, Any]:
     """What torchrun sets, for several ranks."""
     if world == 1:
         return {}

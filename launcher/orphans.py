@@ -28,7 +28,6 @@ class Disk(Struct, frozen=True, kw_only=True):
     created: float
     users: tuple[str, ...] = ()
     """The VMs that it is attached to, by name."""
-    detached: float | None = None
     labels: Mapping[str, str] = {}
     image: str = ""
     """What it was made from."""
@@ -48,7 +47,6 @@ def of_disk(disk: Mapping[str, Any]) -> Disk:
         size_gb=int(disk.get("sizeGb", 0)),
         created=seconds(disk.get("creationTimestamp")) or 0.0,
         users=tuple(map(last, disk.get("users", ()))),
-        detached=seconds(disk.get("lastDetachTimestamp")),
         labels=dict(disk.get("labels", {})),
         image=last(disk.get("sourceImage", "")),
     )

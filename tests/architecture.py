@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 WORLD = {
@@ -67,6 +68,35 @@ def imports_of(root: Path, package: str, forbidden: str) -> Found:
         for name in imported(node)
         if name.partition(".")[0] == forbidden
     ]
+
+
+def circle(root: Path, package: str) -> Found:
+    """Modules of `package` that import each other in a circle, the first one again at its end: at load, in a function,
+    or for their types alone."""
+    modules = {module_name(root, file): file for file in sources(root, package)}
+    arrows = {
+        name: {other for node in ast.walk(tree(file)) for other in targets(node, modules)} - {name}
+        for name, file in modules.items()
+    }
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return [str(name) for name in error.args[1]]
+    return []
+
+
+def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
+    """Which of the modules an import statement is about: `from train import dist` is about train.dist."""
+    names = imported(node)
+    if isinstance(node, ast.ImportFrom) and names:
+        inner = [f"{names[0]}.{alias.name}" for alias in node.names]
+        names = [name for name in inner if name in modules] or names
+    yield from (name for name in names if name in modules)
+
+
+def module_name(root: Path, file: Path) -> str:
+    """train/data/__init__.py is train.data."""
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def world_imports(node: ast.AST) -> Iterator[str]:

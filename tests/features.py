@@ -37,6 +37,7 @@ FEATURES: tuple[Feature, ...] = (
         "DDP (gloo; NCCL on GPUs)",
         "`parallel: ddp`",
         ("test_determinism.py::test_the_same_seed_and_ranks_give_the_same_bits",),
+        ("test_gpu.py::test_two_gpus_learn_as_one_does",),
     ),
     Feature(
         "FSDP2",
@@ -48,12 +49,14 @@ FEATURES: tuple[Feature, ...] = (
         "bf16, fp16, TF32 by the device",
         "`precision: auto`",
         ("test_precision.py::test_auto_goes_by_the_device",),
+        ("test_gpu.py::test_each_kind_of_numbers_learns_alike", "test_gpu.py::test_fp16_finds_its_scale"),
         faked=True,
     ),
     Feature(
         "fp16 with gradient scaling",
         "`precision: fp16`",
         ("test_steps.py::test_a_step_whose_gradients_overflow_is_skipped",),
+        ("test_gpu.py::test_fp16_finds_its_scale",),
         faked=True,
     ),
     Feature(
@@ -63,7 +66,9 @@ FEATURES: tuple[Feature, ...] = (
             "test_compiling.py::test_compiled_or_not_the_losses_are_the_same",
             "test_compiling.py::test_a_model_that_cannot_be_compiled_trains_without",
         ),
+        ("test_gpu.py::test_compiled_or_not_it_learns_alike",),
     ),
+    Feature("CUDA graphs", "`cuda_graphs`", gpu=("test_gpu.py::test_cuda_graphs_learn_alike",)),
     Feature(
         "compiled code kept in the run folder",
         "`compile`",
@@ -73,18 +78,26 @@ FEATURES: tuple[Feature, ...] = (
         "activation checkpointing",
         "`activation_checkpointing`",
         ("test_speed.py::test_checkpoints_of_activations_save_memory_and_change_no_bit",),
+        ("test_gpu.py::test_blocks_that_keep_less_take_less_memory",),
     ),
-    Feature("pixels together", "`channels_last`", ("test_speed.py::test_pixels_lie_together_where_it_pays",)),
+    Feature(
+        "pixels together",
+        "`channels_last`",
+        ("test_speed.py::test_pixels_lie_together_where_it_pays",),
+        ("test_gpu.py::test_pixels_together_learn_alike",),
+    ),
     Feature(
         "the largest micro-batch that fits",
         "`micro_batch_size: auto`",
         ("test_memory.py::test_a_probe_before_training_leaves_no_trace",),
+        ("test_gpu.py::test_the_largest_micro_batch_that_fits",),
         faked=True,
     ),
     Feature(
         "less when the memory runs out",
         "always",
         ("test_memory.py::test_two_ranks_of_which_one_runs_out_of_memory_go_on",),
+        ("test_gpu.py::test_less_at_a_time_where_the_memory_runs_out_later",),
         faked=True,
     ),
     Feature(
@@ -124,9 +137,15 @@ FEATURES: tuple[Feature, ...] = (
         ("test_bench.py::test_alone",),
         ("test_bench.py::test_on_a_gpu",),
     ),
-    Feature("MFU", "always", ("test_steps.py::test_mfu_and_rates_by_hand",), faked=True),
+    Feature(
+        "MFU",
+        "always",
+        ("test_steps.py::test_mfu_and_rates_by_hand",),
+        ("test_gpu.py::test_mfu_is_a_part_of_the_peak",),
+        faked=True,
+    ),
 )
-"""What has no test of its own on a GPU counts as never run there. CUDA graphs and a Mac's GPU have none at all yet."""
+"""What has no test of its own on a GPU counts as never run there. A Mac's GPU has none at all."""
 
 
 def renewed(text: str, ran: Mapping[str, Any] | None = None) -> str:
@@ -149,4 +168,5 @@ def functions(file: str) -> Mapping[str, bool]:
     """The tests of a file below tests/train, and whether each is a GPU's."""
     tree = ast.parse((ROOT / "tests" / "train" / file).read_text())
     tests = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_"))
-    return {one.name: any("mark.gpu" in ast.unparse(mark) for mark in one.decorator_list) for one in tests}
+    whole = any("mark.gpu" in text for one in tree.body if (text := ast.unparse(one)).startswith("pytestmark ="))
+    return {one.name: whole or any("mark.gpu" in ast.unparse(mark) for mark in one.decorator_list) for one in tests}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import eager_sdks, imports_of, impure, prints
+from tests.architecture import circle, eager_sdks, imports_of, impure, prints
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,6 +36,24 @@ def test_the_loopback_cloud_knows_nothing_of_the_launcher(tmp_path: Path) -> Non
     (tmp_path / "cloud").mkdir()
     (tmp_path / "cloud" / "a.py").write_text("def f():\n    from launcher.plan import model\n")
     assert imports_of(tmp_path, "cloud", "launcher") == ["cloud/a.py:2: launcher.plan"]
+
+
+@pytest.mark.parametrize("package", ["launcher", "train"])
+def test_no_files_import_each_other_in_a_circle(package: str) -> None:
+    assert circle(ROOT, package) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from train import script",
+        "def f():\n    import train.script",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from train.script import Script",
+    ],
+)
+def test_a_circle_is_seen(copy: Path, line: str) -> None:
+    broken(copy, "train/resume.py", line)
+    assert {"train.resume", "train.script"} <= set(circle(copy, "train"))
 
 
 @pytest.mark.parametrize(

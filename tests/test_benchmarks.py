@@ -1,13 +1,20 @@
-"""The benchmarks measure what an installed user has."""
+"""The benchmarks measure what an installed user has, and their tables say what was measured."""
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import startup
+from benchmarks import gpu, jobs, starts, startup, tables, training, turns
+from benchmarks.tables import Loop, Measured, Step, Turn
+from benchmarks.turns import Amount
+from train.config import parse
 
 
 def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +32,255 @@ def test_bytecode_is_there_before_the_first_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(startup, "commands", list)
     startup.measure(1)
     assert len(list(tmp_path.rglob("*.pyc"))) == len(startup.PACKAGES)
+
+
+# --- What is made of turns -------------------------------------------------------------------------------------------
+
+
+def measured(title: str, *rounds: list[float], cpu: float = 1.0, said: str = "") -> Measured:
+    """A loop whose turns took so many milliseconds a step, and `cpu` times that in CPU time."""
+    found = [[Turn(1e-3 * ms, 1e-3 * ms * cpu) for ms in turns] for turns in rounds]
+    return Measured(Loop(title, "trainer" if "trainer" in title else "plain", {}), found, said)
+
+
+PLAIN = measured("plain loop", [10.0, 20.0, 30.0], [40.0, 40.0, 40.0])
+HALF = measured("trainer", [20.0, 40.0, 60.0], [40.0, 50.0, 60.0], cpu=2.0)
+
+
+def test_loops_are_compared_turn_by_turn_and_then_round_by_round() -> None:
+    assert tables.speed(HALF, PLAIN) == pytest.approx((0.65, 0.5, 0.8))
+    ours, theirs = measured("trainer", [40.0, 20.0, 30.0]), measured("plain", [10.0, 20.0, 60.0])
+    assert tables.speed(ours, theirs).middle == 1.0  # of 1/4, 1 and 2; not 20/30, the ratio of the medians
+    assert tables.more_wall(HALF, PLAIN) == pytest.approx((0.015, 0.010, 0.020))
+    assert tables.more_cpu(HALF, PLAIN) == pytest.approx((0.060, 0.060, 0.060))
+    assert tables.wall(HALF) == pytest.approx((0.045, 0.040, 0.050))
+
+
+def test_loops_of_different_rounds_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        tables.speed(measured("trainer", [20.0]), PLAIN)
+
+
+def test_a_table_of_steps() -> None:
+    head, _, first, second, empty = tables.steps_table([PLAIN, HALF], "one process", Step(768))
+    assert head == "| one process | ms a step | tokens/s | × plain loop | least to most | CPU ms a step |"
+    assert first == "| plain loop | 30.00 | 25,600 | 1.000 | 1.000 to 1.000 | 30.00 |"
+    assert second == "| trainer | 45.00 | 17,067 | 0.650 | 0.500 to 0.800 | 90.00 |"
+    assert empty == ""
+
+
+def test_flops_and_mfu_where_they_are_known() -> None:
+    known = tables.steps_table([PLAIN], "GPT", Step(1, flops=6e12, peak=1e15))
+    assert known[0].endswith("| CPU ms a step | TFLOP/s | MFU |")
+    assert known[2].endswith("| 200 | 20.0 % |")
+    unknown_peak = tables.steps_table([PLAIN], "GPT", Step(1, flops=6e12))
+    assert unknown_peak[0].endswith("| CPU ms a step | TFLOP/s |")
+
+
+def test_a_table_of_costs_says_which_share_of_a_real_step_they_are() -> None:
+    head, _, first, second, _ = tables.cost_table([PLAIN, HALF], "tiny", step=0.060)
+    assert head.endswith("| of a real step (60.0 ms) |")
+    assert first == "| plain loop | 30,000 | +0 | +0 to +0 | +0 | +0 to +0 | +0.00 % |"
+    assert second == "| trainer | 45,000 | +15,000 | +10,000 to +20,000 | +60,000 | +60,000 to +60,000 | +25.00 % |"
+    assert "real step" not in tables.cost_table([PLAIN], "tiny")[0]
+
+
+def test_a_table_of_starts() -> None:
+    seconds = {"nothing": [1.0, 1.2], "joining": [3.0, 4.0], "trainer": [6.0, 4.4]}
+    lines = tables.start_table(seconds, "start", against="joining", empty="nothing")
+    assert lines[0] == "| start | s | × joining | least to most | s beyond nothing |"
+    assert lines[2:5] == [
+        "| nothing | 1.10 | 0.32 | 0.30 to 0.33 | 0.00 |",
+        "| joining | 3.50 | 1.00 | 1.00 to 1.00 | 2.40 |",
+        "| trainer | 5.20 | 1.55 | 1.10 to 2.00 | 4.10 |",
+    ]
+
+
+def test_every_loop_comes_first_and_last_as_often_as_the_others() -> None:
+    orders = [turns.turned("abc", number) for number in range(6)]
+    assert sorted(order[0] for order in orders) == sorted(order[-1] for order in orders) == list("aabbcc")
+    assert all(sorted(order) == list("abc") for order in orders)
+    assert sum(order.index("a") < order.index("b") for order in orders) == 3
+
+
+# --- Who takes turns -------------------------------------------------------------------------------------------------
+
+
+class Fake(turns.Running):
+    """A loop without processes: a step takes as many seconds as its program says; "breaks" takes two turns in all."""
+
+    started: list[str]
+
+    def __init__(self, loop: Loop, folder: Path) -> None:
+        self.started.append(loop.title)
+        self.loop, self.taken = loop, 0
+        turns._output(loop, folder).write_text(f"{loop.title} spoke")
+
+    def heard(self, read: Callable[[str], Any]) -> list[Any]:
+        return []
+
+    def take(self, steps: int) -> Turn:
+        self.taken += 1
+        if self.loop.program != "breaks":
+            return Turn(float(self.loop.program), 0.0)
+        if self.taken > 2:
+            raise RuntimeError("it ended")
+        return Turn(9.0, 0.0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The titles of loops that were started."""
+    monkeypatch.setattr(Fake, "started", [], raising=False)
+    monkeypatch.setattr(turns, "Running", Fake)
+    return Fake.started
+
+
+ONE, TWO, BREAKS = Loop("one", "1", {}), Loop("two", "2", {}), Loop("three", "breaks", {})
+
+
+def test_in_each_round_every_loop_is_started_anew(fake: list[str]) -> None:
+    first, second = turns.measure([ONE, TWO], Amount(rounds=3, turns=2, steps=1))
+    assert sorted(fake) == ["one"] * 3 + ["two"] * 3
+    assert first.rounds == tuple([Turn(1.0, 0.0)] * 2 for _ in range(3))
+    assert (second.rounds[0][0].wall, second.said) == (2.0, "two spoke")
+
+
+def test_a_loop_that_ends_is_left_out_where_each_is_alone(fake: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    found = turns.measure([ONE, BREAKS, TWO], Amount(rounds=2, turns=2, steps=1, together=False))
+    assert [one.loop.title for one in found] == ["one", "two"]
+    assert "it ended" in capfd.readouterr().err
+    lines = gpu.told_of([ONE, BREAKS, TWO], found, ["table"])
+    assert lines == ["table", "three ended before its last step: not measured.\n"]
+
+
+@pytest.mark.parametrize(("loops", "together"), [([ONE, BREAKS], True), ([BREAKS, ONE], False)])
+def test_without_the_one_that_ended_there_is_nothing_to_compare(
+    fake: list[str], loops: list[Loop], together: bool
+) -> None:
+    with pytest.raises(RuntimeError, match="it ended"):
+        turns.measure(loops, Amount(rounds=1, turns=2, steps=1, together=together))
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Real ones, whose steps are nothing, and which import no torch. Programs: "goes", "ends"."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/__init__.py").write_text(f"__path__.append({str(turns.ROOT / 'benchmarks')!r})")
+    (tmp_path / "benchmarks/loops.py").write_text(PROGRAM)
+    monkeypatch.setattr(turns, "ROOT", tmp_path)
+    return tmp_path
+
+
+PROGRAM = """
+import os, sys
+from benchmarks import turns
+turns._finished = lambda: None
+mine = turns.here()
+print(os.environ.get("RANK"), os.listdir(os.environ["LAUNCH_RUN_FOLDER"]), flush=True)
+for step in range(3 if sys.argv[1] == "ends" else 1_000_000):
+    mine.step()
+"""
+
+
+def test_all_ranks_of_a_loop_take_its_turns(processes: Path) -> None:
+    loop = Loop("goes", "goes", {"writes": True}, ranks=2)
+    (found,) = turns.measure([loop], Amount(rounds=2, turns=3, steps=100, warm_up=1))
+    assert [len(each) for each in found.rounds] == [3, 3]
+    assert all(turn.wall > 0 and turn.cpu >= 0 for each in found.rounds for turn in each)
+    assert found.said == "0 []\n"  # in an empty run folder
+
+
+def test_a_loop_that_comes_to_an_end_is_an_error(processes: Path) -> None:
+    loop = Loop("too short", "ends", {"writes": True})
+    with pytest.raises(RuntimeError, match="too short ended"):
+        turns.measure([loop], Amount(rounds=1, turns=1, steps=1000, warm_up=1))
+
+
+# --- What they are told ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [jobs.NANOGPT, jobs.HARDLY, gpu.REAL.gpt, gpu.SHRUNK.gpt])
+def test_the_trainer_understands_the_jobs(shape: dict[str, int]) -> None:
+    told = {**jobs.JOB, "text": "text", "shape": shape}
+    parsed = parse(jobs.config(told, precision="bf16", compile=True, cuda_graphs=True))
+    assert (parsed.steps, parsed.batch_size, parsed.eval.every) == (jobs.STEPS, 12, 0)
+    assert parsed.model._asdict().items() >= shape.items()
+    assert parse(jobs.config({**told, "steps": 1, "warmup_steps": 1})).steps == 1  # what starts.start tells it
+
+
+def test_the_plain_loop_is_there_twice_and_everyone_has_the_same_job() -> None:
+    told = {**jobs.JOB, "text": "text"}
+    found = training.loops(told, 2, peers=True)
+    titles = ["plain loop", "plain loop, again", "trainer", "HF accelerate", "Lightning Fabric"]
+    assert [loop.title for loop in found] == titles
+    assert {loop.ranks for loop in found} == {2}
+    assert [loop.told for loop in found if loop.program != "trainer"] == [told] * 4
+
+
+def test_what_a_gpt_of_124_million_parameters_computes() -> None:
+    """855 MFLOP a token by nanoGPT's formula."""
+    assert gpu._flops_per_token(gpu.REAL.gpt) == pytest.approx(855e6, rel=0.002)
+
+
+def test_an_h100_has_a_peak_and_no_gpu_none() -> None:
+    assert gpu._peak(gpu.Device("NVIDIA H100 80GB HBM3", "13.0")) == 989e12
+    assert gpu._peak(gpu.Device("no GPU", "")) is None
+
+
+def test_pictures_are_what_a_folder_of_classes_is(tmp_path: Path) -> None:
+    from train.data.listing import listed
+
+    with gpu.pictures(gpu.SHRUNK, different=3) as folder:
+        train, held_out = listed(folder, tmp_path, "pictures")
+        assert (len(train), train.classes, held_out) == (20, 10, None)
+        assert train.read(0)[0].startswith(b"\xff\xd8")
+
+
+def test_a_real_picture_is_as_large_as_one_of_imagenet() -> None:
+    import numpy as np
+
+    assert 60_000 < len(gpu._jpeg(np.random.default_rng(0), gpu.REAL.pixels)) < 180_000
+
+
+def test_what_a_trainer_chose_is_told_without_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/t")
+    said = "gpt: 5 parameters; /t/tmp1/text, 2 M bytes\n  compile  false: no compiler\nstep 1/9  loss 2\nstep 2/9"
+    (chosen,) = gpu.told_of([], [measured("trainer", [1.0], said=said), PLAIN], [])
+    assert chosen == (
+        "trainer:\n\n```\ngpt: 5 parameters; data made for this, 2 M bytes\n  compile  false: no compiler\n```\n"
+    )
+
+
+def test_scripts_that_are_started_are_python() -> None:
+    for title, script in starts.SCRIPTS.items():
+        compile(script, title, "exec")
+    assert starts.SCRIPTS[starts.EMPTY].count("torch") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts", "amount"),
+    [
+        ([], None, Amount(6, 4, 10)),
+        (["--rounds", "2", "--gpu"], [], Amount(2, 4, 10)),
+        (["--steps", "0", "--gpu", "gpt", "small"], ["gpt", "small"], Amount(6, 4, 0)),
+    ],
+)
+def test_what_the_command_says_counts(arguments: list[str], parts: list[str] | None, amount: Amount) -> None:
+    options = training.parsed(arguments)
+    assert (options.gpu, training.amount_of(options, Amount(6, 4, 10))) == (parts, amount)
+
+
+def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["training.py", "--write"])
+    training.conclude("training", Amount(6, 4, 10), "hardware", lambda: ["| table |", ""], write=True)
+    training.conclude("unwritten", Amount(6, 4, 10), "hardware", lambda: ["| table |", ""], write=False)
+    (written,) = tmp_path.iterdir()
+    assert re.fullmatch(r"training-\d{4}-\d\d-\d\d\.md", written.name)
+    assert "`python -m benchmarks.training --write`: 6 rounds of 4 turns of 10 steps, 0.0 minutes. hardware." in (
+        written.read_text()
+    )

@@ -75,7 +75,7 @@ NETWORK = {
     "machine": {"type": "l4", "gpus": 2},
     "provisioning": "standard",
     "regions": ["us-central1"],
-    "run": {"config": {"data": "/data/$(HOME) n", "optimizer": {"lr": 1e-4}, "steps": 10}},
+    "run": {"config": {"data": "/gcs/data/$(HOME) n", "optimizer": {"lr": 1e-4}, "steps": 10}},
     "output": "gs://my-bucket/runs",
     "identity": {"network": "projects/1/global/networks/n", "reserved_ip_ranges": ["y", "0x1f"]},
     "vertex": {"experiment": "no", "experiment_run": "1e3", "persistent_resource": "y"},

@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from train import contract
 from train.config import parse
-from train.ending import leave
-from train.errors import ConfigError, TrainError
+from train.ending import done, leave
+from train.errors import ConfigError
 
 if TYPE_CHECKING:
     from train.dist import Ranks
@@ -24,25 +22,17 @@ def main() -> NoReturn:
     """Settings are checked before torch, which takes seconds to load."""
     rank = int(os.environ.get("RANK") or 0)
     ranks: Ranks | None = None
-    try:
+
+    def work() -> NoReturn:
+        nonlocal ranks
         config = parse(read_config(os.environ.get(contract.CONFIG) or "{}"))
         with without_garbage():
             from train import dist, loop
         ranks = dist.join(os.environ)
         loop.train(config, ranks, os.environ)
         dist.finish(ranks)
-    except TrainError as error:
-        if _speaks(ranks, rank, error):
-            print(f"train: {error}", file=sys.stderr, flush=True)
-        code = int(error.exit)
-    except SystemExit as stopped:
-        code = int(stopped.code or 0)
-    except KeyboardInterrupt:
-        code = 130  # 128 + SIGINT
-    except BaseException:  # noqa: BLE001 - the process ends here, whatever it was, and by os._exit
-        traceback.print_exc()
-        code = int(contract.Exit.FAILED)
-    leave(code, rank=rank)
+
+    leave(done("train", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
 
 
 @contextmanager
@@ -50,18 +40,20 @@ def without_garbage() -> Iterator[None]:
     """Imports make a million objects that stay. To look for garbage among them takes a fifth of their time, and later,
     again and again, a tenth of a second in which the other ranks wait for this one."""
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
-def _speaks(ranks: Ranks | None, rank: int, error: TrainError) -> bool:
+def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
     """Whether this rank prints its error. What is wrong in the config is so on all ranks, and told without torch."""
     if isinstance(error, ConfigError):
         return rank == 0
     from train import dist
 
-    return dist.speaks(ranks)
+    return dist.speaks(ranks, error)
 
 
 def read_config(text: str) -> dict[str, Any]:

@@ -38,6 +38,7 @@ XIDS: Final = {
     109: Xid("the GPU could not change from one program to another", f"the GPU needs a reset: {_MACHINE}"),
     119: Xid("the GPU's own processor (GSP) did not answer", f"the GPU needs a reset: {_MACHINE}"),
     120: Xid("an error of the GPU's own processor (GSP)", f"the GPU needs a reset: {_MACHINE}"),
+    **dict.fromkeys(range(144, 151), Xid("an error of an NVLink", f"if it comes again, {_MACHINE}", doubtful=True)),
     140: Xid(
         "an uncorrectable memory error that was not contained", f"the GPU needs a reset: {_MACHINE}", doubtful=True
     ),
@@ -60,7 +61,9 @@ HOT: Final = {
 HOT_SHARE, HOT_LOOKS = 0.1, 12
 """A share of a GPU's looks that is worth a line, once there are so many."""
 
-IDLE_SHARE, IDLE_SECONDS = 0.1, 120.0
+IDLE_SHARE, IDLE_SECONDS, FIRST_SECONDS = 0.1, 300.0, 1200.0
+"""A GPU that is busy for less of the time has no work: an evaluation that is compiled, or a save, takes minutes. Before
+its first work a checkpoint may come from a bucket, and the whole model be compiled."""
 RAM_SHARE, DISK_SHARE = 0.95, 0.05
 SILENT_SECONDS: Final = 30.0
 
@@ -80,6 +83,7 @@ class Alarms:
     _said: set[str] = field(default_factory=set)
     _looks: Counter[int] = field(default_factory=Counter)
     _hot: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _worked: set[int] = field(default_factory=set)
     _busy: dict[int, float] = field(default_factory=dict)
     _ecc: dict[int, int] = field(default_factory=dict)
 
@@ -150,13 +154,16 @@ class Alarms:
 
     def _idle(self, gpu: Row, now: float) -> Iterator[Alarm]:
         """A peer that has gone, or a loader that hangs: in both cases someone should look."""
-        if gpu.get("util", 1.0) >= IDLE_SHARE:
-            self._busy[gpu["gpu"]] = now
-        elif now - self._busy.setdefault(gpu["gpu"], now) >= IDLE_SECONDS:
-            minutes = IDLE_SECONDS / 60
-            yield from self._once(
-                f"idle {gpu['gpu']}", f"{_name(gpu)} has had next to no work for {minutes:.0f} minutes"
-            )
+        index = gpu["gpu"]
+        if "util" not in gpu:
+            return
+        if gpu["util"] >= IDLE_SHARE:
+            self._worked.add(index)
+            self._busy[index] = now
+            return
+        limit = IDLE_SECONDS if index in self._worked else FIRST_SECONDS
+        if now - self._busy.setdefault(index, now) >= limit:
+            yield from self._once(f"idle {index}", f"{_name(gpu)} has had next to no work for {limit / 60:.0f} minutes")
 
 
 def _name(gpu: Row) -> str:

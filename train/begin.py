@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from train import contract, state
-from train.checkpoint import Manifest
-from train.config import Checkpoint
-from train.dist import on_first
+from train import interval, randomness, state
 from train.errors import UsageError
-from train.fence import Fence, next_start
-from train.interval import DEFAULT_MTBF_HOURS, Interval
-from train.resume import PATIENT_SECONDS, Resumed, changes, look_first, resume
+from train.manifests import Manifest
+from train.resume import Resumed, changes, resume, scratch, take_over
 from train.saver import Saver, Snapshot
 from train.setup import Run, seed
 from train.storage import Storage
@@ -30,9 +24,7 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
     storage = run.storage
     if storage is None:
         return run
-    fences: list[Fence] = []  # rank 0's alone: it can't travel to the others
-    on_first(run.ranks, lambda: look_first(storage.within(PATIENT_SECONDS), about(run)))
-    start = on_first(run.ranks, lambda: _take(storage, env, fences))
+    claim = take_over(run.ranks, storage, about(run), env)
     resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found), scratch(env))
     if run.ranks.rank == 0:
         _tell(run, storage, resumed)
@@ -41,9 +33,9 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
         storage,
         run.config.checkpoint,
         run.sink,
-        start=start,
-        fence=fences[0] if fences else None,
-        interval=interval(run.config.checkpoint, env),
+        start=claim.start,
+        fence=claim.fence,
+        interval=interval.chosen(run.config.checkpoint, env),
     )
     return replace(run, saver=saver, resumed=resumed, began=time.monotonic())
 
@@ -59,41 +51,22 @@ def about(run: Run, **more: Any) -> dict[str, Any]:
 def to_save(run: Run, **more: Any) -> Snapshot:
     """All that a checkpoint holds, as it is now."""
     buffers = frozenset(f"model/{name}" for name, _ in run.model.named_buffers())
-    own = {"random": state.read_random(run.ranks.device)}
+    own = {"random": randomness.read(run.ranks.device)}
     return Snapshot(state.read(run), own, about(run, **more), buffers)
-
-
-def scratch(env: Mapping[str, str]) -> Path | None:
-    """Where a checkpoint is unpacked: a folder that the node removes, whatever happens to this process."""
-    return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
-
-
-def interval(settings: Checkpoint, env: Mapping[str, str]) -> Interval:
-    """As the config says; `auto` goes by what launch expects of the machines."""
-    named = {"auto": None, "off": math.inf}
-    fixed = named[settings.minutes] if isinstance(settings.minutes, str) else settings.minutes * 60
-    return Interval(fixed, float(env.get(contract.MTBF) or DEFAULT_MTBF_HOURS))
-
-
-def _take(storage: Storage, env: Mapping[str, str], fences: list[Fence]) -> str:
-    patient = storage.within(PATIENT_SECONDS)
-    attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
-    start = contract.start_name(int(attempt), int(generation)) if attempt and generation else next_start(patient)
-    fences.append(Fence(patient, start))
-    return start
 
 
 def _restore(run: Run, found: Resumed) -> None:
     try:
         state.restore(run, found.laid_out(state.layout(run)))
         if (own := found.own(run.ranks)) is not None:
-            state.restore_random(own["random"], run.ranks.device)
+            randomness.restore(own["random"], run.ranks.device)
         else:
             seed(run.config, run.ranks, found.manifest.step)
     except (RuntimeError, KeyError, ValueError) as error:
         if isinstance(error, RuntimeError) and "state_dict" not in str(error):
             raise  # memory, or a device: no fault of the code, and not for good
-        raise UsageError(f"{found.manifest.folder} doesn't fit this code: {error}") from error
+        said = " ".join(str(error).split())[:400]  # torch names each tensor on a line of its own
+        raise UsageError(f"{found.manifest.folder} doesn't fit this code: {said}") from error
     run.state["interruptions"] += 1
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints: numbered parts with sizes and digests in a manifest, which is written last and makes them valid.
+"""Checkpoints for programs of your own: to read one anywhere (`load`), and to save and go on.
 
-A script of your own saves and goes on in a few lines, under torchrun or not; without a run folder they do nothing:
+A script saves and goes on in a few lines, under torchrun or not; without a run folder they do nothing:
 
     from train import checkpoint
     state = {"model": model, "optimizer": optimizer}
@@ -11,185 +11,51 @@ A script of your own saves and goes on in a few lines, under torchrun or not; wi
         if checkpoint.preempted():
             checkpoint.leave()
 
-A step's folder has a sub-folder for each start of the run that saved it, so that two never mix:
-
-    checkpoints/step-00000300/0001-0002/rank-00000-0000.part …    what rank 0 saved: a torch.save file, in pieces
-    checkpoints/step-00000300/0001-0002/manifest.json             sizes and digests; there once everything else is
-
-`torch.load` notices a lost byte but no flipped one, so a reader checks the digests first and trusts manifests only.
+torch is loaded with the first call that needs it. `train.manifests` says what a checkpoint is.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
-from train import contract
+from train import contract, manifests, shards
 from train.config import Checkpoint as Settings
-from train.cutter import WORKERS, Part
-from train.errors import TrainError, UsageError
-from train.storage import Storage, open_storage
-from train.storage.sources import checksum
+from train.manifests import CheckpointError
+from train.storage import open_storage
 
-FORMAT = 1
-"""Counts up when an older launch could not read what is written."""
-
-OLD_MANIFEST = "/manifest.json"
-
-
-class CheckpointError(TrainError):
-    """A checkpoint that is not there, or is not what its manifest says."""
-
-
-class Manifest(NamedTuple):
-    """What makes a checkpoint: `shards` has each rank's parts in their order, `about` what the run said of itself."""
-
-    step: int
-    start: str
-    shards: tuple[tuple[Part, ...], ...]
-    about: dict[str, Any]
-
-    @property
-    def folder(self) -> str:
-        return contract.checkpoint_folder(self.step, self.start)
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for shard in self.shards for part in shard)
-
-
-# --- Writing --------------------------------------------------------------------------------------------------------
-
-
-def commit(storage: Storage, manifest: Manifest) -> None:
-    """Make a checkpoint valid: all of its parts are there. Raises FileExistsError if another one is in its place."""
-    name = contract.manifest(manifest.step, manifest.start)
-    storage.write(name, encoded(manifest), create=True)
-
-
-def encoded(manifest: Manifest) -> bytes:
-    """As JSON, the digest of all the rest in the last line: a manifest too may be damaged."""
-    shards = [[part._asdict() for part in shard] for shard in manifest.shards]
-    data = {"format": FORMAT, "step": manifest.step, "start": manifest.start, "shards": shards, "about": manifest.about}
-    return json.dumps({**data, "sha256": _digest(data)}, indent=1).encode()
-
-
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-# --- Reading --------------------------------------------------------------------------------------------------------
-
-
-def manifests(names: Iterable[str]) -> list[str]:
-    """The manifests among the names of a run folder, the newest step and start first.
-
-    Raises UsageError if there are checkpoints of a version before manifests had a start.
-    """
-    found = [(match["step"], match["start"], name) for name in names if (match := contract.MANIFEST.match(name))]
-    if not found and (old := [name for name in names if name.endswith(OLD_MANIFEST)]):
-        raise UsageError(_other_version(old[0], 0))
-    return [name for _, _, name in sorted(found, reverse=True)]
-
-
-def _other_version(name: str, version: object) -> str:
-    return (
-        f"{name} was written by another version of launch (format {version}, this one reads {FORMAT}): "
-        "go on with that version, or begin a new run (--new)"
-    )
-
-
-def read_manifest(storage: Storage, name: str) -> Manifest:
-    """Raises CheckpointError if it is damaged or isn't there, and UsageError if another version wrote it."""
-    try:
-        data = json.loads(storage.read(name))
-        digest = data.pop("sha256")
-        whole = digest == _digest(data)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{name} is damaged: {error}") from error
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{name} is gone") from error
-    if not whole:
-        raise CheckpointError(f"{name} is damaged: its digest is not that of its content")
-    if data["format"] != FORMAT:
-        raise UsageError(_other_version(name, data["format"]))
-    shards = tuple(tuple(Part(**part) for part in shard) for shard in data["shards"])
-    manifest = Manifest(data["step"], data["start"], shards, data["about"])
-    if name != contract.manifest(manifest.step, manifest.start):
-        raise CheckpointError(f"{name} is that of another checkpoint ({manifest.folder})")
-    return manifest
-
-
-def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:
-    """Bring a checkpoint's shards to local files, each part checked, several at once.
-
-    Raises CheckpointError if a part is missing or damaged, and OutputError if the storage can't be read.
-    """
-    paths = [folder / f"rank-{rank:05d}.pt" for rank in range(len(manifest.shards))]
-    jobs = []
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
-        for path, shard in zip(paths, manifest.shards, strict=True):
-            path.touch()
-            offset = 0
-            for part in shard:
-                jobs.append(pool.submit(_fetch_part, storage, manifest.folder, part, path, offset))
-                offset += part.bytes
-        for job in jobs:
-            job.result()
-    return paths
-
-
-def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: int) -> None:
-    try:
-        data = storage.read(f"{folder}/{part.name}")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}/{part.name} is missing") from error
-    if len(data) != part.bytes or checksum(data) != part.crc32c:
-        raise CheckpointError(f"{folder}/{part.name} is damaged: size or CRC32C is not the manifest's")
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def read_shard(path: Path) -> dict[str, Any]:
-    """What one rank saved, its tensors mapped from the file. No pickled code is ever run."""
-    import torch
-
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return content
+__all__ = ["CheckpointError", "due", "leave", "load", "preempted", "restore", "save"]
 
 
 def load(url: str, step: int | None = None) -> dict[str, Any]:
     """A checkpoint's whole state for a program of your own: `load(RUN_FOLDER)["model"]` is the model's state_dict, and
     `["ranks"]` has what was each rank's own.
 
-    The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what it has is damaged.
+    The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what there is is damaged,
+    UsageError if another version of launch wrote it, and OutputError if the storage can't be read.
     """
     from train.pieces import wholes
     from train.plain import decoded
-    from train.state import joined
+    from train.shares import joined
 
     storage = open_storage(url)
-    wanted = [name for name in manifests(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
+    wanted = [name for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
     reasons = [] if wanted else ["there is none"]
     for name in wanted:
         try:
             with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
-                paths = fetch(storage, read_manifest(storage, name), Path(folder))
-                shards = [read_shard(path) for path in paths]
-                tensors = wholes(shards)
+                paths = shards.fetch(storage, manifests.read(storage, name), Path(folder))
+                saved = [shards.read(path) for path in paths]
+                tensors = wholes(saved)
         except CheckpointError as error:
             reasons.append(str(error))
         else:
-            state: dict[str, Any] = decoded(joined(tensors, shards[0]["rest"]))
-            return state | {"ranks": [shard["own"] for shard in shards]}
+            state: dict[str, Any] = decoded(joined(tensors, saved[0]["rest"]))
+            return state | {"ranks": [shard["own"] for shard in saved]}
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
 
@@ -199,56 +65,7 @@ def _is_of(name: str, step: int | None) -> bool:
     return step is None or (match is not None and int(match["step"]) == step)
 
 
-# --- Keeping --------------------------------------------------------------------------------------------------------
-
-
-def prune(
-    storage: Storage, step: int, start: str, *, last: int, every: int, give_up: Callable[[], bool] = lambda: False
-) -> list[str]:
-    """After `start` has saved `step`: remove what `keep` doesn't name. Of the steps up to this one the `last` newest
-    stay, and the multiples of `every` (0: none). Steps beyond it are of a checkpoint that was passed over as broken:
-    they go, and so does what was left unfinished. Returns the folders that went. The manifest goes first."""
-    names = storage.list(f"{contract.CHECKPOINTS}/")
-    doomed = expendable(names, step, start, last=last, every=every)
-
-    def delete(name: str) -> None:
-        if not give_up():
-            storage.delete(name)
-
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
-        for folder in doomed:
-            delete(f"{folder}/manifest.json")
-            parts = [name for name in names if name.startswith(f"{folder}/") and not name.endswith("/manifest.json")]
-            list(pool.map(delete, parts))
-    return doomed
-
-
-def expendable(names: Sequence[str], step: int, start: str, *, last: int, every: int) -> list[str]:
-    """The folders, of one start and step each, that `prune` removes. Pure."""
-    whole = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
-    whole = {folder for folder in whole if folder.rpartition("/")[2] <= start}
-    newest: dict[int, str] = {}
-    for folder in sorted(folder for folder in whole if _step(folder) <= step):
-        newest[_step(folder)] = folder
-    kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
-    folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
-    unfinished = {folder for folder in folders - whole if folder.rpartition("/")[2] <= start}
-    return sorted(unfinished | (whole - {newest[step] for step in kept}))
-
-
-def _step(folder: str) -> int:
-    return int(folder.split("/")[1].removeprefix("step-"))
-
-
-def discard(storage: Storage, folder: str, give_up: Callable[[], bool] = lambda: False) -> None:
-    """Remove the parts of a save that failed: they would fill the disk, or be billed."""
-    for name in storage.list(f"{folder}/"):
-        if give_up():
-            return
-        storage.delete(name)
-
-
-# --- For a script of your own (train.script does the work) ----------------------------------------------------------
+# --- A script of your own: train.script does the work ----------------------------------------------------------------
 
 
 def restore(

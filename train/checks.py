@@ -102,14 +102,14 @@ def judge(facts: Facts, *, processes: int | None, wanted: Mapping[str, Any], clo
     | a lowered power limit or clock, a slowdown without work        | warns        |
     | /dev/shm of less than SHM_LIMIT                                | warns        |
 
-    Elsewhere, in a rehearsal, all of it warns: it goes on with the CPU.
+    Elsewhere, in a rehearsal, all of it warns: it goes on, on the CPU if need be.
     """
     found = [*_counted(facts, processes, wanted), *_of_software(facts, wanted), *_of_kind(facts, wanted)]
     found += [*health.faults(facts.cards, facts.links), *_of_shm(facts)]
     serious, warnings = [one.text for one in found if one.ends], [one.text for one in found if not one.ends]
     if cloud and serious:
         return Findings("; ".join(serious), tuple(warnings))
-    return Findings("", (*(f"{line}; going on, as this is not the cloud" for line in serious), *warnings))
+    return Findings("", (*(f"{line}; a rehearsal goes on" for line in serious), *warnings))
 
 
 def _counted(facts: Facts, processes: int | None, wanted: Mapping[str, Any]) -> Iterator[Fault]:

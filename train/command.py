@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +62,23 @@ def missing(task: Task, folder: Path) -> str:
         return f"{task.target}: no such file in {folder}"
     if task.kind == "command" and not shutil.which(task.args[0]):
         return f"{task.args[0]}: no such command"
+    if task.kind == "module" and (lacking := _lacking(task.target, folder)):
+        return f"{task.target}: there is no module {lacking}, neither in {folder} nor installed"
+    return ""
+
+
+def _lacking(module: str, folder: Path) -> str:
+    """The first part of a module's name that nothing is found for, without importing any; "" if all of it is there."""
+    parts = module.split(".")
+    where: Sequence[str] | None = [*sys.path, str(folder)]
+    for count, part in enumerate(parts, start=1):
+        if where is None:
+            return f"{module} ({'.'.join(parts[: count - 1])} is no package)"
+        found = PathFinder.find_spec(part, where) or (find_spec(part) if count == 1 else None)
+        if found is None:
+            return ".".join(parts[:count])
+        inside = found.submodule_search_locations
+        where = getattr(inside, "_path", inside)  # a namespace's would look for its parent, which isn't imported
     return ""
 
 

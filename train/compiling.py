@@ -19,6 +19,7 @@ from train.choice import Choice
 from train.config import Config
 from train.dist import Ranks, gather, meet
 from train.models import blocks
+from train.models.losses import losses
 from train.storage import Storage
 
 MOST = 0.5
@@ -41,6 +42,8 @@ class Plan(NamedTuple):
     mode: Literal["off", "regional", "whole"]
     why: str
     blocks: tuple[nn.Module, ...] = ()
+    beside: tuple[nn.Module, ...] = ()
+    """What is compiled alone beside the blocks: the loss, which reads and writes more than a block does."""
     graphs: Choice | None = None
     """CUDA graphs, where the spec asks for them: the kernels of a pass are started together."""
 
@@ -62,7 +65,7 @@ def plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = 
     found = tuple(blocks(model))
     if against := _against(found, model):
         return Plan("whole", against, graphs=graphs)
-    return Plan("regional", f"{len(found)} blocks alike", found, graphs)
+    return Plan("regional", f"{len(found)} blocks alike", found, tuple(losses(model)), graphs)
 
 
 def _against(found: Sequence[nn.Module], model: nn.Module) -> str | None:
@@ -145,7 +148,7 @@ def _prepare(plan: Plan) -> None:
     _dynamo.config.recompile_limit = len(plan.blocks) + SPARE_GRAPHS
     # Else graphs are cut where DDP's buckets end: blocks are such cuts themselves.
     _dynamo.config.optimize_ddp = plan.mode == "whole"
-    for block in plan.blocks:
+    for block in (*plan.blocks, *plan.beside):
         block.compile(backend=BACKEND)
 
 
@@ -169,7 +172,7 @@ class Marked:
 def _undo(plan: Plan) -> None:
     from torch import _dynamo
 
-    for block in plan.blocks:
+    for block in (*plan.blocks, *plan.beside):
         block._compiled_call_impl = None
     _dynamo.reset()
 

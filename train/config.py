@@ -6,10 +6,10 @@ to import. Every key has a default: an empty config trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from train.configrules import FOREIGN_OWN, is_foreign, line, own_functions, problems, spelled_out
+from train.configrules import FOREIGN_OWN, is_foreign, line, own_functions, own_paths, problems, spelled_out
 from train.errors import ConfigError
 from train.settings import (
     DEFAULT,
@@ -54,6 +54,7 @@ __all__ = [
     "as_data",
     "line",
     "own_functions",
+    "own_paths",
     "parse",
     "problems",
 ]
@@ -63,7 +64,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     """The settings with their defaults. Raises ConfigError with all problems."""
     found = problems(config)
     if found:
-        raise ConfigError("run.config can't be used:\n" + "\n".join(f"  {line(problem)}" for problem in found))
+        raise ConfigError(_refusal([line(problem) for problem in found]))
     config = spelled_out(config)
     model = _model(config.get("model", {"name": "gpt"}))
     steps = config.get("steps", DEFAULT.steps)
@@ -79,6 +80,12 @@ def parse(config: Mapping[str, Any]) -> Config:
         profile=Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
         **{name: _unless_auto(value) if name in _AUTO else value for name, value in plain.items()},
     )
+
+
+def _refusal(lines: Sequence[str]) -> str:
+    if len(lines) == 1:
+        return f"run.config can't be used: {lines[0]}"
+    return "run.config can't be used:\n" + "\n".join(f"  {one}" for one in lines)
 
 
 _AUTO = frozenset({"micro_batch_size", "compile", "channels_last"})

@@ -56,10 +56,18 @@ FOREIGN_OWN: Final = ("pretrained", "task")
 """Keys of a foreign model that are ours; all others are its own."""
 
 _FLAG = one_of(True, False)
-_PATH = Rule(
-    lambda v: isinstance(v, str) and v.strip() != "",
-    "python-stdlib, synthetic, a file or a folder, gs://…, or your own my_pkg.data:build",
-)
+
+
+def _is_place(value: Any) -> bool:
+    """A path, or an object or folder of a bucket: of all that has a scheme, the trainer reads gs:// alone."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return not _SCHEME.match(value) or bool(_BUCKET.match(value))
+
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/")
+_BUCKET = re.compile(r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)")
+_PATH = Rule(_is_place, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, or your own my_pkg.data:build")
 _GPT: Final[dict[str, Any]] = {
     "name": one_of(*PRESETS),
     "n_layer": whole(1, 1000),
@@ -89,9 +97,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "model": Rule(lambda v: isinstance(v, Mapping), "a name or a mapping with a name"),
     "data": {
         "path": _PATH,
-        "tokenizer": Rule(
-            lambda v: isinstance(v, str) and v.strip() != "", "bytes, a tokenizer.json, or tiktoken:ENCODING"
-        ),
+        "tokenizer": Rule(_is_place, "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING"),
         "block_size": whole(2, 1_000_000),
         "image_size": whole(8, 4096),
         "settings": _MAPPING,
@@ -150,6 +156,20 @@ def own_functions(config: Mapping[str, Any]) -> dict[str, str]:
     named = {key: long[key].get(name) for key, name in inner if isinstance(long.get(key), Mapping)}
     found = {**named, "loss": long.get("loss")}
     return {key: name for key, name in found.items() if _is_code(name)}
+
+
+def own_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """The local files and folders that a config names, by where it does: `data`, `data.tokenizer`."""
+    data = spelled_out(config).get("data")
+    if not isinstance(data, Mapping):
+        return {}
+    named = {"data": data.get("path", "synthetic"), "data.tokenizer": data.get("tokenizer", "bytes")}
+    return {key: path for key, path in named.items() if isinstance(path, str) and not _comes_by_itself(path)}
+
+
+def _comes_by_itself(path: str) -> bool:
+    known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "tiktoken:"))
+    return known or _is_code(path)
 
 
 def _is_code(name: object) -> bool:

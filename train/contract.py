@@ -228,6 +228,10 @@ def machine_end(instance: str) -> str:
     return f"{MACHINES}/{instance}.json"
 
 
+MEAN_STEPS: Final = 10
+"""The event `end` has the mean loss of so many steps, the first (`train_loss_first`) and the last ones."""
+
+
 # --- Exit codes -----------------------------------------------------------------------------------------------------
 
 

@@ -150,18 +150,23 @@ def meet(ranks: Ranks) -> None:
         pause = min(2 * pause, POLL_SECONDS)
 
 
-def speaks(ranks: Ranks | None) -> bool:
-    """Whether this rank prints its error: rank 0 does, and, where rank 0 has none, the first of the others.
+def speaks(ranks: Ranks | None, error: BaseException) -> bool:
+    """Whether this rank prints its error.
 
-    `ranks` is None before `join`: the error is then this process's own.
+    One of ours: rank 0 does, and, where rank 0 has none, the first of the others; but not what another rank has said in
+    the same words. Of torch's RuntimeErrors those don't count that come when another rank has said why it ends: what
+    they tell of is that it has gone. `ranks` is None before `join`: the error is then this process's own.
     """
     if ranks is None or ranks.store is None:
         return True
+    ours, first = isinstance(error, TrainError), ranks.rank == 0
     with suppress(RuntimeError):  # the store is gone, and so is rank 0
-        if ranks.rank:
+        if isinstance(error, RuntimeError) or (ours and not first):
             _wait_for(ranks.store, _SAID, MOMENT)
-        return ranks.store.add(_SAID, 1) == 1 or ranks.rank == 0
-    return ranks.rank == 0
+        same = ranks.store.add(f"{_SAID}/{error}", 1) > 1
+        alone = ranks.store.add(_SAID, 1) == 1
+        return (alone or first) and not same if ours else alone or not isinstance(error, RuntimeError)
+    return first
 
 
 _SAID = "said"

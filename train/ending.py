@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,9 +19,13 @@ from typing import NoReturn
 
 from train import contract
 from train.contract import Exit
+from train.errors import TrainError
 
 _DELIBERATE = frozenset(Exit) - {Exit.FAILED}
 
+
+NOTICE_SECONDS = 14.0
+"""From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
 
 PEER_SECONDS = 3.0
 """How long a rank that was told to stop waits for a peer that may be dead, beyond the usual length of a step."""
@@ -93,6 +99,43 @@ def _listen(listening: socket.socket, told: Told, stuck: Callable[[Told], None])
                 stuck(told)
 
 
+def done(name: str, work: Callable[[], object], speaks: Callable[[BaseException], bool]) -> int:
+    """Do a program's `work`, whatever comes of it; the exit code for `leave`. On the rank that `speaks` for it
+    an error of ours is told in one line, and any other with where it came from."""
+    try:
+        work()
+    except TrainError as error:
+        if speaks(error):
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return int(error.exit)
+    except SystemExit as stopped:
+        return _code(stopped)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException as error:  # noqa: BLE001 - the process ends here, whatever it was, and by os._exit
+        if isinstance(error, BrokenPipeError) and unread():
+            return 128 + signal.SIGPIPE
+        if speaks(error):
+            traceback.print_exc()
+        return int(Exit.FAILED)
+    return int(Exit.OK)
+
+
+def _code(stopped: SystemExit) -> int:
+    """Of --help, or a signal; others that call sys.exit may give it a text."""
+    if stopped.code is None or isinstance(stopped.code, int):
+        return stopped.code or 0
+    print(stopped.code, file=sys.stderr, flush=True)
+    return int(Exit.FAILED)
+
+
+def unread() -> bool:
+    """Whether nobody reads our stdout any more (`… | head`): no error, and nothing to tell."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def leave(code: int, *, rank: int = 0) -> NoReturn:
     """End this process with `code`, without the interpreter's own exit, in which gloo may abort or hang.
 
@@ -107,7 +150,8 @@ def leave(code: int, *, rank: int = 0) -> NoReturn:
         sys.stderr.flush()
     except (OSError, ValueError) as error:  # a full disk, a closed pipe: nothing may keep this process here
         with suppress(OSError, ValueError):
-            print(f"train: {error}", file=sys.stderr, flush=True)
+            if not isinstance(error, BrokenPipeError):
+                print(f"train: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(int(code))
 

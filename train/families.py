@@ -2,7 +2,8 @@
 
 The names are those that NVIDIA's libraries, PyTorch, Inductor and NCCL give: cuBLAS (gemm, nvjet on Hopper, xmma),
 CUTLASS, cuDNN (…fprop, …dgrad, …wgrad, implicit…), FlashAttention (flash_fwd, fmha), Inductor (triton_tem_: matrix
-products by templates; triton_poi_, triton_red_, triton_per_: pointwise and reductions), NCCL (ncclDevKernel_…).
+products by templates; triton_poi_, triton_red_, triton_per_: pointwise and reductions, whatever the operators are that
+the rest of the name lists), NCCL (ncclDevKernel_…).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("to_device", r"memcpy htod"),
     ("to_host", r"memcpy dtoh"),
     ("optimizer", r"multi_tensor_apply|fused_?adam|adam\w*_kernel|fused_?sgd"),
-    ("memory", r"memcpy|memset|at::native.*(elementwise|copy)"),
+    ("memory", r"memcpy|memset|at::native.*(elementwise|copy)|^triton_(poi|red|per|for|split|unk)_"),
     ("compute", r"gemm|gemv|cijk_|cutlass|cublas|nvjet|xmma|wgmma|flash|fmha|attention|attn|winograd|implicit_con"),
     ("compute", r"fprop|dgrad|wgrad|scudnn|cudnn.*conv|conv(olution|_depthwise|2d)|triton_tem|_mm_"),
     ("memory", r"elementwise|reduce|reduction|norm|softmax|copy|concat|catarray|fill|gather|scatter|index|embedding"),
-    ("memory", r"dropout|transpose|permute|triton_(poi|red|per|for|split)|bn_(fw|bw)|pool|cross_entropy|nll_loss"),
+    ("memory", r"dropout|transpose|permute|bn_(fw|bw)|pool|cross_entropy|nll_loss"),
     ("memory", r"sort|scan|cub::|unrolled|upsample|nchwtonhwc|nhwctonchw|cast|distribution_"),
 )
 _KERNEL_RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _KERNELS)

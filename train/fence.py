@@ -64,6 +64,14 @@ class Fence:
         raise _superseded(read(self._storage)[0], self.start)
 
 
+def taken(storage: Storage, env: Mapping[str, str]) -> Fence:
+    """The fence of the start that the node has numbered in `env`, or by hand of the one behind the last. Raises
+    SupersededError if this or a later start has it."""
+    attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
+    numbered = contract.start_name(int(attempt), int(generation)) if attempt and generation else ""
+    return Fence(storage, numbered or next_start(storage))
+
+
 def read(storage: Storage) -> tuple[dict[str, Any], str]:
     """The pointer (start, and step and manifest once there is a checkpoint) and its version; empty if there is none, or
     if what is there isn't ours: readers trust manifests only, so nothing is lost with it."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from train import contract
+from train.config import Checkpoint
 
 FIRST_SECONDS = 60.0
 """`auto` has measured nothing yet: the first save comes after so long, and tells what one costs."""
@@ -41,6 +45,13 @@ class Interval:
             f"a checkpoint every {span(self._measured)}: one costs {cost:.2g} s of training, and an interruption is "
             f"expected every {span(between)} (Young's rule)"
         )
+
+
+def chosen(settings: Checkpoint, env: Mapping[str, str]) -> Interval:
+    """As the config says; `auto` goes by what launch expects of the machines."""
+    named = {"auto": None, "off": math.inf}
+    fixed = named[settings.minutes] if isinstance(settings.minutes, str) else settings.minutes * 60
+    return Interval(fixed, float(env.get(contract.MTBF) or DEFAULT_MTBF_HOURS))
 
 
 def young(cost: float, between: float) -> float:

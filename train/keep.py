@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from train import plain
-from train import state as states
+from train import plain, randomness
 from train.dist import Ranks
 from train.errors import UsageError
 from train.resume import Resumed
@@ -72,7 +71,7 @@ def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
         _put_all(state, plain.decoded(found.shared))
         if (mine := found.own(ranks)) is not None:
             _put_all(own, plain.decoded(mine["own"]))
-            states.restore_random(mine["random"], ranks.device)
+            randomness.restore(mine["random"], ranks.device)
     except KeyError as error:
         raise UsageError(f"{folder} doesn't fit this script: it has no {error}") from error
     except (RuntimeError, ValueError) as error:

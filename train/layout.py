@@ -16,6 +16,10 @@ TILE = 64
 NVIDIA's guide to matrix multiplication asks of an A100, and why nanoGPT pads GPT-2's 50257 tokens to 50304."""
 
 
+ELSEWHERE = "it pays on a GPU, in 16 bits"
+"""Why images lie as they came."""
+
+
 def padded(size: int) -> int:
     """The next multiple of TILE."""
     return -(-size // TILE) * TILE
@@ -38,7 +42,7 @@ def channels_last(model: nn.Module, config: Config, device: torch.device, *, hal
     if asked or (asked is None and here):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub leaves it out
         model.register_forward_pre_hook(_by_pixel)
-    why = "the spec says so" if asked is not None else "convolutions in 16 bits" if here else "it pays in 16 bits"
+    why = "the spec says so" if asked is not None else "convolutions in 16 bits" if here else ELSEWHERE
     return Choice("channels last", str(here if asked is None else asked).lower(), why)
 
 

@@ -5,14 +5,10 @@ torchrun --standalone --nproc-per-node 2 -m train
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from functools import partial
-from threading import Thread
-from typing import Any, NoReturn
+from contextlib import nullcontext
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -26,27 +22,19 @@ from train.data.batch import split
 from train.data.source import Batch
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks, gather, mean, meet, same_buffers
-from train.ending import PEER_SECONDS, Told, heeding_sigterm, leave
-from train.errors import DisagreementError, OutputError, PreemptedError, SupersededError, TrainError
+from train.ending import Told, heeding_sigterm
+from train.errors import DisagreementError, SupersededError, TrainError
+from train.leaving import give_way, leave_the_dead, save_rows
 from train.pieces import whole
 from train.precision import autocast
 from train.recorder import Step
-from train.rows import Row
+from train.reporting import block, event, report_if_due, tell_start
 from train.setup import Run, no_trace, seed, setup
-
-ROWS_SECONDS = 1.5
-"""What the last rows get when a rank has gone: the others wait for this one."""
-
-NOTICE_SECONDS = 14.0
-"""From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
 
 WARM_UP_STEPS = 2
 
 UNFINISHED = "Expected to have finished reduction"
 """What DDP says in a forward pass if the backward pass before it broke off after it had begun to speak to the peers."""
-
-LONG_STEP = 0.5
-"""Seconds. Longer steps are agreed upon at once: see train.agreement."""
 
 
 def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
@@ -105,7 +93,8 @@ def first_gradients(run: Run, batch: Batch) -> None:
     """In a static graph's first pass DDP counts gradients: if the memory runs out, none can be done again."""
     before = run.portions.size
     try:
-        gradients(run, batch)
+        with memory.by_its_name():
+            gradients(run, batch)
     except torch.OutOfMemoryError as error:
         if run.portions.halve():
             memory.learn(run.storage, run.portions.size)
@@ -113,7 +102,7 @@ def first_gradients(run: Run, batch: Batch) -> None:
 
 
 def left_to_do(run: Run) -> bool:
-    return bool(run.state["step"] < run.config.steps or run.state["eval_due"])
+    return not run.is_done
 
 
 def train_step(run: Run) -> None:
@@ -141,7 +130,8 @@ def gradients_that_fit(run: Run, batch: Batch) -> Tensor:
     while True:
         was, before = before, run.portions.size
         try:
-            return gradients(run, batch)
+            with memory.by_its_name():
+                return gradients(run, batch)
         except torch.OutOfMemoryError as error:
             said = str(error).partition("\n")[0]
         except RuntimeError as error:
@@ -171,58 +161,28 @@ def less(run: Run, before: int, said: str) -> None:
 def gradients(run: Run, batch: Batch) -> Tensor:
     """Add up the gradients of this rank's share; the last backward averages them over the ranks. Returns the loss."""
     parts = split(batch, run.portions.size)
-    total = torch.zeros((), device=run.ranks.device)
+    losses: list[Tensor] = []
     for number, (x, y) in enumerate(parts, start=1):
         with nullcontext() if number == len(parts) else run.no_sync():
             with run.profiler.range("forward"), autocast(run.numbers, run.ranks.device):
-                loss = run.forward(x, y) / len(parts)
+                loss = run.forward(x, y)
+                loss = loss / len(parts) if len(parts) > 1 else loss
             with run.profiler.range("backward"):
                 run.scaler.scale(loss).backward()
-        total += loss.detach()
-    return total
+        losses.append(loss.detach().clone())  # a CUDA graph writes the next one to the same place
+    return reduce(torch.add, losses)
 
 
 def update(run: Run) -> Tensor:
     """Clip, step, forget the gradients. Returns the norm before clipping."""
     run.scaler.unscale_(run.optimizer)
-    norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.grad_clip or float("inf")))
+    norm = whole(clip_grad_norm_(run.parameters, run.config.optimizer.grad_clip or float("inf")))
     if not run.scaler.is_enabled():  # which does that by itself
         finite.skip_unless_finite(run.optimizer, norm)
     run.scaler.step(run.optimizer)
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def report_if_due(run: Run) -> None:
-    """Write a block of rows, and now and then a line."""
-    step = run.state["step"]
-    if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
-        return
-    rows = block(run)
-    if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
-        left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
-        print(progress.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
-
-
-def block(run: Run) -> list[Row]:
-    """Write the rows since the last block, and what was skipped. Raises NonFiniteError on all ranks alike."""
-    rows = run.recorder.block()
-    run.sink.put(with_events(run, rows))
-    run.guard.look(rows)
-    return rows
-
-
-def with_events(run: Run, rows: list[Row]) -> list[Row]:
-    """The rows, and what happened in their steps, on any rank."""
-    told = [*rows]
-    for row in rows:
-        if "skipped" in row:
-            told.append(_event("non_finite", step=row["step"], samples=run.source.drawn(row["step"])))
-        if row.get("micro_batch", run.state["micro_batch"]) != run.state["micro_batch"]:
-            run.state["micro_batch"] = row["micro_batch"]
-            told.append(_event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
-    return told
 
 
 @torch.no_grad()
@@ -242,7 +202,7 @@ def evaluate(run: Run, told: Told) -> None:
     run.model.train()
     step, run.state["eval_due"] = run.state["step"], False
     run.state["eval_loss"] = mean(run.ranks, total / batches).item()
-    run.sink.put([_event("eval", step=step, loss=run.state["eval_loss"])])
+    run.sink.put([event("eval", step=step, loss=run.state["eval_loss"])])
     if run.ranks.rank == 0:
         print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}", flush=True)
 
@@ -253,7 +213,7 @@ def boundary(run: Run, told: Told) -> None:
     told.obey()
     saver = run.saver
     wish = Wish(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
-    agreed = run.agreement.turn(wish, at_once=run.recorder.usual > LONG_STEP)
+    agreed = run.agreement.turn(wish, run.recorder.usual)
     if agreed.leave:
         raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
     if agreed.stop:
@@ -266,29 +226,6 @@ def boundary(run: Run, told: Told) -> None:
             with run.profiler.range("checkpoint"):
                 saver.begin(run.state["step"], to_save(run))
             told.saving, told.alive = False, time.monotonic()
-
-
-def give_way(run: Run, told: Told) -> NoReturn:
-    """A preemption: save once, and leave. All ranks are here at the same step."""
-    step, left = run.state["step"], NOTICE_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
-    told.saving = True
-    rows = run.recorder.block()
-    with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
-        run.sink.put([*with_events(run, rows), _event("preempted", step=step)])
-    run.guard.look(rows)
-    if run.saver is None:
-        raise SystemExit(128 + signal.SIGTERM)
-    try:
-        run.saver.save(step, to_save(run), limit=left)
-    except OutputError as error:
-        if run.ranks.rank == 0:
-            print(f"preempted at step {step}, and not saved in time: {error}", flush=True)
-        raise SystemExit(128 + signal.SIGTERM) from error
-    try:
-        run.sink.close(ROWS_SECONDS)
-    except Exception as error:  # noqa: BLE001 - the state is safe, and what is left on the disk the node sends
-        print(f"train: {error}", file=sys.stderr, flush=True)
-    raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
 
 
 def conclude(run: Run, told: Told) -> None:
@@ -307,48 +244,5 @@ def conclude(run: Run, told: Told) -> None:
             run.facts | run.recorder.totals() | run.monitor.facts() | {"parameters_sha256": digest, "seconds": seconds}
         )
         end |= {"step": step, "eval_loss": run.state["eval_loss"], "skipped_steps": run.guard.skipped}
-        run.sink.put([_event("end", **end)])
+        run.sink.put([event("end", **end)])
         print(progress.summary(end, run.source.unit, run.storage.url if run.storage else None), flush=True)
-
-
-def tell_start(run: Run) -> None:
-    run.sink.put([_event("start", **run.facts)])
-    if run.resumed:
-        run.sink.put([_event("resumed", step=run.resumed.step, path=run.resumed.folder)])
-        if run.ranks.rank == 0 and not left_to_do(run):
-            print("nothing is left to do", flush=True)
-
-
-def leave_the_dead(run: Run, told: Told) -> None:
-    """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
-    native code, for a peer that has gone, and the others wait for this process."""
-    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
-        if run.ranks.world == 1 or not told.inside:
-            return
-        time.sleep(0.1)
-    print(f"train: rank {run.ranks.rank} waits for a peer that has gone, and leaves", file=sys.stderr, flush=True)
-    with suppress(Exception):
-        run.sink.close(ROWS_SECONDS)
-    leave(128 + signal.SIGTERM)
-
-
-def save_rows(run: Run) -> None:
-    """After an error: what was recorded is written, if that still works; the error itself matters more.
-
-    From a thread, which is not waited for too long: a GPU that waits for a dead rank never answers.
-    """
-    if run.ranks.rank == 0:
-        saving = Thread(target=_save_rows, args=(run,), name="last rows", daemon=True)
-        saving.start()
-        saving.join(2 * ROWS_SECONDS)
-
-
-def _save_rows(run: Run) -> None:
-    with suppress(Exception):
-        run.sink.put(run.recorder.block(alone=True))
-    with suppress(Exception):
-        run.sink.close(ROWS_SECONDS)
-
-
-def _event(name: str, **fields: Any) -> Row:
-    return {"event": name, "time": time.time(), **fields}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -20,6 +21,10 @@ from train.storage import OutputError, Storage
 
 ROOM = 0.9
 """The part of a GPU's memory that a probe may fill: what NCCL, the compiler and fragments take comes on top."""
+
+FULL = re.compile(r"\bout of memory\b|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w*ALLOC\w*_FAILED|NOT_INITIALIZED)")
+"""What CUDA and its libraries say where the memory is all torch's: kernels that can't be loaded, handles (which cuBLAS
+then calls not initialized), workspaces. Triton and NCCL pass CUDA's words on."""
 
 
 class Portions:
@@ -91,13 +96,13 @@ def probed(ranks: Ranks, share: int, attempt: Callable[[int], None], reserved: i
     Raises OutOfMemoryError on all ranks alike: not even one sample fits.
     """
     tried: dict[int, bool] = {}
-    reserved += kept_free(ranks.device)
 
     def fits(size: int) -> bool:
         tried[size] = agreed(ranks, survives(ranks.device, lambda: attempt(size), reserved))
         return tried[size]
 
-    found = largest(divisors(share), fits)
+    with leaving_room(ranks.device):
+        found = largest(divisors(share), fits)
     if found is None:
         raise OutOfMemoryError(
             f"not even one sample fits into the memory of this device ({memory_text(ranks.device)}): a smaller model "
@@ -115,7 +120,8 @@ def is_bounded(device: torch.device) -> bool:
 def survives(device: torch.device, attempt: Callable[[], None], reserved: int) -> bool:
     """Whether the attempt goes well with `reserved` bytes of the device's memory taken."""
     try:
-        _beside(reserved, device, attempt)
+        with by_its_name():
+            _beside(reserved, device, attempt)
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -130,9 +136,31 @@ def _beside(reserved: int, device: torch.device, attempt: Callable[[], None]) ->
     del kept
 
 
-def kept_free(device: torch.device) -> int:
-    """Bytes of a GPU that a probe leaves alone."""
-    return int((1 - ROOM) * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
+@contextmanager
+def leaving_room(device: torch.device) -> Iterator[None]:
+    """Inside torch's tensors take no more of a GPU than `allowed`, and a tensor too much is an error as on a full one.
+
+    A tensor that holds the rest would keep it from those, too, whom it is for: in the first pass CUDA loads its
+    kernels, and cuBLAS and cuDNN open.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    (left, total), own = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
+    part = min(ROOM * before, allowed(left, total, own))  # torch may have been told a limit
+    torch.cuda.set_per_process_memory_fraction(part, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.reset_peak_memory_stats(device)  # the rows say what training takes
+
+
+def allowed(left: int, total: int, own: int) -> float:
+    """The part of a GPU's `total` bytes that torch's tensors may take, of which they have `own`, and `left` are free:
+    ROOM, less what is taken already, by CUDA itself, NCCL or another process."""
+    return max(0.0, ROOM - (total - left - own) / total)
 
 
 def free(device: torch.device) -> None:
@@ -204,13 +232,28 @@ def again(parts: Portions, model: nn.Module, ranks: Ranks) -> bool:
 def in_words(ranks: Ranks) -> Iterator[None]:
     """Memory that runs out inside, where no smaller micro-batch can help: raises OutOfMemoryError, of ours."""
     try:
-        yield
+        with by_its_name():
+            yield
     except torch.OutOfMemoryError as error:
         said = str(error).partition("\n")[0][:160]
         raise OutOfMemoryError(
             f"rank {ranks.rank} is out of memory: {said}: a smaller model, micro_batch_size or block_size, "
             "activation_checkpointing: full, or parallel: fsdp"
         ) from error
+
+
+@contextmanager
+def by_its_name() -> Iterator[None]:
+    """Memory that runs out inside is torch.OutOfMemoryError, whoever it was that asked for it: torch has that name for
+    its own tensors only."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if not FULL.search(str(error)):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
 
 
 def given_up(parts: Portions, before: int, ranks: Ranks) -> OutOfMemoryError:

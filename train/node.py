@@ -178,7 +178,7 @@ class Node:
             say(line)
         processes = processes or facts.gpus or 1
         if self._task.launcher == "torchrun" and processes > 1:
-            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with four lines about it in every start
+            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, in four lines; no result depends on cores
         preflight.check(
             *(env, node, processes, facts.gpus, say, lambda: bool(self._stop.signum)),
             keep=lambda report: self._patiently(lambda: record.write_bench(node, report)),

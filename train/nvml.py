@@ -111,6 +111,8 @@ class Gpus:
                     gpu.reads.remove(read)
                 elif error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                     return row | {"lost": True}
+            except AttributeError:  # an old pynvml, as some images have it, doesn't know what was asked
+                gpu.reads.remove(read)
         moved: dict[str, float] = {name: row.pop(name) for name in ("pcie_rx", "pcie_tx") if name in row}
         rates = gpu.pcie.of(moved, time.monotonic())
         return row | {f"{name}_mb_s": round(rate / 1e6, 2) for name, rate in rates.items()}
@@ -122,18 +124,19 @@ class Gpus:
         return error.value in never
 
     def _event_set(self) -> Any:
-        """For Xid errors; None where they can't be had."""
+        """For Xid errors, of those GPUs that tell theirs; None where they can't be had."""
         nvml = self._nvml
-        with suppress(nvml.NVMLError):
+        with suppress(nvml.NVMLError, AttributeError):
             events = nvml.nvmlEventSetCreate()
             for gpu in self._gpus:
-                nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                with suppress(nvml.NVMLError):
+                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
             return events
         return None
 
     def _xids(self) -> Iterator[tuple[int | None, int]]:
         """The GPU, if it still says which it is, and the error."""
-        with suppress(self._nvml.NVMLError):  # at the latest a timeout: there are no more
+        with suppress(self._nvml.NVMLError, AttributeError):  # at the latest a timeout: there are no more
             for _ in range(MOST_XIDS if self._events is not None else 0):
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 yield self._index(event.device), int(event.eventData)
@@ -177,7 +180,7 @@ def _clocks(nvml: Nvml, handle: Any) -> Row:
 def _throttle(nvml: Nvml, handle: Any) -> Row:
     try:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except nvml.NVMLError:  # its name before driver 535
+    except (nvml.NVMLError, AttributeError):  # its name before driver 535
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return {"throttle": [name for bit, name in THROTTLES.items() if bits & bit]}
 
@@ -218,7 +221,8 @@ _FIELDS: Final = {
 
 
 def _numbers(nvml: Nvml, names: Sequence[str]) -> list[int]:
-    return [getattr(nvml, f"NVML_FI_DEV_{name}") for name in names]
+    """Those that this pynvml knows."""
+    return [number for name in names if (number := getattr(nvml, f"NVML_FI_DEV_{name}", None)) is not None]
 
 
 def _fields(nvml: Nvml, handle: Any, numbers: Sequence[int]) -> dict[int, int]:

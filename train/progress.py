@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from train import contract
+from train.contract import MEAN_STEPS
 
 
 def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
@@ -31,16 +35,22 @@ class Pace:
         return True
 
 
-def summary(end: Mapping[str, Any], unit: str, where: str | None) -> str:
-    """The table that closes a run, from its end event."""
+def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[str, str] = os.environ) -> str:
+    """The table that closes a run, from its end event. What launch tells of the run at its end (launcher.cli.summary:
+    losses, speed and folder) is left out where it has started the run."""
     rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {_machine(end)}")]
-    rows += [("loss", f"{_nats(end['train_loss_first'])} -> {_nats(end['train_loss_last'])}")]
-    rows += _held_out(end)
-    rows += [("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + _mfu(end))]
+    rows += [] if contract.RUN in env else _results(end, unit)
     rows += [("model", f"{end['parameters']:,} parameters")]
     rows += [("sha256", f"{end['parameters_sha256'][:16]}…  {agreement(end['world_size'])}")]
-    rows += [("run folder", where or "none: LAUNCH_RUN_FOLDER is not set")]
+    rows += [] if contract.RUN in env else [("run folder", where or f"none: {contract.RUN_FOLDER} is not set")]
     return "\n".join(["", *(f"  {name:<11} {value}" for name, value in rows), ""])
+
+
+def _results(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+    first, last = _nats(end["train_loss_first"]), _nats(end["train_loss_last"])
+    short = end["step"] <= MEAN_STEPS  # both are the mean of all steps
+    loss = f"{last} (mean of all steps)" if short else f"{first} -> {last} (means of {MEAN_STEPS} steps)"
+    return [("loss", loss), *_held_out(end), ("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + _mfu(end))]
 
 
 def agreement(world: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from train.contract import MEAN_STEPS
 from train.dist import Ranks, gather_tensors
 from train.rows import Row
 from train.timing import Stopwatch, Times, memory_gb
@@ -29,9 +30,6 @@ class Step(NamedTuple):
     counts: bool = True
     micro: int = 0
 
-
-ENDS = 10
-"""Steps at each end of the run whose mean loss the summary shows."""
 
 TIMED = 1000
 """Steps, the last ones, whose median time is the run's speed."""
@@ -54,7 +52,7 @@ class Recorder:
     micro: int = 0
     _steps: list[Step] = field(default_factory=list)
     _first: list[float] = field(default_factory=list)
-    _last: deque[float] = field(default_factory=lambda: deque(maxlen=ENDS))
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_STEPS))
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
     _due: int = 1
     usual: float = 0.0
@@ -79,14 +77,14 @@ class Recorder:
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
         numbers = self._means(steps, times, alone)
         rows: list[Row] = []
-        for step, (loss, norm, _, micro), (seconds, ended) in zip(steps, numbers, times, strict=True):
+        for step, (loss, norm, usual, micro), (seconds, ended) in zip(steps, numbers, times, strict=True):
             rows.append(self._row(step, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
             if 0 < micro < self.micro:
                 rows[-1]["micro_batch"] = int(micro)
             if isfinite(norm):
                 self._remember(loss)
             if step.counts or not self._seconds:
-                self._seconds.append(seconds)
+                self._seconds.append(usual)  # not this rank's own: the ranks must take turns together
         self.usual = self.step_seconds()
         self._due = steps[-1].number + max(1, int(FRESH_SECONDS / numbers[-1][2]))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
@@ -94,7 +92,7 @@ class Recorder:
     def _means(self, steps: Sequence[Step], times: Times, alone: bool) -> list[list[float]]:
         """Of each step: loss, gradient norm, seconds and (the least) micro-batch, the same on all ranks. Added exactly
         (fsum), so that no bit depends on how many steps a block has, which is a matter of the clock."""
-        own = torch.stack([torch.stack([step.loss.double(), step.norm.double()]) for step in steps])
+        own = torch.stack([torch.stack([step.loss, step.norm]) for step in steps]).to(_exact(self.ranks.device))
         host = [[seconds, step.micro] for step, (seconds, _) in zip(steps, times, strict=True)]
         own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
         all_of = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
@@ -114,7 +112,7 @@ class Recorder:
         return {"mfu": self.flops / seconds / self.peak} if self.flops and self.peak else {}
 
     def _remember(self, loss: float) -> None:
-        if len(self._first) < ENDS:
+        if len(self._first) < MEAN_STEPS:
             self._first.append(loss)
         self._last.append(loss)
 
@@ -137,6 +135,11 @@ class Recorder:
         seconds = self.step_seconds()
         ends = {"train_loss_first": _mean(self._first), "train_loss_last": _mean(self._last)}
         return ends | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """The numbers that are gathered: a Mac's GPU has no float64, and is alone."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _mean(values: Collection[float]) -> float:

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from train import checkpoint, contract, pieces, state
-from train.checkpoint import CheckpointError, Manifest
+from train import contract, fence, manifests, pieces, shards
 from train.dist import Ranks, gather, meet, on_first, once_per_node
 from train.errors import OutputError, UsageError
+from train.fence import Fence
+from train.manifests import CheckpointError, Manifest
+from train.shares import State, joined
 from train.storage import Storage
 
 PATIENT_SECONDS = 900.0
@@ -33,29 +35,52 @@ class Resumed(NamedTuple):
     shards: Sequence[Mapping[str, Any]]
 
     @property
-    def shared(self) -> state.State:
+    def shared(self) -> State:
         """The state that all ranks have alike. Raises ValueError if parts of a tensor are missing."""
         return self.laid_out(lambda _path: None)
 
-    def laid_out(self, like: Callable[[str], Tensor | None]) -> state.State:
+    def laid_out(self, like: Callable[[str], Tensor | None]) -> State:
         """The same, but of what is shared out among the ranks only this rank's parts: no more of them is read. `like`
         says of a tensor's path as which one it is to be shared out (as state.layout)."""
         # Copies: the optimizer keeps what it is given, and would keep the file with it.
         tensors = {path: pieces.like(like(path), saved) for path, saved in pieces.stored(self.shards).items()}
-        joined: state.State = state.joined(tensors, self.shards[0]["rest"])
-        return joined
+        state: State = joined(tensors, self.shards[0]["rest"])
+        return state
 
-    def own(self, ranks: Ranks) -> state.State | None:
+    def own(self, ranks: Ranks) -> State | None:
         """This rank's own state; None if the run had another number of ranks."""
         return dict(self.shards[ranks.rank]["own"]) if len(self.shards) == ranks.world else None
 
 
+class Claim(NamedTuple):
+    """This start's right to the run folder. `fence` is rank 0's alone: it can't travel to the others."""
+
+    start: str
+    fence: Fence | None
+
+
+def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Mapping[str, str]) -> Claim:
+    """Take the run folder over from older starts, which end; but first see that it is a folder of this run.
+
+    Raises, on all ranks alike, UsageError (it belongs to another spec), SupersededError and OutputError.
+    """
+    patient = storage.within(PATIENT_SECONDS)
+    mine: list[Fence] = []
+
+    def take() -> str:
+        look_first(patient, about)
+        mine.append(fence.taken(patient, env))
+        return mine[0].start
+
+    start = on_first(ranks, take)
+    return Claim(start, mine[0] if mine else None)
+
+
 def look_first(storage: Storage, about: Mapping[str, Any]) -> None:
-    """Before this start takes the folder over, which ends an older one: raise UsageError if it belongs to another spec,
-    going by the newest manifest that can be read."""
-    for name in checkpoint.manifests(storage.list(f"{contract.CHECKPOINTS}/")):
+    """Raise UsageError if the run folder belongs to another spec, going by the newest manifest that can be read."""
+    for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")):
         with suppress(CheckpointError):
-            return refuse_another(checkpoint.read_manifest(storage, name).about, about, storage.url)
+            return refuse_another(manifests.read(storage, name).about, about, storage.url)
     return None
 
 
@@ -75,13 +100,13 @@ def resume(
     if the storage can't be read.
     """
     patient = storage.within(PATIENT_SECONDS)
-    names = on_first(ranks, lambda: checkpoint.manifests(patient.list(f"{contract.CHECKPOINTS}/")))
+    names = on_first(ranks, lambda: manifests.listed(patient.list(f"{contract.CHECKPOINTS}/")))
     for name in names:
         fetched = once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
             bad = next((one.reason for one in gather(ranks, fetched) if one.reason), "")
             if fetched.manifest and not bad:
-                use(Resumed(fetched.manifest, [checkpoint.read_shard(path) for path in fetched.paths]))
+                use(Resumed(fetched.manifest, [shards.read(path) for path in fetched.paths]))
                 return fetched.manifest
             if ranks.rank == 0:
                 print(f"a checkpoint is passed over: {bad}", flush=True)
@@ -91,6 +116,11 @@ def resume(
     if names and ranks.rank == 0:
         print("no checkpoint can be used: the run begins at step 1 again", flush=True)
     return None
+
+
+def scratch(env: Mapping[str, str]) -> Path | None:
+    """Where a checkpoint is unpacked: a folder that the node removes, whatever happens to this process."""
+    return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
 
 
 class _Fetched(NamedTuple):
@@ -106,9 +136,9 @@ def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path 
     inside = scratch if scratch and scratch.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=inside))
     try:
-        manifest = checkpoint.read_manifest(storage, name)
+        manifest = manifests.read(storage, name)
         refuse_another(manifest.about, about, storage.url)
-        return _Fetched(folder, manifest, checkpoint.fetch(storage, manifest, folder))
+        return _Fetched(folder, manifest, shards.fetch(storage, manifest, folder))
     except CheckpointError as error:
         return _Fetched(folder, reason=str(error))
     except OSError as error:

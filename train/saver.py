@@ -14,17 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from train import checkpoint, contract
-from train.checkpoint import Manifest
+from train import contract, manifests, pruning
 from train.config import Checkpoint
 from train.cutter import CancelledError, Part, write_shard
 from train.dist import Ranks
 from train.errors import OutputError, SupersededError, TrainError
 from train.fence import Fence
 from train.interval import Interval, span
+from train.manifests import Manifest
 from train.metrics import Sink
 from train.notes import Notes
-from train.state import HostCopies, State, share, split
+from train.shares import HostCopies, State, share, split
 from train.storage import Storage
 
 LIMIT_SECONDS = 1800.0
@@ -220,7 +220,7 @@ class Saver:
         if save.cancelled.is_set():
             raise CancelledError("given up for another save")
         try:
-            checkpoint.commit(self._storage.within(save.left), manifest)
+            manifests.commit(self._storage.within(save.left), manifest)
         except FileExistsError as error:
             raise SupersededError(f"another process has written {manifest.folder}; this one leaves it alone") from error
         save.manifest = contract.manifest(save.step, self._start)
@@ -243,7 +243,7 @@ class Saver:
     def _prune(self, save: Save) -> None:
         """What can't be removed now is removed after the next save."""
         try:
-            checkpoint.prune(
+            pruning.prune(
                 self._storage.within(PRUNE_SECONDS),
                 save.step,
                 self._start,
@@ -283,7 +283,7 @@ class Saver:
         """What a failed save left would fill the disk, or be billed."""
         try:
             folder = contract.checkpoint_folder(save.step, self._start)
-            checkpoint.discard(self._storage, folder, save.cancelled.is_set)
+            pruning.discard(self._storage, folder, save.cancelled.is_set)
         except (OSError, TrainError) as error:
             _say(f"its parts can't be removed: {error}")
 

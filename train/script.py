@@ -20,28 +20,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it, untyped
 
-from train import contract, keep, metrics
-from train import state as states
+from train import contract, interval, keep, metrics, randomness
 from train.agreement import Agreement, Wish
-from train.begin import interval, scratch
 from train.config import Checkpoint
-from train.dist import Ranks, gather, on_first, speaks
-from train.ending import Told, leave
+from train.dist import Ranks, gather, speaks
+from train.ending import NOTICE_SECONDS, Told, leave
 from train.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
-from train.fence import Fence, next_start
 from train.preempted import close_rows, heard, listening
-from train.resume import FIXED, PATIENT_SECONDS, changes, look_first, resume
+from train.resume import FIXED, changes, resume, scratch, take_over
 from train.saver import LIMIT_SECONDS, Saver, Snapshot
 from train.storage import Storage, open_storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-NOTICE_SECONDS = 14.0
-"""As the trainer's: from the notice of a preemption to a durable checkpoint."""
-
-LONG_STEP = 0.5
-"""Seconds. As the trainer's: longer steps are agreed upon at once."""
 
 END_SECONDS, FAILED_SECONDS = 600.0, 5.0
 """How long a script that has ended, or failed, waits for the save that is under way."""
@@ -82,7 +73,7 @@ class Script:
         self._look_at_the_clock()
         told = self.told.preempted or bool(self.notice and os.path.exists(self.notice))  # noqa: PTH110 - each step
         wish = Wish(stop=told, save=self.saver.due(), leave=self.saver.superseded is not None)
-        agreed = self.agreement.turn(wish, at_once=self.usual > LONG_STEP)
+        agreed = self.agreement.turn(wish, self.usual)
         if agreed.leave:
             raise self.saver.superseded or SupersededError("another start of this run has taken it over")
         self.saver.stepped(step, self.usual, self.trained, self.interruptions)
@@ -128,7 +119,7 @@ class Script:
 
     def _snapshot(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> Snapshot:
         past = {"seconds": self.trained, "interruptions": self.interruptions}
-        mine = {"random": states.read_random(self.ranks.device), "own": keep.content(own)}
+        mine = {"random": randomness.read(self.ranks.device), "own": keep.content(own)}
         return Snapshot(keep.content(state), mine, {**_about(self.ranks), "script": past}, keep.buffers(state))
 
     def _last_save(self, saver: Saver, snapshot: Snapshot) -> None:
@@ -200,7 +191,7 @@ def _here() -> Script:
 
 
 def _leave(error: TrainError) -> NoReturn:
-    if speaks(_ranks):
+    if speaks(_ranks, error):
         _say(str(error))
     close_rows()
     leave(int(error.exit), rank=_ranks.rank if _ranks else int(os.environ.get("RANK") or 0))
@@ -245,19 +236,9 @@ def _joined(env: Mapping[str, str]) -> Ranks:
 
 def _saver(ranks: Ranks, storage: Storage, settings: Checkpoint, env: Mapping[str, str]) -> Saver:
     """Takes the run folder over, unless it belongs to another kind of run."""
-    fences: list[Fence] = []  # rank 0's alone: it can't travel to the others
-    patient = storage.within(PATIENT_SECONDS)
-
-    def take() -> str:
-        look_first(patient, _about(ranks))
-        attempt, generation = env.get(contract.ATTEMPT), env.get(contract.GENERATION)
-        start = contract.start_name(int(attempt), int(generation)) if attempt and generation else next_start(patient)
-        fences.append(Fence(patient, start))
-        return start
-
-    start = on_first(ranks, take)
-    sink, fence = metrics._default() if ranks.rank == 0 else metrics.Null(), fences[0] if fences else None
-    return Saver(ranks, storage, settings, sink, start=start, fence=fence, interval=interval(settings, env))
+    claim = take_over(ranks, storage, _about(ranks), env)
+    sink, often = metrics._default() if ranks.rank == 0 else metrics.Null(), interval.chosen(settings, env)
+    return Saver(ranks, storage, settings, sink, start=claim.start, fence=claim.fence, interval=often)
 
 
 def _about(ranks: Ranks) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from train import contract, fsdp, memory, metrics, models, optim, precision
 from train.agreement import Agreement
 from train.bench import peaks
-from train.checkpoint import Manifest
 from train.choice import lines
 from train.config import Config, as_data
 from train.data import Source, open_data
@@ -29,6 +28,7 @@ from train.data.feed import Feed
 from train.data.source import draw, share
 from train.dist import Ranks, on_first
 from train.finite import Guard
+from train.manifests import Manifest
 from train.memory import Portions
 from train.monitor import Monitor, open_monitor
 from train.profile import Profiler, open_profiler
@@ -61,6 +61,8 @@ class Run:
     feed: Feed
     model: nn.Module
     forward: Any
+    parameters: tuple[nn.Parameter, ...]
+    """The model's: to look for them in it at every step would take longer than to clip their gradients."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     numbers: precision.Numbers
@@ -84,6 +86,11 @@ class Run:
     def seconds(self) -> float:
         """Of training, over all starts of the run."""
         return float(self.state["seconds"]) + time.monotonic() - self.began
+
+    @property
+    def is_done(self) -> bool:
+        """All steps, and the evaluation after the last one."""
+        return self.state["step"] >= self.config.steps and not self.state["eval_due"]
 
     def no_sync(self) -> AbstractContextManager[None]:
         """In it a backward pass keeps its gradients to this rank."""
@@ -128,6 +135,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         feed=feed,
         model=model,
         forward=prepared.forward,
+        parameters=tuple(model.parameters()),
         optimizer=optimizer,
         scaler=precision.scaler(numbers, ranks.device),
         numbers=numbers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,13 +25,23 @@ class Stopwatch(Protocol):
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+    """For the steps to come. The peak of a GPU's memory is theirs too, and not that of the probe before them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return CudaStopwatch()
+    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else _at_once)
+
+
+def _at_once() -> None:
+    """A CPU has done what it was told when the call returns."""
 
 
 class HostStopwatch:
-    """The host does the work, so its clock says when it was done."""
+    """The host does the work, so its clock says when it was done; for a Mac's GPU it waits at the end of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, done: Callable[[], None]) -> None:
+        """`done` returns when the device has done what it was given."""
+        self._done = done
         self._began = 0.0
         self._times: Times = []
 
@@ -38,6 +49,7 @@ class HostStopwatch:
         self._began = time.perf_counter()
 
     def stop(self) -> None:
+        self._done()
         self._times.append((time.perf_counter() - self._began, time.time()))
 
     def read(self) -> Times:
@@ -77,9 +89,11 @@ def _recorded() -> torch.cuda.Event:
 
 
 def memory_gb(device: torch.device) -> float:
-    """GB (1e9 bytes): the peak that torch allocated on a GPU, or what the process holds now on the CPU."""
+    """GB (1e9 bytes): the peak that torch allocated on a GPU; what it holds now on a Mac's; on the CPU the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 1e9
     return _resident_bytes() / 1e9
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -13,6 +14,8 @@ from typing import Any
 
 from train import contract
 from train.errors import TrainError, UsageError
+
+OURS = __name__.partition(".")[0]
 
 
 class Own:
@@ -56,6 +59,8 @@ def _module(name: str, what: str) -> ModuleType:
     folder = _code()
     if str(folder) not in sys.path and "" not in sys.path:
         sys.path.append(str(folder))  # behind Python's own modules and ours, as the node does it
+    if hidden := _hidden(name.partition(".")[0], folder):
+        raise UsageError(f"{what}: {hidden}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -65,6 +70,20 @@ def _module(name: str, what: str) -> ModuleType:
         raise UsageError(f"{what} can't be imported {said(error)}{hint}") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} can't be imported {said(error)}") from error
+
+
+def _hidden(top: str, folder: Path) -> str:
+    """That another module comes before the user's file or package of that name; empty if none does."""
+    mine = [path for path in (folder / top, folder / f"{top}.py") if path.exists()]
+    module = sys.modules.get(top)
+    found = module.__spec__ if module else importlib.util.find_spec(top)
+    if not mine or found is None:
+        return ""
+    places = [Path(place) for place in (found.origin, *(found.submodule_search_locations or ())) if place]
+    if any(place.resolve().is_relative_to(path.resolve()) for place in places for path in mine):
+        return ""
+    whose = "Python's own" if top in sys.stdlib_module_names else "launch's own" if top == OURS else "the installed"
+    return f"{_place(str(mine[0]))} can't be imported: {whose} module {top} comes first. Give it another name"
 
 
 def _not_found(name: str, missing: str, folder: Path) -> str:

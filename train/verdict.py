@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ NO_DEVICE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the verdict; 2 if the trace can't be read, or says nothing."""
+    """Prints the verdict; 2 if the trace can't be read, or says nothing, and 141 if nobody reads what is printed."""
     asked = _asked(arguments)
     os.nice(asked.nice)
     try:
@@ -41,7 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if asked.pack and asked.trace.exists():
             pack(asked.trace)
-    print(json.dumps(as_data(found)) if asked.json else shown(found))
+    return _told(json.dumps(as_data(found)) if asked.json else shown(found))
+
+
+def _told(text: str) -> int:
+    """Print it. Who reads no further (`… | head`) is no trouble."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written once more at the exit
+        return 128 + signal.SIGPIPE
     return 0
 
 

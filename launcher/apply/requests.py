@@ -114,11 +114,6 @@ class Job(Struct, frozen=True, kw_only=True):
         """The images of all replicas, each once."""
         return tuple(sorted({pool.container_spec.image_uri for pool in self.pools}))
 
-    @property
-    def variables(self) -> frozenset[str]:
-        """The names in all containers' environments."""
-        return frozenset(entry.name for pool in self.pools for entry in pool.container_spec.env)
-
 
 def fingerprint(job: Job, code: str) -> str:
     """Sixteen hex digits of what the job computes: commands, environment, replicas, and the digest of the user's code.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Output
+from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
 from train import contract
 
@@ -28,7 +28,7 @@ def bench(
         typer.Option("--only", help="Some of matmul,memory,host,allreduce,amp,loader.", metavar="PARTS"),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 where something is far too slow.")] = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Measure this machine: matrix products, memory, links, AMP, data loading.
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from launcher.cli.options import Output, Regions, RunName
+from launcher.cli.options import Output, OutputFormat, Regions, RunName
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.apply.running import Clock
     from launcher.apply.services import Services
-    from launcher.cli.following import World
     from launcher.cli.runs import Run
+    from launcher.cli.world import World
     from launcher.jobs import Job
 
 
@@ -22,7 +20,7 @@ def cancel(
     run: RunName,
     *,
     regions: Regions = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Cancel a run, and wait until that is confirmed.
 
@@ -30,10 +28,9 @@ def cancel(
     """
     from launcher.apply.googleapis import UnreachableError
     from launcher.cli.closing import storage_of
-    from launcher.cli.following import here
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.runs import one_run, searched
-    from launcher.cli.status import job_data, printed
+    from launcher.cli.world import here
 
     world = here()
     found = one_run(world, run, searched(regions))
@@ -43,16 +40,8 @@ def cancel(
     for job in ended:
         note(world, job)
     errors += not_removed(service, [job for job in found.jobs if job.is_over])
-    shown = ended or ([] if active else [found.job])
     done = bool(active) or barred(world, found)
-    if output_format is Output.text:
-        for job in shown:
-            print(f"{'' if done else 'nothing to do: '}{end_text(found, job)}")
-        if done and not active:
-            print("no other attempt will be made")
-    elif shown:
-        data = [job_data(found.id, job) for job in shown]
-        printed({**data[0], "jobs": data}, output_format)
+    show(found, ended or ([] if active else [found.job]), output_format, done=done, only_barred=done and not active)
     if errors:
         raise errors[0]
     if found.unread:
@@ -131,6 +120,21 @@ def barred(world: World, run: Run) -> bool:
     except LaunchError as error:
         say(f"whether some launch is about to make another job of {run.id} can't be seen: {error.problem}")
         return False
+
+
+def show(run: Run, jobs: Sequence[Job], output: Output, *, done: bool, only_barred: bool) -> None:
+    """The jobs as they have ended. `done`: by this command; `only_barred`: it had no more to do than to keep the run
+    from another attempt."""
+    from launcher.cli.status import job_data, printed
+
+    if output is Output.text:
+        for job in jobs:
+            print(f"{'' if done else 'nothing to do: '}{end_text(run, job)}")
+        if only_barred:
+            print("no other attempt will be made")
+    elif jobs:
+        data = [job_data(run.id, job) for job in jobs]
+        printed({**data[0], "jobs": data}, output)
 
 
 def end_text(run: Run, job: Job) -> str:

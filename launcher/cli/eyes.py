@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.apply.services import Services
-    from launcher.cli.following import World
+    from launcher.cli.world import World
     from launcher.watch import Line, Progress
     from train.storage import Storage
 

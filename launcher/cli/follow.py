@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from launcher.cli.options import Output, Regions, RunName, WatchFor
+from launcher.cli.options import Output, OutputFormat, Regions, RunName, WatchFor
 
 
 def follow(
@@ -14,16 +10,17 @@ def follow(
     *,
     regions: Regions = None,
     watch_for: WatchFor = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Watch a run to its end.
 
     Its states, lines and progress; and its next attempts, where one ends for want of capacity. Ctrl-C leaves it to
     itself.
     """
-    from launcher.cli.following import follow_run, here
+    from launcher.cli.following import follow_run
     from launcher.cli.preemption import seconds_of
     from launcher.cli.runs import one_run, searched
+    from launcher.cli.world import here
 
     seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
     world = here()

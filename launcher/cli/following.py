@@ -1,8 +1,7 @@
-"""A run in the cloud, followed from this terminal: what it is looked at with, and the page at its end."""
+"""A run in the cloud, followed from this terminal to its end."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -11,24 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from launcher.apply import running
 from launcher.apply.book import NoLedger
-from launcher.apply.compute import Compute
 from launcher.apply.endings import RunEnded, RunSucceeded
 from launcher.apply.ledger import Ledger
-from launcher.apply.running import Clock
-from launcher.apply.services import Services
-from launcher.apply.vertex import Vertex
-from launcher.apply.vms import Vms
 from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
-from launcher.cli.inputs import project
 from launcher.cli.jobtext import run_folder_of
 from launcher.cli.options import Output
 from launcher.cli.runs import Run
 from launcher.cli.telling import Teller
+from launcher.cli.world import World
 from launcher.driver import Course, Gave, Took, drive, failure
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.jobs import Job, command
@@ -36,48 +28,9 @@ from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
     from launcher.apply.book import Book
+    from launcher.apply.services import Services
     from launcher.watch import Event, Eyes
     from train.storage import Storage
-
-
-class World(Struct, frozen=True, kw_only=True):
-    """The cloud, as seen from here."""
-
-    vertex: Vertex
-    vms: Vms
-    project: str
-    clock: Clock
-
-    @property
-    def service(self) -> Services:
-        """Whatever runs jobs."""
-        return Services(self.vertex, self.vms)
-
-    @property
-    def compute(self) -> Compute:
-        """Compute Engine's VMs."""
-        return self.vms.compute
-
-    def of_run(self, folder: Storage | None) -> Services:
-        """The same, where a run's folder tells of VMs that are gone."""
-        return Services(self.vertex, self.vms.beside(folder))
-
-
-def world(name: str) -> World:
-    """A project's. Endpoints and credentials are those of the environment."""
-    gc.enable()  # from here on this process may live for days
-    clock = running.REAL
-
-    def notice(text: str) -> None:
-        print(f"launch: {text}", file=sys.stderr, flush=True)
-
-    vertex, vms = Vertex(name, os.environ, clock, notice=notice), Vms(name, os.environ, clock, notice)
-    return World(vertex=vertex, vms=vms, project=name, clock=clock)
-
-
-def here() -> World:
-    """That of gcloud's own project. Raises UsageError: none is set."""
-    return world(project("vertex", os.environ))
 
 
 class Screen:

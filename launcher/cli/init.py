@@ -24,5 +24,5 @@ def init(
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error
     print(f"Wrote {path}. Next:")
-    print(f"  launch local {path} --gpus 2        # the same job on this machine")
-    print(f"  launch vertex {path} --dry-run      # what would be sent, and what it would cost")
+    print(f"  launch local {path} --gpus 2      # the same job on this machine")
+    print(f"  launch vertex {path} --dry-run    # what would be sent, and what it would cost")

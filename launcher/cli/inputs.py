@@ -12,13 +12,14 @@ import msgspec
 
 from launcher import __version__
 from launcher.cli import code, files, gcloud
+from launcher.cli.datafiles import check_data
 from launcher.cli.functions import check_functions, functions_elsewhere
 from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.sources import Source
-from launcher.spec.checks import own_functions
+from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override, read
 
@@ -65,6 +66,8 @@ def gather(
     beside = folder_of(path) if path else None
     folder = code_folder(spec, beside) if training else None
     found = own_code(spec, folder, no_code(spec, path, target))
+    if training and not image_only:
+        check_data(spec, folder, [file.name for file in found.files], target)
     content = files.content(found.files) if folder else EMPTY
     source = Source(
         recipe=tuple(files.recipe()) if training else (),
@@ -148,14 +151,15 @@ def folder_of(path: Path) -> Path | None:
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
-    """`image.code`, or the spec's own folder when it names a script or functions of the user's.
+    """`image.code`, or the spec's own folder when it names a script, functions of the user's, or files of data there.
 
     Raises:
         UsageError: the spec lies in no folder, and one is needed.
     """
     if folder := below(beside, "image.code", spec.image.code):
         return Path(os.path.realpath(folder))
-    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **own_functions(spec.run)}
+    beside_it = {field: path for field, path in own_files(spec.run).items() if not path.startswith(("/", "~"))}
+    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **own_functions(spec.run), **beside_it}
     if not own or spec.image.uri:
         return None
     if beside is None:
@@ -222,7 +226,7 @@ def project(target: Target, environ: Mapping[str, str]) -> str:
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
-            "gcloud config set project PROJECT, or export CLOUDSDK_CORE_PROJECT=PROJECT (any name does for a dry run)",
+            "gcloud config set project PROJECT\nor: export CLOUDSDK_CORE_PROJECT=PROJECT (any name does for a dry run)",
         )
     return found or "local"
 

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from launcher import catalog
 from launcher.apply.identity import identity_of
 from launcher.cli import following
-from launcher.cli.following import World
 from launcher.cli.inputs import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.preemption import seconds_of
 from launcher.cli.runs import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.telling import Teller
 from launcher.cli.vmplan import Extra, gathered
+from launcher.cli.world import World, of_project
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import plan, with_digest
@@ -58,12 +58,20 @@ class Wish(Struct, frozen=True, kw_only=True):
         return None if self.watch_seconds is None else seconds_of(self.watch_seconds, "--watch-for")
 
 
+def start(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, resume: str | None, new: bool) -> None:
+    """Launch a spec, or go on with the run `resume`. Raises LaunchError."""
+    if resume:
+        resumed(resume, spec, flags, wish, output)
+    else:
+        launch(spec, flags, wish, output, new=new)
+
+
 def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: bool) -> None:
     """Plan a spec, and see its run to its end. Raises LaunchError."""
     seconds = wish.seconds
     inputs = wish.inputs(spec, flags)
     made = plan(inputs.spec, catalog.load(), inputs.context)
-    world = following.world(inputs.context.project)
+    world = of_project(inputs.context.project)
     if new:
         made = anew(made, inputs, world)
     told(made)
@@ -77,7 +85,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     Without a spec the plan is the one that the run was launched with, from its folder.
     """
     seconds = wish.seconds
-    world = following.world(project(wish.target, os.environ))
+    world = of_project(project(wish.target, os.environ))
     if spec:
         run_id = id_of(name, flags, world)
         inputs = wish.inputs(spec, with_field(flags, run_id=run_id))

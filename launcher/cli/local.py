@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, SpecFile, with_flags, words
+from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags, words
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def local(
     # For who plays the platform: the run folder is that of whoever submitted the job, and so are its locks.
     as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Run a job on this machine as Vertex AI would.
 
@@ -91,13 +91,14 @@ def of_request(
     """Show a request from a file, or run it."""
     from launcher.cli import code as codes
     from launcher.cli import files, rehearsal, request
+    from launcher.cli.rehearsed import Rehearsal
 
     body, folder = request.load(path, spec, flags), request.folder(code)
     if dry_run:
         request.show(body, output_format, docker=docker)
         return
     content = files.content(codes.code(folder).files).digest if folder else ""
-    job = rehearsal.Rehearsal(
+    job = Rehearsal(
         request=body, code=folder, content=content, preempt_after=preempt_after, docker=docker, job_id=as_job
     )
     rehearsal.run(job, output_format)
@@ -116,6 +117,7 @@ def of_spec(
     from launcher import catalog
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
+    from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
     from launcher.plan.build import plan
 
@@ -126,22 +128,37 @@ def of_spec(
     if dry_run:
         show(made, output_format, image=docker)
         return
+    check_precision(inputs)
     if new:
         made = anew(made, inputs)
     image = None
     if docker:
         made, image = in_engine(made, inputs)
-    job = rehearsal.Rehearsal(
+    job = Rehearsal(
         request=made.attempts[0].request,
         code=inputs.code,
         content=inputs.context.code.digest,
         plan=made,
         typed=(*([str(spec)] if spec else []), *words(flags)),
+        output=flags.output,
         preempt_after=preempt_after,
         docker=docker,
         image=image,
     )
     rehearsal.run(job, output_format)
+
+
+def check_precision(inputs: Inputs) -> None:
+    """Numbers that only a GPU has, on a machine without one. Raises UsageError."""
+    from launcher.apply.local import visible_gpus
+
+    run = inputs.spec.run
+    asked = run.config.get("precision") if run.is_builtin else None
+    if asked in ("fp16", "tf32") and not visible_gpus(os.environ):
+        raise UsageError(
+            f"run.config.precision: {asked} needs a GPU, and this machine has none",
+            "Rehearse with --set run.config.precision=auto",
+        )
 
 
 def for_this_machine(inputs: Inputs) -> Inputs:

@@ -21,9 +21,9 @@ def logs(
 
     From Cloud Logging, else from the run's folder. The newest attempt; `launch status` names the others' jobs.
     """
-    from launcher.cli.following import here
     from launcher.cli.printing import show
     from launcher.cli.runs import one_job, searched
+    from launcher.cli.world import here
 
     world = here()
     show(world, one_job(world, run, searched(regions)), output_format, tail=tail, follow=follow)

@@ -26,6 +26,8 @@ RESOURCE = re.compile(
 )
 OURS = f"labels.{RUN_LABEL}:*"
 LIST = "launch vm list shows all that there are."
+STATES = {"TERMINATED": "STOPPED"}
+"""Google's word for it, and ours where that says more."""
 
 
 def open_compute() -> Compute:
@@ -34,6 +36,11 @@ def open_compute() -> Compute:
     from launcher.cli.inputs import project
 
     return Compute(project("vm", os.environ), os.environ, running.REAL, notice=say)
+
+
+def state_text(machine: Machine) -> str:
+    """`RUNNING`, `STOPPED` …"""
+    return STATES.get(machine.status, machine.status)
 
 
 def say(text: str) -> None:

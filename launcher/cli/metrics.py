@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from launcher.cli.options import Output, Regions
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
+    from launcher.cli.monitored import Node
     from launcher.results import Record, Results
     from train.storage import Storage
 
@@ -20,6 +22,8 @@ ROWS = 20
 FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
 """The built-in trainer's columns, in this order; a script's own come after them."""
 WIDTH = 80
+NAMED = 10
+"""Skipped steps that are named."""
 LEFT_OUT = frozenset({"time"})
 
 
@@ -34,8 +38,10 @@ def metrics(
 ) -> None:
     """Print the metrics of a run, step by step.
 
-    From the run's folder: of each step the row of its newest attempt; then the evaluations.
+    From the run's folder: of each step the row of its newest attempt; then the evaluations, what happened, and how the
+    GPUs do.
     """
+    from launcher.cli.monitored import read_nodes
     from launcher.cli.runfolder import read_results
     from launcher.cli.status import printed
 
@@ -43,10 +49,12 @@ def metrics(
     found = read_results(folder)
     if found is None:
         raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", f"launch status {run} says how it is.")
+    nodes = read_nodes(folder)
     if output_format is Output.text:
-        print("\n".join(lines(name, found, len(found.rows) if everything else ROWS)))
+        print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
         return
-    printed({"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}, output_format)
+    data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
+    printed({**data, "nodes": [node.to_dict() for node in nodes]}, output_format)
 
 
 def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
@@ -62,9 +70,9 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
         return Path(run).resolve().name, open_folder(str(Path(run).resolve()))
     if "/" in run and not run.startswith(("gs://", "projects/")):
         raise UsageError(f"there is no folder {run}", "launch status lists the runs in the cloud.")
-    from launcher.cli.following import here
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.runs import one_run, searched
+    from launcher.cli.world import here
 
     found = one_run(here(), run, searched(regions))
     folder = run_folder_of(found.job)
@@ -86,9 +94,41 @@ def lines(run: str, found: Results, most: int) -> Iterator[str]:
     evals = spread([event for event in found.events if event["event"] == "eval"], most)
     if evals:
         yield ""
-        yield from aligned(
-            [["step", "eval_loss"], *([cell(one.get("step")), cell(one.get("eval_loss"))] for one in evals)]
-        )
+        yield from aligned([["step", "eval_loss"], *([cell(one.get("step")), cell(one.get("loss"))] for one in evals)])
+
+
+def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
+    """What happened in the run, and the newest looks at its GPUs, in at most 80 columns."""
+    from launcher.cli.monitored import lines as looks
+    from launcher.cli.show import wrapped
+
+    for texts in ([*happened(found.events)], [*looks(nodes, errors=False)]):
+        if texts:
+            yield ""
+        for text in texts:
+            first, *more = wrapped(text, WIDTH - 2)
+            yield from (first, *(f"  {line}" for line in more))
+
+
+def happened(events: Sequence[Record]) -> Iterator[str]:
+    """Steps that were skipped, memory that ran out, errors of GPUs; what is the same is told once, and how often."""
+    skipped = sorted({event["step"] for event in events if event["event"] == "non_finite" and "step" in event})
+    if skipped:
+        some = ", ".join(map(str, skipped[:NAMED])) + (f" and {len(skipped) - NAMED} more" if skipped[NAMED:] else "")
+        yield f"skipped, as their gradients were not finite: {'step' if len(skipped) == 1 else 'steps'} {some}"
+    for event in events:
+        if event["event"] == "out_of_memory":
+            yield f"step {event.get('step')}: out of memory; from then on micro-batches of {event.get('micro_batch')}"
+    for text, count in Counter(gpu_error(one) for one in events if one["event"] == "gpu_error").items():
+        yield f"{text} ({count} times)" if count > 1 else text
+
+
+def gpu_error(event: Record) -> str:
+    """`node 1, GPU 3: Xid 94: an uncorrectable memory error of this program alone`."""
+    gpu = "a GPU" if event.get("gpu") is None else f"GPU {event['gpu']}"
+    xid = f"Xid {event['xid']}: " if "xid" in event else ""
+    doubt = "; the results since then are in doubt" if event.get("doubtful") else ""
+    return f"node {event.get('node', 0)}, {gpu}: {xid}{event.get('meaning', 'an error')}{doubt}"
 
 
 def spread(rows: Sequence[Record], most: int) -> list[Record]:

@@ -26,12 +26,15 @@ class Output(StrEnum):
     yaml = "yaml"
 
 
+OutputFormat = Annotated[Output, typer.Option("-o", help="What to print.")]
+
 SpecFile = Annotated[
     Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; left out: the built-in default job.")
 ]
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, id or folder (gs://…), or a job's number.")]
 Regions = Annotated[list[str] | None, typer.Option("--region", help="Look only there; repeatable.", metavar="REGION")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")]
 WatchFor = Annotated[
     str | None, typer.Option("--watch-for", help="Stop watching after that time (30m, 2h): exit 6.", metavar="TIME")
 ]

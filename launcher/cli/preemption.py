@@ -66,7 +66,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
 def seconds_of(text: str, flag: str = "--preempt-after") -> float:
     """`15s`, `2m` or `1h` in seconds, as the spec takes times. Raises UsageError."""
     from launcher.plan.names import seconds
-    from launcher.spec.models import Duration
+    from launcher.spec.kinds import Duration
 
     try:
         return seconds(msgspec.convert(text, Duration))
@@ -96,8 +96,11 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran
 
 
 def say(words: str) -> None:
-    """One line on stderr."""
-    print(f"launch: {words}", file=sys.stderr, flush=True)
+    """A line on stderr; on a terminal, lines that fit it."""
+    from launcher.cli.show import fitted
+
+    for line in fitted(words, len("launch: ")).splitlines():
+        print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 def endings(codes: Mapping[str, int]) -> list[str]:

@@ -1,36 +1,96 @@
-"""The lines of a rehearsal's replicas, and the error among them."""
+"""The lines of a run's replicas, and the cause of its end among them."""
 
 from __future__ import annotations
 
 import re
 import sys
 import threading
+from typing import NamedTuple
 
-ERROR = re.compile(r"(\[rank\d+\]: )?(?P<error>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
+ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
 """The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
 
-REASON = re.compile(r"train\.node: (?P<reason>.+) \(exit code [1-9]\d*\)$")
+PEER = re.compile(
+    r"gloo/|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+    r"|ncclRemoteError|ncclSystemError|remote process exited|communicator was aborted|Some NCCL operations have failed"
+    r"|collective operation timeout|wait timeout after|Timed out waiting .* for (send|recv) operation"
+)
+"""What gloo, NCCL and torch's store say to a rank when another one has gone: never why that one went."""
+
+TOLD = re.compile(r"train: (?P<text>.+)$")
+"""The trainer's own words; the last ones before a deliberate end are its reason."""
+
+NOTICE = re.compile(r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed")
+"""In words of the trainer's that are about no end of its own."""
+
+KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
+"""What train/torchrun.py says of the first rank that failed, where a signal ended it."""
+
+REASON = re.compile(r"train\.node: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last words of a node that has not ended well."""
+
+BY_ITSELF = "(its own lines say why)"
+"""In a node's reason: the trainer ended on purpose (train/outcome.py)."""
+
+BARE = re.compile(r"node \d+: exit code \d+;")
+"""A node's reason that names no more than the code."""
+
+
+class Cause(NamedTuple):
+    """Why it ended, in a replica's own words."""
+
+    replica: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"[{self.replica}] {self.text}"
 
 
 class LinePrinter:
-    """Prints whole lines of all replicas on stderr, each with its replica's name in front.
-
-    `error` is the first line since the newest start that ends a Python traceback: with several processes the cause
-    stands above the complaints of those that waited for the one that failed. `reason` is what a node said at its end.
-    """
+    """Prints whole lines of all replicas on stderr, each with its replica's name in front, and finds the cause."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.error = ""
-        self.reason = ""
+        self._seen: dict[str, Cause] = {}
+
+    def reset(self) -> None:
+        """Another start: what was said of the one before explains nothing."""
+        self._seen = {}
+
+    @property
+    def cause(self) -> Cause | None:
+        """What the lines since the newest start name as the reason of a bad end; None where they name none.
+
+        With several processes the first error is the cause, and what follows are complaints of those that waited for
+        the one that failed: some of these come even before it, and count only where nothing else is known.
+        """
+        seen = self._seen
+        reason = seen.get("reason")
+        if reason and BY_ITSELF in reason.text and "told" in seen:
+            return seen["told"]
+        known = [seen[kind] for kind in ("killed", "error", "told", "aborted") if kind in seen]
+        if known:
+            return known[0]
+        return seen.get("peer") if reason is None or BARE.match(reason.text) else reason
 
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
             if line.startswith("train.node: ") and "; starting again (" in line:
-                self.error = ""
-            elif not self.error and (found := ERROR.match(line)):
-                self.error = f"[{replica}] {found['error']}"
-            if not self.reason and (found := REASON.match(line)):
-                self.reason = found["reason"]
+                self.reset()
+            else:
+                self._note(replica, line)
+
+    def _note(self, replica: str, line: str) -> None:
+        if found := ERROR.match(line):
+            kind = "peer" if PEER.search(line) else "error"
+        elif (found := TOLD.match(line)) and not NOTICE.search(line):
+            self._seen.pop("told", None)  # the last one counts
+            kind = "told"
+        elif found := KILLED.match(line):  # an abort may be no more than the end of a process that has said its error
+            kind = "aborted" if found["signal"] == "SIGABRT" else "killed"
+        elif found := REASON.match(line):
+            kind = "reason"
+        else:
+            return
+        self._seen.setdefault(kind, Cause(replica, found["text"]))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from launcher.apply.lines import Line, Lines
 from launcher.cli.closing import storage_of
-from launcher.cli.following import World
 from launcher.cli.jobtext import run_folder_of
 from launcher.cli.options import Output
 from launcher.cli.telling import Teller
+from launcher.cli.world import World
 from launcher.errors import UsageError
 from launcher.jobs import Job
 from launcher.watch import Back, Event, Note, Outage, Printed, watch

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import Flags, Output, SpecFile, with_flags
+from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags
 
 
 @with_flags
@@ -17,7 +13,7 @@ def push(
     flags: Flags,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Put the training image into the registry.
 

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from launcher.cli import preemption, runfolder
 from launcher.cli.options import Output
 from launcher.cli.preemption import Preempted, Ran, say
-from launcher.cli.printer import LinePrinter
+from launcher.cli.printer import Cause, LinePrinter
+from launcher.cli.rehearsed import Rehearsal
 from launcher.errors import JobFailed
 from train import contract
 
@@ -26,29 +26,8 @@ if TYPE_CHECKING:
     from launcher.apply.attempts import End
     from launcher.apply.requests import Job
     from launcher.apply.running import Ended, Preemption
-    from launcher.plan.model import Plan
     from launcher.results import Results
     from train.storage import Storage
-
-
-class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run: a request, the folder with the user's code, and the plan it came from, if it did."""
-
-    request: dict[str, Any]
-    code: Path | None
-    content: str = ""
-    """The digest of the code."""
-    plan: Plan | None = None
-    typed: tuple[str, ...] = ()
-    """The spec and the flags of the command line, to type them again; a request from a file has none."""
-    preempt_after: float | None = None
-    """Seconds from the replicas' start to a preemption."""
-    docker: bool = False
-    """In containers, instead of as processes: the user's code is the image's then."""
-    image: str | None = None
-    """The image that the containers are of; None: what the request says."""
-    job_id: str | None = None
-    """The job that is played: somebody else submitted it, and has its run folder and its locks. None: one of ours."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +94,7 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
         shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
     show(shown, job, output)
     if not end.succeeded:
-        raise failure(end, request.run_folder, printer.error)
+        raise failure(end, request.run_folder, printer.cause)
 
 
 def say_what_is_run(request: Job) -> None:
@@ -128,12 +107,12 @@ def say_what_is_left_out(job: Rehearsal) -> None:
     """A rehearsal without an image has this Python's packages and this machine's files."""
     from launcher.cli.show import REHEARSED
 
-    print(f"launch: no image; {REHEARSED.partition(': ')[2]}", file=sys.stderr)
+    say(f"no image; {REHEARSED.partition(': ')[2]}")
     image = job.plan.spec.get("image", {}) if job.plan else {}
     if image.get("requirements"):
-        print(f"launch: {image['requirements']} isn't installed here; what this Python has is used", file=sys.stderr)
+        say(f"{image['requirements']} isn't installed here; what this Python has is used")
     if image.get("uri"):
-        print("launch: the code in your own image isn't here; the job runs in an empty folder", file=sys.stderr)
+        say("the code in your own image isn't here; the job runs in an empty folder")
 
 
 def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
@@ -141,7 +120,7 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
     start_job, job_id = starter(job), job.job_id or str(time.time_ns())
 
     def start(preempted: Preemption | None) -> Ended:
-        printer.error = ""
+        printer.reset()
         return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
 
     try:
@@ -181,15 +160,17 @@ def told(after: float, exit_codes: dict[str, int], found: Results | None, attemp
     return Preempted(after=after, exit_codes=exit_codes, went_on=(found or Results(starts=())).resumption(attempt))
 
 
-def failure(end: End, folder: str | None, error: str) -> JobFailed:
-    """Which replica failed, and with what."""
-    name, code = next((name, code) for name, code in end.exit_codes.items() if code)
+def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:
+    """Why it failed, where its lines say so, and what the replica exited with."""
+    failed = {name: code for name, code in end.exit_codes.items() if code}
+    name = cause.replica if cause and cause.replica in failed else next(iter(failed))
+    code = failed[name]
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
-    first = f"The first error: {error}\n" if error else ""
-    hint = f"{first}Its output stands above; the run folder is {folder}."
-    if code == contract.Exit.PREEMPTED:
-        return JobFailed(f"the job was stopped: {name} {how}", f"The same command goes on from there.\n{hint}")
-    return JobFailed(f"the job failed: {name} {how}", hint)
+    ended = "the job was stopped" if code == contract.Exit.PREEMPTED else "the job failed"
+    hint = [f"{name} {how}"] if cause else []
+    hint += ["The same command goes on from there."] if code == contract.Exit.PREEMPTED else []
+    hint += [f"Its output stands above{f'; the run folder is {folder}' if folder else ''}."]
+    return JobFailed(f"{ended}: {cause.text if cause else f'{name} {how}'}", "\n".join(hint))
 
 
 def meaning(code: int) -> str:
@@ -218,7 +199,7 @@ def show(shown: Page, job: Rehearsal, output: Output) -> None:
         print("\n".join(lines(shown.run, shown.folder, end.succeeded, end.seconds, found, preempted, images)))
         if end.succeeded:
             nodes = job.plan.machine.nodes if job.plan else None
-            print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found)]))
+            print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found, job.output)]))
         return
     data = {"run": shown.run, "exit_codes": end.exit_codes, "run_folder": shown.folder, **as_data(found)}
     if shown.images:

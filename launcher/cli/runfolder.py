@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.errors import LaunchError, UsageError
+from launcher.cli.preemption import say
+from launcher.errors import LaunchError, NotAuthorised, UsageError
 from train import contract
 
 if TYPE_CHECKING:
     from launcher.apply.attempts import End
     from launcher.apply.requests import Job
-    from launcher.cli.rehearsal import Rehearsal
+    from launcher.cli.rehearsed import Rehearsal
     from launcher.results import Results
     from train.storage import Storage
 
@@ -34,12 +34,16 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
 
     Raises:
         UsageError: it can't be used, or another `launch local` of this run is under way.
+        NotAuthorised: there are no credentials for its bucket.
     """
     from launcher.apply.attempts import open_folder
     from launcher.apply.turn import turn
 
     with ExitStack() as stack:
-        storage = open_folder(folder) if folder else None
+        try:
+            storage = open_folder(folder) if folder else None
+        except NotAuthorised as error:
+            raise NotAuthorised(error.problem, "Or write into a folder here: --output runs") from error
         if storage and not storage.url.startswith("gs://") and not stack.enter_context(turn(Path(storage.url))):
             raise UsageError(
                 f"another launch local of this run is under way on this machine, in {storage.url}",
@@ -62,9 +66,9 @@ def ended_well(storage: Storage, fingerprint: str) -> End | None:
 def say_ended(end: End, job: Rehearsal) -> None:
     """That nothing is started, and how it would be."""
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(end.time))
-    print(f"launch: this run had ended on {when} UTC; nothing was started", file=sys.stderr)
+    say(f"this run had ended on {when} UTC; nothing was started")
     anew = "--new starts it anew, under the next number" if job.plan else "--output DIR runs it anew, somewhere else"
-    print(f"launch: {anew}", file=sys.stderr)
+    say(anew)
 
 
 def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) -> int:
@@ -77,11 +81,11 @@ def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) ->
     with told():
         with suppress(FileNotFoundError):
             reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
-            print(f"launch: the attempt before ended for good: {reason}", file=sys.stderr)
+            say(f"the attempt before ended for good: {reason}")
             storage.delete(contract.TERMINAL)
         attempt = lock(storage, {**attempt_facts(job), "job": fingerprint})
         if attempt > 1:
-            print(f"launch: attempt {attempt} of this run; {goes_on(storage, request)}", file=sys.stderr)
+            say(f"attempt {attempt} of this run; {goes_on(storage, request)}")
         if job.plan:
             from launcher.cli.show import as_yaml
 
@@ -122,7 +126,7 @@ def note(storage: Storage, attempt: int, end: End) -> None:
         with told():
             write_end(storage, attempt, end)
     except LaunchError as error:
-        print(f"launch: how the attempt ended can't be noted: {error.problem}", file=sys.stderr)
+        say(f"how the attempt ended can't be noted: {error.problem}")
 
 
 def read_results(storage: Storage | None) -> Results | None:

@@ -18,7 +18,7 @@ from launcher.jobs import IDENTITY_LABEL, RUN_LABEL, Job
 
 if TYPE_CHECKING:
     from launcher.apply.service import Listing
-    from launcher.cli.following import World
+    from launcher.cli.world import World
 
 RESOURCE = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
 ENGINE = "Compute Engine"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 10
 ATTEMPTS_SHOWN = 8
-REHEARSED = "none: this Python runs it, so command, environment and topology are rehearsed"
+REHEARSED = "none: this Python rehearses command, environment and topology"
 NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.cli.options import Output, Regions
+from launcher.cli.options import Output, OutputFormat, Regions
 
 if TYPE_CHECKING:
+    from launcher.cli.monitored import Node
     from launcher.cli.runs import Run
     from launcher.course import Entry
     from launcher.jobs import Job
@@ -31,14 +32,14 @@ def status(
     *,
     regions: Regions = None,
     everything: Annotated[bool, typer.Option("--all", help=f"The list beyond its first {SHOWN}.")] = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Show a run, or list them all.
 
     From the jobs' labels and the run's folder alone: every machine with the same credentials sees the same.
     """
-    from launcher.cli.following import here
     from launcher.cli.runs import all_runs, one_run, searched
+    from launcher.cli.world import here
 
     world = here()
     if run:
@@ -91,22 +92,26 @@ def age(job: Job) -> str:
 
 
 def show_run(run: Run, output: Output) -> None:
-    """The run with its attempts and how far it is; what can't be read of its folder is told."""
-    entries, progress, problem = look_into(run.job)
+    """The run with its attempts, how far it is, and how its GPUs do; what can't be read of its folder is told."""
+    entries, progress, nodes, problem = look_into(run.job)
     if output is Output.text:
-        print("\n".join(lines(run, entries, progress, problem)))
+        print("\n".join(lines(run, entries, progress, nodes, problem)))
         return
     if problem:
         print(f"launch: {problem}", file=sys.stderr)
     data = job_data(run.id, run.job)
     data["progress"] = as_data(progress)
+    data["nodes"] = [node.to_dict() for node in nodes]
     data["attempts"] = [attempt_data(one) for one in entries]
     data["jobs"] = [job_data(run.id, job) for job in run.jobs]
     printed(data, output)
 
 
-def lines(run: Run, entries: Sequence[Entry], progress: Progress | None, problem: str) -> Iterator[str]:
+def lines(
+    run: Run, entries: Sequence[Entry], progress: Progress | None, nodes: Sequence[Node], problem: str
+) -> Iterator[str]:
     """The page, in at most 80 columns."""
+    from launcher.cli import monitored
     from launcher.cli.show import LABEL, WIDTH, labelled, wrapped
     from launcher.cli.telling import STATES, after, attempted, progress_text
 
@@ -119,6 +124,8 @@ def lines(run: Run, entries: Sequence[Entry], progress: Progress | None, problem
         yield from labelled("error", job.error.message)
     if progress:
         yield from labelled("progress", progress_text(progress))
+    for number, text in enumerate(monitored.lines(nodes)):
+        yield from labelled("" if number else "GPUs", text)
     if problem:
         yield from labelled("folder", problem)
     for number, entry in enumerate(entries):
@@ -147,25 +154,28 @@ def stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, str]:
-    """What the run's folder says: its attempts, how far it is, and why it can't be read (further)."""
+def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
+    """What the run's folder says: its attempts, how far it is, how its nodes do, and why it can't be read (further)."""
     from launcher.apply.attempts import open_folder
     from launcher.apply.ledger import Ledger
     from launcher.apply.progress import ProgressReader
     from launcher.cli.jobtext import run_folder_of
+    from launcher.cli.monitored import read_nodes
     from launcher.errors import LaunchError
 
     entries: tuple[Entry, ...] = ()
+    progress: Progress | None = None
     folder = run_folder_of(job)
     if not folder:
-        return entries, None, ""
+        return entries, None, (), ""
     try:
         storage = open_folder(folder).within(ANSWER_SECONDS)
         entries = Ledger(storage).entries()
         number = next((entry.number for entry in entries if entry.job == job.name), 1)
-        return entries, ProgressReader(storage, job, attempt=number).new(), ""
+        progress = ProgressReader(storage, job, attempt=number).new()
+        return entries, progress, read_nodes(storage), ""
     except LaunchError as error:
-        return entries, None, error.problem
+        return entries, progress, (), error.problem
 
 
 # --- As data ---------------------------------------------------------------------------------------------------------

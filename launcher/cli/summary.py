@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.show import labelled
+from train.contract import MEAN_STEPS
 
 if TYPE_CHECKING:
     from launcher.results import Results
@@ -46,9 +47,11 @@ def lines(
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the trainer said at its end."""
-    first, last = end.get("train_loss_first"), end.get("train_loss_last")
-    if first is not None and last is not None:
-        yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last 10 of {end['step']} steps)"
+    first, last, steps = end.get("train_loss_first"), end.get("train_loss_last"), end["step"]
+    if last is not None and steps <= MEAN_STEPS:
+        yield "loss", f"{last:.4f} ({f'mean of the {steps} steps' if steps > 1 else '1 step'})"
+    elif first is not None and last is not None:
+        yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last {MEAN_STEPS} of {steps} steps)"
     held_out, entropy = end.get("eval_loss"), end.get("unigram_entropy")
     if held_out is not None:
         unit = end.get("data_unit", "byte")
@@ -78,22 +81,26 @@ def speed_text(end: Mapping[str, Any]) -> str:
         if rate:
             processes = "1 process" if end["world_size"] == 1 else f"{end['world_size']} processes"
             speed = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-            return f"{speed} {unit}/s with {processes} ({end['device']}, {end['precision']})"
+            mfu = f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
+            return f"{speed} {unit}/s with {processes} ({end['device']}, {end['precision']}){mfu}"
     return ""
 
 
-def next_commands(folder: str | None, typed: Sequence[str], nodes: int | None, found: Results | None) -> Iterator[str]:
-    """Up to three things to try with the job that ended well. `nodes` is None for a request from a file."""
+def next_commands(
+    folder: str | None, typed: Sequence[str], nodes: int | None, found: Results | None, output: str | None = None
+) -> Iterator[str]:
+    """Up to three things to try with the job that ended well. `nodes` is None for a request from a file; `output` was
+    typed as well."""
     launch, job = program(), "".join(f" {shlex.quote(word)}" for word in typed)
+    here = f" --output {shlex.quote(output)}" if output else ""
+    bucket = shlex.quote(output) if output and output.startswith("gs://") else "gs://BUCKET/runs"
     commands = []
     if found and folder and not folder.startswith("gs://"):
         commands.append((f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))
     if nodes is not None:
-        commands.append(
-            (f"{launch} vertex{job} --output gs://BUCKET/runs --dry-run", "this job on Google Cloud, priced")
-        )
+        commands.append((f"{launch} vertex{job} --output {bucket} --dry-run", "this job on Google Cloud, priced"))
     if nodes == 1:
-        commands.append((f"{launch} local{job} --nodes 2", "this job as two machines"))
+        commands.append((f"{launch} local{job} --nodes 2{here}", "this job as two machines"))
     if len(commands) < 3:
         commands.append((f"{launch} init", "a spec of your own, commented"))
     yield "next"

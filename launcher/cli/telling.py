@@ -55,8 +55,8 @@ class Teller:
 
     @property
     def error(self) -> str:
-        """The first error that the job's lines have named since its newest start; else a node's last words."""
-        return self._printer.error or self._printer.reason
+        """What the job's lines since its newest start name as the cause of its end; empty where they name none."""
+        return str(self._printer.cause or "")
 
     def say(self, text: str) -> None:
         """A line of launch's own, or several."""
@@ -86,7 +86,7 @@ class Teller:
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
-        self._printer.error = self._printer.reason = ""
+        self._printer.reset()
 
     def _gave(self, event: Gave) -> None:
         verdict = event.verdict

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import Flags, Output, SpecFile, WatchFor, with_flags
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
 
 
@@ -16,7 +16,7 @@ def vertex(
     spec: SpecFile = None,
     *,
     flags: Flags,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
+    dry_run: DryRun = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the job is created.")] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", help="Go on with a run that has ended.", metavar="RUN")
@@ -25,7 +25,7 @@ def vertex(
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Run a training job on Vertex AI.
 
@@ -42,13 +42,10 @@ def vertex(
         inputs = gather("vertex", spec, flags)
         show(plan(inputs.spec, catalog.load(), inputs.context), output_format)
         return
-    from launcher.cli.launching import Wish, launch, resumed
+    from launcher.cli.launching import Wish, start
 
     wish = Wish(detach=detach, watch_seconds=watch_for, builder=builder, create_repository=create_repository)
-    if resume:
-        resumed(resume, spec, flags, wish, output_format)
-    else:
-        launch(spec, flags, wish, output_format, new=new)
+    start(spec, flags, wish, output_format, resume=resume, new=new)
 
 
 def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:

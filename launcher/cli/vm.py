@@ -10,11 +10,31 @@ import typer
 
 from launcher.cli import vertex
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import Flags, Output, SpecFile, WatchFor, with_flags
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
+
+
+ToRun = Annotated[bool, typer.Option("--run", help="Run the spec's job, then delete the VM.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the VM exists.")]
+NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Don't look first whether it can work.")]
+Lease = Annotated[str | None, typer.Option("--lease", help="It stops itself after that time (4h).", metavar="TIME")]
+IdleStop = Annotated[
+    str | None, typer.Option("--idle-stop", help="… or when nothing was done for that long.", metavar="TIME")
+]
+ExternalIp = Annotated[bool, typer.Option("--external-ip", help="An address on the Internet.")]
+ImageFamily = Annotated[
+    str | None, typer.Option("--image-family", help="Another Deep Learning VM image.", metavar="FAMILY")
+]
+DefaultAccount = Annotated[
+    bool, typer.Option("--allow-default-service-account", help="Though it may change the whole project.")
+]
+Resume = Annotated[
+    str | None, typer.Option("--resume", help="Go on with a run that has ended (as --run).", metavar="RUN")
+]
+New = Annotated[bool, typer.Option("--new", help="With --run: a new run, though it has run before.")]
 
 
 @with_flags
@@ -22,31 +42,21 @@ def vm(
     spec: SpecFile = None,
     *,
     flags: Flags,
-    run: Annotated[bool, typer.Option("--run", help="Run the spec's job, then delete the VM.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the VM exists.")] = False,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Don't look first whether it can work.")] = False,
-    lease: Annotated[
-        str | None, typer.Option("--lease", help="It stops itself after that time (4h).", metavar="TIME")
-    ] = None,
-    idle_stop: Annotated[
-        str | None, typer.Option("--idle-stop", help="… or when nothing was done for that long.", metavar="TIME")
-    ] = None,
-    external_ip: Annotated[bool, typer.Option("--external-ip", help="An address on the Internet.")] = False,
-    image_family: Annotated[
-        str | None, typer.Option("--image-family", help="Another Deep Learning VM image.", metavar="FAMILY")
-    ] = None,
-    allow_default_service_account: Annotated[
-        bool, typer.Option("--allow-default-service-account", help="Though it may change the whole project.")
-    ] = False,
-    resume: Annotated[
-        str | None, typer.Option("--resume", help="Go on with a run that has ended (as --run).", metavar="RUN")
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="With --run: a new run, though it has run before.")] = False,
+    run: ToRun = False,
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    no_preflight: NoPreflight = False,
+    lease: Lease = None,
+    idle_stop: IdleStop = None,
+    external_ip: ExternalIp = False,
+    image_family: ImageFamily = None,
+    allow_default_service_account: DefaultAccount = False,
+    resume: Resume = None,
+    new: New = False,
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Make a VM with GPUs to work on over SSH; with --run one that trains and deletes itself.
 
@@ -61,26 +71,18 @@ def vm(
     check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
+    how = {"detach": detach, "preflight": not no_preflight}
     if dry_run:
         shown_plan(gathered(spec, flags, extra), output_format)
     elif run:
-        from launcher.cli.launching import Wish, launch, resumed
+        from launcher.cli.launching import Wish, start
 
-        wish = Wish(
-            detach=detach,
-            watch_seconds=watch_for,
-            builder=builder,
-            create_repository=create_repository,
-            preflight=not no_preflight,
-            extra=extra,
-        )
-        resumed(resume, spec, flags, wish, output_format) if resume else launch(
-            spec, flags, wish, output_format, new=new
-        )
+        wish = Wish(**how, extra=extra, watch_seconds=watch_for, builder=builder, create_repository=create_repository)
+        start(spec, flags, wish, output_format, resume=resume, new=new)
     else:
         from launcher.cli.workplace import make
 
-        make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
+        make(gathered(spec, flags, extra), output_format, **how)
 
 
 def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:

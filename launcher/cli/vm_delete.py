@@ -67,10 +67,10 @@ def agreed(machine: Machine) -> bool:
 
 def question(machine: Machine) -> str:
     """What is about to be lost."""
+    from launcher.cli.machine import state_text
     from launcher.cli.machinecost import attached_disks
-    from launcher.cli.vm_list import STATES
 
-    state = STATES.get(machine.status, machine.status)
+    state = state_text(machine)
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
     kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
     asks = [f"Delete {machine.name} ({machine.machine_type} in {machine.zone}, {state})?"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import InZone, Output, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def extend(
         str | None, typer.Option("--until", help="22:40, or 2026-11-22T06:40, by this machine's zone.", metavar="WHEN")
     ] = None,
     zone: InZone = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Move the end of a VM's lease, to later or to earlier.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.cli.options import Output
+from launcher.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 """Of the list, unless the terminal is wider."""
-STATES = {"TERMINATED": "STOPPED"}
-"""Google's word for it, and ours where that says more."""
 SPARED = ("ENDS", "MACHINE", "AGE", "$/H")
 """What is left out, one after the other, where the list would be too wide: of an end how far it is, of a machine how
 it is provisioned."""
@@ -27,7 +25,7 @@ it is provisioned."""
 def list_(
     *,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only what costs money without need.")] = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """List launch's VMs, in all zones.
 
@@ -109,13 +107,13 @@ def widths_of(rows: list[dict[str, str]]) -> dict[str, int]:
 
 def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """A VM's cells, by column."""
-    from launcher.cli.machine import span_text
+    from launcher.cli.machine import span_text, state_text
     from launcher.cli.machinecost import price_of
 
     price = price_of(machine)
     return {
         "NAME": machine.name,
-        "STATE": STATES.get(machine.status, machine.status),
+        "STATE": state_text(machine),
         "MACHINE": f"{machine.machine_type}, {machine.provisioning}",
         "ZONE": machine.zone,
         "AGE": span_text(now - machine.created),

@@ -68,8 +68,8 @@ def of_machines(
     machines: Sequence[Machine], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
     """The VMs among them."""
+    from launcher.cli.machine import state_text
     from launcher.cli.machinecost import of_machine, usd_in_all
-    from launcher.cli.vm_list import STATES
     from launcher.orphans import needless
 
     for machine in machines:
@@ -79,7 +79,7 @@ def of_machines(
                 what="vm",
                 name=machine.name,
                 zone=machine.zone,
-                about=f"{machine.machine_type} {machine.provisioning}, {STATES.get(machine.status, machine.status)}",
+                about=f"{machine.machine_type} {machine.provisioning}, {state_text(machine)}",
                 why=why,
                 because=end.cleanup if end else "",
                 usd_per_month=usd_in_all(machine, of_machine(disks, machine)),

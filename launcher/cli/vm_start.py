@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from launcher.cli.options import InZone, Output, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName
 from launcher.cli.vm_stop import STOPPED, STOPPING
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ def start(
     name: VmName,
     *,
     zone: InZone = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Start a stopped VM, and wait until it runs.
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
-from launcher.cli.options import InZone, Output, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
@@ -36,7 +34,7 @@ def status(
     name: VmName,
     *,
     zone: InZone = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Show a VM's state, price, lease and addresses.
 
@@ -149,13 +147,13 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def place(seen: Seen) -> Iterator[tuple[str, str]]:
     """Where and what it is."""
-    from launcher.cli.vm_list import STATES
+    from launcher.cli.machine import state_text
 
     machine = seen.machine
     state = seen.says.get("state", "")
     reason = f" ({seen.says['reason']})" if seen.says.get("reason") else ""
     said = {"ready": "; ready to work on", "failed": "; its setup failed"}.get(state, f"; its setup is at: {state}")
-    yield "state", f"{STATES.get(machine.status, machine.status)}{said if state else ''}{reason}"
+    yield "state", f"{state_text(machine)}{said if state else ''}{reason}"
     yield "machine", f"{machine.machine_type}{gpus_text(machine)}, {machine.provisioning} in {machine.zone}"
     outside = f", {machine.external_ip} from outside" if machine.external_ip else "; none from outside (IAP)"
     yield "address", f"{machine.internal_ip or 'none yet'}{outside}"

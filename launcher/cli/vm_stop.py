@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from launcher.cli.options import InZone, Output, VmName
+from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
@@ -22,7 +20,7 @@ def stop(
     name: VmName,
     *,
     zone: InZone = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print.")] = Output.text,
+    output_format: OutputFormat = Output.text,
 ) -> None:
     """Stop a VM, and wait until it is.
 

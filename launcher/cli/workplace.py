@@ -9,12 +9,12 @@ from launcher import catalog
 from launcher.apply import running
 from launcher.apply.book import NoLedger
 from launcher.cli import following
-from launcher.cli.following import World
 from launcher.cli.machine import leased, shown_now
 from launcher.cli.machinecost import price_of
 from launcher.cli.options import Output
 from launcher.cli.show import WIDTH, wrapped
 from launcher.cli.telling import Teller
+from launcher.cli.world import World, of_project
 from launcher.driver import Course, until_there
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.build import plan
@@ -72,7 +72,7 @@ class Screen:
 def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
     """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
     made = plan(inputs.spec, catalog.load(), inputs.context)
-    world = following.world(inputs.context.project)
+    world = of_project(inputs.context.project)
     teller = Teller(made)
     for warning in made.warnings:
         teller.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))

@@ -34,6 +34,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     refusals.of_machine(spec, catalog, context, chosen)
     if context.training:
         refusals.of_processes(spec, chosen)
+        refusals.of_precision(spec, context, chosen)
         refusals.of_image(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen, where)

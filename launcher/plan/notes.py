@@ -11,7 +11,8 @@ from launcher.plan.machines import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.places import SERVICE
 from launcher.plan.startup import on_stop
-from launcher.spec.models import JobSpec, Run, Vertex
+from launcher.spec.models import JobSpec, Run
+from launcher.spec.services import Vertex
 
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 

@@ -21,8 +21,7 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
     Raises:
         PlanRefused: a model that the machine can't be had with on this service.
     """
-    allowed = machine.compute_provisioning if target == "vm" else machine.vertex_provisioning
-    default = machine.compute_default if target == "vm" else machine.vertex_default
+    allowed, default = machine.provisioning(SERVICE[target]), machine.provisioning_default(SERVICE[target])
     if spec.vertex.persistent_resource and target == "vertex":
         return ("standard",)
     for model in spec.provisioning or ():

@@ -146,6 +146,19 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
         )
 
 
+def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
+    """Numbers that the GPU hasn't, which train.precision would refuse on the paid machine. A figure that is unknown for
+    all kinds of numbers says nothing."""
+    if not spec.run.is_builtin or context.target == "local":
+        return
+    asked, peaks = spec.run.config.get("precision"), chosen.gpu.peak_tflops
+    if asked in ("bf16", "tf32") and peaks.get("fp32") is not None and peaks.get(asked) is None:
+        raise PlanRefused(
+            f"run.config.precision: {chosen.gpu.title} has no {asked}",
+            "Use fp16 or fp32, or leave it out: the trainer takes what the GPU is best at.",
+        )
+
+
 def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
     """A PyTorch that the machine's GPU can't run, or that leaves it idle."""
     wheel, elsewhere = spec.image.wheel, context.target != "local" and not context.cloud_here

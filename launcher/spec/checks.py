@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from launcher.spec.models import BUCKET, JobSpec, Run
+from launcher.spec.kinds import BUCKET
+from launcher.spec.models import JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
 
@@ -92,6 +93,15 @@ def own_functions(run: Run) -> dict[str, str]:
 
 INSTALLED = frozenset({"torch", "numpy", "transformers"})
 """What every image has (containers/): a loss may be torch.nn.functional:cross_entropy."""
+
+
+def own_files(run: Run) -> dict[str, str]:
+    """Paths that `run.config` reads its data from, by their field; not those in buckets, nor what comes by itself."""
+    if not run.is_builtin or not run.config:
+        return {}
+    from train.config import own_paths
+
+    return {f"run.config.{key}": path for key, path in own_paths(run.config).items()}
 
 
 def one_image(spec: JobSpec) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 Types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
 (`launch schema`) and of the fields' meaning. Left out is `None` where the default depends on the target, the project
-or the machine: the plan decides it there. All in one file, long as it is, because it is read as the list of fields.
+or the machine: the plan decides it there. What only one of the services has is in `launcher.spec.services`.
 """
 
 # No `from __future__ import annotations`: here they are values that the reader looks at when launch starts, and as
@@ -10,50 +10,22 @@ or the machine: the plan decides it there. All in one file, long as it is, becau
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-Duration = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,6}(s|m|h|d)$", description="a time: 90s, 30m, 6h or 2d")]
-Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,40}$", description="a-z, 0-9 and -, starting with a letter")]
-LabelKey = Annotated[
-    str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="a label's name: a-z, 0-9, - and _, at most 63")
-]
-LabelValue = Annotated[
-    str, Meta(pattern=r"^[a-z0-9_-]{0,63}$", description="a label's value: a-z, 0-9, - and _, at most 63")
-]
-EnvName = Annotated[
-    str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", description="a variable's name: letters, digits and _")
-]
-BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
-Region = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+$", description="a region, such as us-central1")]
-Zone = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+-[a-z]$", description="a zone, such as us-central1-a")]
-Provisioning = Annotated[
-    str,
-    Meta(
-        pattern=r"^(standard|spot|flex-start|reservation:projects/[^/]+/zones/[^/]+/reservations/[^/]+)$",
-        description="standard, spot, flex-start or reservation:projects/P/zones/Z/reservations/R",
-    ),
-]
-SecretVersion = Annotated[
-    str,
-    Meta(
-        pattern=r"^projects/[^/]+/secrets/[A-Za-z0-9_-]{1,255}/versions/(latest|[1-9][0-9]*)$",
-        description="a secret in Secret Manager, never its value: projects/P/secrets/S/versions/latest",
-    ),
-]
-ServiceAccount = Annotated[
-    str,
-    Meta(
-        pattern=r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$",
-        description="a service account: NAME@PROJECT.iam.gserviceaccount.com",
-    ),
-]
-MountPoint = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="one folder's name: letters, digits, . _ and -")
-]
-
-
-class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The base of all models: frozen, by keyword, no unknown key."""
+from launcher.spec.kinds import (
+    Duration,
+    EnvName,
+    LabelKey,
+    LabelValue,
+    Model,
+    Name,
+    Provisioning,
+    Region,
+    SecretVersion,
+    ServiceAccount,
+    Zone,
+)
+from launcher.spec.services import Vertex, Vm
 
 
 class Machine(Model, frozen=True, kw_only=True):
@@ -239,89 +211,6 @@ class Identity(Model, frozen=True, kw_only=True):
                 description="customer-managed encryption key in the job's region: "
                 "projects/P/locations/L/keyRings/R/cryptoKeys/K",
             ),
-        ]
-        | None
-    ) = None
-
-
-class NfsMount(Model, frozen=True, kw_only=True):
-    """An NFS share, seen at /mnt/nfs/<mount_point>."""
-
-    server: str
-    path: str
-    mount_point: MountPoint
-
-
-class LustreMount(Model, frozen=True, kw_only=True):
-    """A Managed Lustre instance, seen at /mnt/lustre/<mount_point>."""
-
-    instance_ip: str
-    volume_handle: str
-    filesystem: str
-    mount_point: MountPoint
-
-
-class ReductionServer(Model, frozen=True, kw_only=True):
-    """Vertex's Reduction Server: CPU nodes that add up gradients, for several nodes on plain networks."""
-
-    replicas: Annotated[int, Meta(ge=1, le=1000)]
-    machine_type: str = "n1-highcpu-16"
-
-
-class Vertex(Model, frozen=True, kw_only=True):
-    """What only Vertex AI has."""
-
-    tensorboard: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^projects/[^/]+/locations/[^/]+/tensorboards/[^/]+$",
-                description="a TensorBoard instance: projects/P/locations/L/tensorboards/ID",
-            ),
-        ]
-        | None
-    ) = None
-    experiment: Annotated[str, Meta(description="name of a Vertex AI experiment in the job's region")] | None = None
-    experiment_run: Annotated[str, Meta(description="the run's name in the experiment")] | None = None
-    web_access: Annotated[bool, Meta(description="a shell in the running container, from the console")] = False
-    dashboard_access: Annotated[bool, Meta(description="the dashboard of the running container")] = False
-    persistent_resource: (
-        Annotated[str, Meta(description="id of a persistent resource to run on: no wait for machines")] | None
-    ) = None
-    nfs: tuple[NfsMount, ...] = ()
-    lustre: tuple[LustreMount, ...] = ()
-    reduction_server: ReductionServer | None = None
-
-
-class Vm(Model, frozen=True, kw_only=True):
-    """What only Compute Engine VMs have."""
-
-    image_family: Annotated[str, Meta(description="of deeplearning-platform-release")] | None = None
-    image: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^projects/[^/]+/global/images/(family/)?[^/]+$",
-                description="projects/P/global/images/I, instead of a family",
-            ),
-        ]
-        | None
-    ) = None
-    external_ip: Annotated[
-        bool, Meta(description="left out: SSH goes through IAP, and the way out needs Cloud NAT")
-    ] = False
-    on_stop: Annotated[Literal["stop", "delete"], Meta(description="at the end of its time")] | None = None
-    lease: (
-        Annotated[
-            Duration,
-            Meta(description="a VM to work on stops itself so long after its start; can be moved up to limits.hours"),
-        ]
-        | None
-    ) = None
-    idle_stop: (
-        Annotated[
-            Duration,
-            Meta(description="it stops itself when GPUs, CPUs and SSH were idle for so long (5m or more)"),
         ]
         | None
     ) = None

@@ -8,6 +8,7 @@ STARTER = """\
 #
 # Try it here:                          launch local THIS_FILE
 # See what is sent, and what it costs:  launch vertex THIS_FILE --dry-run
+# The latter needs a project:           gcloud config set project PROJECT, or export CLOUDSDK_CORE_PROJECT=PROJECT
 
 name: my-first-run             # the run's id starts with it: a-z, 0-9 and -
 

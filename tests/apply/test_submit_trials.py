@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import count, islice, product
 from typing import Any, ClassVar
 
 import pytest
@@ -69,6 +69,8 @@ class Killed(Vertex):
 LOST = (Reset("after"), Reset(), AfterEffect(), AfterEffect(502), Truncated())
 EFFECTS = (None, Status(503), Status(500), Status(429), *LOST)
 LOOKS = (None, Status(503), Reset())
+PARTS = 5
+"""All trials take half a minute: `make test` has every fifth, which are of all kinds, `make fuzz` the others."""
 
 
 @dataclass
@@ -135,10 +137,12 @@ def trials(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     return Trials(cloud, clock, random.Random(5), access.open_client())
 
 
-def test_never_two(trials: Trials) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.fuzz) for part in range(1, PARTS))])
+def test_never_two(trials: Trials, part: int) -> None:
     """Each trial: a command that may be killed and meets a fault, then the same one again, and again."""
     done = 0
-    for effect, look, bucket, killed, script in product(EFFECTS, LOOKS, (True, False), (True, False), (LONG, SHORT)):
+    whole = product(EFFECTS, LOOKS, (True, False), (True, False), (LONG, SHORT))
+    for effect, look, bucket, killed, script in islice(whole, part, None, PARTS):
         plan = trials.plan(regions=1 if script is LONG else 2)
         trials.clear()
         trials.cloud.jobs.script = script
@@ -160,7 +164,7 @@ def test_never_two(trials: Trials) -> None:
         assert len(living) == 1, case
         assert set(got) - {"killed"} == {living[0].name}, case
         done += 1
-    assert done >= 200
+    assert done >= 200 // PARTS
 
 
 class Meeting:

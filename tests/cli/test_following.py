@@ -14,6 +14,7 @@ from launcher.apply import running
 from launcher.cli import following, stop_code
 from launcher.cli.options import Output
 from launcher.cli.telling import Teller
+from launcher.cli.world import World
 from launcher.errors import LaunchError
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.googlecloud import FakeClock, Fault, Stage, Status
@@ -91,7 +92,7 @@ class Gone(io.StringIO):
 
 def blind() -> following.Screen:
     """One that has seen no job."""
-    world = following.World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]
+    world = World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]
     return following.Screen(world.service, world, Teller(None), None)
 
 

@@ -74,7 +74,8 @@ def test_a_package_may_bring_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["{model: 'hf:llama'}", "{model: gpt, loss: 'torch.nn.functional:cross_entropy'}", "{data: /a/b}", "{}"]
+    "config",
+    ["{model: 'hf:llama'}", "{model: gpt, loss: 'torch.nn.functional:cross_entropy'}", "{data: /gcs/a/b}", "{}"],
 )
 def test_what_needs_no_code(tmp_path: Path, config: str) -> None:
     text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"

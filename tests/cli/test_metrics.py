@@ -20,7 +20,7 @@ def part(*rows: Mapping[str, object]) -> bytes:
 
 
 STEPS = [{"step": n, "loss": 1 / n, "lr": 1e-3, "tokens_per_s": 12345.6, "time": 1.7e9 + n} for n in range(1, 101)]
-EVAL = {"event": "eval", "step": 100, "eval_loss": 0.25}
+EVAL = {"event": "eval", "step": 100, "loss": 0.25}
 
 
 def test_of_a_folder_here(tmp_path: Path) -> None:

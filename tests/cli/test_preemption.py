@@ -173,9 +173,9 @@ def test_figures_as_data_and_an_end_that_is_the_second_starts(tmp_path: Path) ->
     output.mkdir()
     ran = launch("local", "--request", by_hand(tmp_path, output), "--preempt-after", "2s", "-o", "json")
     assert ran.code == 3
-    assert "the job failed: workerpool0-0 exited with 7\n" in ran.err
+    assert "error: the job failed: workerpool0-0 exited with 7\n" in ran.err
     assert "OldError" in ran.err
-    assert "The first error" not in ran.err  # that was of the start before
+    assert "OldError" not in ran.err.rpartition("error: ")[2]  # that was of the start before
     assert json.loads(ran.out)["preemption"] == {
         "after_seconds": 2,
         "exit_codes": {"workerpool0-0": 75},

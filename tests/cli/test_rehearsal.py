@@ -11,10 +11,11 @@ from launcher.apply import local
 from launcher.apply.attempts import End
 from launcher.apply.requests import parsed, with_image
 from launcher.cli.options import Flags, Output, words
-from launcher.cli.printer import LinePrinter
-from launcher.cli.rehearsal import Rehearsal, content, meaning, page, run, show
+from launcher.cli.printer import Cause, LinePrinter
+from launcher.cli.rehearsal import content, failure, meaning, page, run, show
+from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.runfolder import prepare
-from launcher.cli.summary import next_commands
+from launcher.cli.summary import next_commands, program, training
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned
@@ -81,20 +82,60 @@ def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
             assert ("host/image:1" in capsys.readouterr().out) is docker
 
 
-def test_the_cause_is_the_first_error_of_the_last_start(capsys: pytest.CaptureFixture[str]) -> None:
+ENDED = "train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
+ON_PURPOSE = "train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
+GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+CRASH = "train.node: rank 1 failed first: SIGSEGV (crash in native code)"
+ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["  raise ValueError: not at the beginning", "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
+        (["[rank1]: ValueError: bad", GLOO, ENDED], "ValueError: bad"),
+        ([GLOO, "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
+        ([GLOO, ENDED], GLOO.removeprefix("[rank0]: ")),
+        ([GLOO, "train: data: no such file", ON_PURPOSE], "data: no such file"),
+        (["x.Error: a handled one", "train: the end", ON_PURPOSE], "the end"),
+        (["train: the end", "train: rank 1 waits for a peer that has gone, and leaves", ON_PURPOSE], "the end"),
+        (["train: CUDA out of memory", ENDED], "CUDA out of memory"),
+        (["KeyError: 'handled'", GLOO, CRASH, ENDED], "rank 1 failed first: SIGSEGV (crash in native code)"),
+        (["ValueError: bad", ABORT, ENDED], "ValueError: bad"),
+        ([GLOO, ABORT, ENDED], ABORT.removeprefix("train.node: ")),
+        ([GLOO, "train.node: node 1: no word for 60 s (exit code 1)"], "node 1: no word for 60 s"),
+        (
+            ["OldError: 1", "train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
+            "NewError: 2",
+        ),
+    ],
+)
+def test_the_cause_is_an_error_that_is_not_about_a_peer(
+    lines: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     printer = LinePrinter()
-    lines = [
-        "[rank0]: OldError: of the first start",
-        "train.node: node 0: exit code 1; starting again (1 of 3 since the last checkpoint)",
-        "  raise ValueError: in the middle of a line",
-        "[rank1]: ValueError: bad sample 17",
-        "RuntimeError: Connection closed by peer",
-        "train.node: failed twice before its first step: starting again can't help (exit code 1)",
-    ]
     for line in lines:
         printer("workerpool0-0", line)
-    assert printer.error == "[workerpool0-0] ValueError: bad sample 17"
+    assert printer.cause == ("workerpool0-0", cause)
     assert capsys.readouterr().err.count("[workerpool0-0] ") == len(lines)
+
+
+def test_nothing_is_a_cause_where_no_line_names_one() -> None:
+    printer = LinePrinter()
+    printer("workerpool0-0", "step 1/3  loss 1.0")
+    assert printer.cause is None
+    assert str(failure(End(exit_codes={"a": 0, "b": 3}, seconds=1, time=0), "/runs/x", None)) == (
+        "the job failed: b exited with 3\nIts output stands above; the run folder is /runs/x."
+    )
+
+
+def test_the_cause_comes_with_the_replica_that_said_it() -> None:
+    end = End(exit_codes={"a": 1, "b": 2}, seconds=1, time=0)
+    assert str(failure(end, None, Cause("b", "model: no such thing"))) == (
+        "the job failed: model: no such thing\n"
+        "b exited with 2 (its config or code can't work)\n"
+        "Its output stands above."
+    )
 
 
 def test_the_next_commands_are_about_the_job_that_ran() -> None:
@@ -105,6 +146,26 @@ def test_the_next_commands_are_about_the_job_that_ran() -> None:
     assert "--nodes 2" in shown
     assert "--nodes 2" not in "\n".join(next_commands("/runs/a", typed, 2, None))
     assert "vertex" not in "\n".join(next_commands("/runs/a", [], None, None))
+
+
+def test_the_next_commands_keep_the_output_that_was_typed() -> None:
+    shown = list(next_commands("/my runs/a", ["job.yaml"], 1, None, "/my runs"))
+    assert f"  {program()} local job.yaml --nodes 2 --output '/my runs'" in shown
+    assert f"  {program()} vertex job.yaml --output gs://BUCKET/runs --dry-run" in shown
+    cloud = list(next_commands("gs://mine/a", ["job.yaml"], 1, None, "gs://mine"))
+    assert f"  {program()} vertex job.yaml --output gs://mine --dry-run" in cloud
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (1, "2.0000 (1 step)"),
+        (10, "2.0000 (mean of the 10 steps)"),
+        (11, "4.0000 → 2.0000 (mean of the first and of the last 10 of 11 steps)"),
+    ],
+)
+def test_one_mean_loss_is_told_once(step: int, text: str) -> None:
+    assert list(training({"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0})) == [("loss", text)]
 
 
 @pytest.mark.parametrize(

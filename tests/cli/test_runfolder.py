@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import runfolder
+from launcher.errors import NotAuthorised
 from tests.googlecloud import GoogleCloud
 from train.contract import metrics_part
 from train.storage import LocalFolder, open_storage
@@ -49,3 +50,14 @@ def test_parts_are_read_eight_at_a_time(tmp_path: Path) -> None:
 def test_a_run_without_metrics(tmp_path: Path) -> None:
     assert runfolder.read_results(None) is None
     assert runfolder.read_results(LocalFolder(tmp_path)) is None
+
+
+def test_without_credentials_a_folder_here_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(NotAuthorised) as caught, runfolder.opened("gs://my-bucket/runs/r"):
+        pass
+    assert "gcloud auth application-default login" in caught.value.problem
+    assert "--output runs" in caught.value.hint

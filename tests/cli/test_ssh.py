@@ -54,7 +54,7 @@ def test_a_shell_at_a_terminal(place: Place) -> None:
     env = {**os.environ, **place.env, "TERM": "dumb"}
     with subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, env=env, start_new_session=True) as process:
         os.close(its)
-        shown = typed(mine, b"tty; sleep 60\n", until=b"/dev/pts/")
+        shown = typed(mine, b"sh -c 'tty; exec sleep 60'\n", until=b"/dev/pts/")  # one Ctrl-C ends both
         shown += typed(mine, b"\x03", until=b"^C")
         shown += typed(mine, b"echo un''broken; exit 6\n", until=b"unbroken")
         assert process.wait(30) == 6, shown

@@ -85,15 +85,7 @@ def containers() -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def torch_wheel() -> Path:
     """PyTorch for CPUs, as a file: inside a container pip would look for it where PyPI has gigabytes of CUDA."""
-    folder = CACHE / "torch"
-    found = list(folder.glob(f"torch-{TORCH}-*.whl"))
-    if not found:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1"]
-        where = ["--python-version", PYTHON, "--platform", f"manylinux_2_28_{architecture()[1]}", "--dest", str(folder)]
-        subprocess.run([*pip, *where, "--extra-index-url", TORCH_INDEX, f"torch=={TORCH}"], check=True, timeout=600)
-        found = list(folder.glob(f"torch-{TORCH}-*.whl"))
-    (wheel,) = found
-    return wheel
+    return wheel()
 
 
 def require() -> None:
@@ -236,3 +228,20 @@ def make_base(root: Path, archive: Path, environ: Mapping[str, str]) -> None:
         shutil.copyfile(trusted, root / CERTIFICATES)
     without = [f"--exclude=./{name}/*" for name in ("var/cache/apt", "var/lib/apt/lists", "proc", "sys", "dev")]
     subprocess.run(["tar", "-C", str(root), *without, "-cf", str(archive), "."], check=True, timeout=300)
+
+
+def wheel() -> Path:
+    """The file of PyTorch for CPUs, kept between sessions."""
+    folder = CACHE / "torch"
+    found = list(folder.glob(f"torch-{TORCH}-*.whl"))
+    if not found:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1"]
+        where = ["--python-version", PYTHON, "--platform", f"manylinux_2_28_{architecture()[1]}", "--dest", str(folder)]
+        subprocess.run([*pip, *where, "--extra-index-url", TORCH_INDEX, f"torch=={TORCH}"], check=True, timeout=600)
+        found = list(folder.glob(f"torch-{TORCH}-*.whl"))
+    (file,) = found
+    return file
+
+
+if __name__ == "__main__":  # what is kept, made while other tests run: it takes minutes, and mostly waits
+    print(base_archive(), wheel())

@@ -116,15 +116,16 @@ def test_a_failing_script_ends_with_3_and_says_which_and_why(tmp_path: Path) -> 
     assert ran.returncode == 3
     assert ran.stderr.count("ValueError: bad sample 17\n[") == 2  # the same twice before a first step: no third start
     assert "workerpool0-0 exited with 1" in ran.stderr
-    assert "The first error: [workerpool0-0] ValueError: bad sample 17" in ran.stderr
+    assert "\nerror: the job failed: ValueError: bad sample 17\nworkerpool0-0 exited with 1\n" in ran.stderr
+    assert "torch/distributed" not in ran.stderr  # nothing of torchrun's own
 
 
 def test_a_users_error_is_told_in_a_line_and_not_tried_again(tmp_path: Path) -> None:
-    write(tmp_path, job__yaml=TINY.replace("data: python-stdlib", "data: /no/such/folder"))
+    write(tmp_path, job__yaml=TINY.replace("data: python-stdlib", "data: short.txt"), short__txt="short")
     ran = run("local", "job.yaml", "--output", "out", cwd=tmp_path)
     assert ran.returncode == 3
     assert "exited with 2" in ran.stderr
-    assert "/no/such/folder" in ran.stderr
+    assert ran.stderr.count("train: data: short.txt has 5 bytes; block_size") == 1
     assert "Traceback" not in ran.stderr
     assert (only_run(tmp_path / "out") / "terminal").exists()
     again = run("local", "job.yaml", "--output", "out", cwd=tmp_path)  # typed again, it is tried again

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.spec.checks import CHECKS, check
-from launcher.spec.models import JobSpec, Machine, Run, Vertex
+from launcher.spec.models import JobSpec, Machine, Run
+from launcher.spec.services import Vertex
 from tests.spec.helpers import SMALL, lines, spec
 
 DIGEST = "sha256:" + "0" * 64

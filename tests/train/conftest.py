@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +34,23 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folders of all that tests.train.switches does on two ranks, and what they said (`stdout`)."""
+    """The run folders of all that tests.train.switches does on two ranks, and what they said (`stdout`).
+
+    Of several processes of pytest (-n 3) the first that asks makes them for all: it takes half a minute.
+    """
     from tests.train.sharing import on_two_ranks
 
-    base = tmp_path_factory.mktemp("switches")
-    (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        base = tmp_path_factory.mktemp("switches")
+        (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
+        return base
+    base = tmp_path_factory.getbasetemp().parent / "switches"
+    with base.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (base / "stdout").exists():
+            shutil.rmtree(base, ignore_errors=True)  # where it failed
+            base.mkdir()
+            (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
     return base
 
 

@@ -47,8 +47,12 @@ class FakeNvml:
     asked: list[str] = field(default_factory=list)
     deaf: bool = False
     """No events can be had."""
+    missing: tuple[str, ...] = ()
+    """Names that this pynvml doesn't know yet."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.missing:
+            raise AttributeError(name)
         if name.startswith("nvmlDeviceGet"):
             return self._get(name.removeprefix("nvmlDeviceGet"))
         return getattr(pynvml, name)
@@ -90,6 +94,8 @@ class FakeNvml:
 
     def nvmlDeviceRegisterEvents(self, device: Device, kinds: int, events: str) -> None:
         assert (kinds, events) == (pynvml.nvmlEventTypeXidCriticalError, "events")
+        if "Events" in device.answers:
+            raise device.answers["Events"]
 
     def nvmlEventSetWait_v2(self, events: str, milliseconds: int) -> Space:
         assert milliseconds == 0, "a look waits for nothing"

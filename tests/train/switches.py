@@ -127,6 +127,7 @@ def compile_(session: Session) -> None:
     train(session, "uncompiled", **COMPILED)
     with compiler("aot_eager", most=0.0):
         train(session, "compiled", compile=True, activation_checkpointing="selective", **COMPILED)
+        train(session, "compiled-shared", compile=True, parallel="fsdp", **COMPILED)
     for mode, most in (("regional", 0.0), ("whole", 1.0)):
         with compiler(_fails if session.ranks.rank == 1 else "aot_eager", most):
             train(session, f"failed-{mode}", compile=True, **COMPILED)

@@ -23,7 +23,7 @@ def test_a_machine_that_is_fine_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "doubtful"), [(48, True), (63, False), (74, True), (79, False), (94, True), (999, False)]
+    ("number", "doubtful"), [(48, True), (63, False), (74, True), (79, False), (94, True), (149, True), (999, False)]
 )
 def test_an_xid_is_a_line_and_an_event(number: int, doubtful: bool) -> None:
     [alarm] = Alarms(1).of(look(xid=[number]))
@@ -71,13 +71,26 @@ def test_heat_is_said_once_and_not_for_a_moment_of_it() -> None:
 
 def test_a_gpu_without_work() -> None:
     alarms = Alarms(0)
-    assert not [alarm for second in range(0, 120, 5) for alarm in alarms.of(look(second, util=0.02))]
-    [alarm] = alarms.of(look(120, util=0.02))
-    assert alarm == Alarm("node 0: GPU 3 has had next to no work for 2 minutes")
-    assert alarms.of(look(500, util=0.02)) == []
+    assert alarms.of(look(0, util=0.9)) == []
+    assert not [alarm for second in range(5, 300, 5) for alarm in alarms.of(look(second, util=0.02))]
+    [alarm] = alarms.of(look(300, util=0.02))
+    assert alarm == Alarm("node 0: GPU 3 has had next to no work for 5 minutes")
+    assert alarms.of(look(900, util=0.02)) == []
     alarms = Alarms(0)
-    found = [alarms.of(look(second, util=0.9 if second % 100 == 0 else 0.0)) for second in range(0, 1000, 5)]
+    found = [alarms.of(look(second, util=0.9 if second % 200 == 0 else 0.0)) for second in range(0, 2000, 5)]
     assert not any(found), "now and then it has some"
+
+
+def test_a_gpu_that_has_not_begun_is_given_longer() -> None:
+    alarms = Alarms(0)
+    assert not [alarm for second in range(0, 1200, 5) for alarm in alarms.of(look(second, util=0.0))], "it compiles"
+    assert alarms.of(look(1200, util=0.0)) == [Alarm("node 0: GPU 3 has had next to no work for 20 minutes")]
+
+
+def test_a_gpu_that_does_not_say_how_busy_it_is_has_no_alarm() -> None:
+    alarms = Alarms(0)
+    found = [alarms.of({"time": second, "gpus": [{"gpu": 0, "temp_c": 50}]}) for second in range(0, 9000, 50)]
+    assert not any(found)
 
 
 def test_memory_and_disk_of_the_host() -> None:

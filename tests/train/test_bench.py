@@ -132,6 +132,20 @@ def test_photographs_are_decoded_by_workers() -> None:
     assert all(1 < loader.rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
 
 
+def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def rate(*_: object) -> float:
+        used.append(torch.get_num_threads())
+        return 1.0
+
+    monkeypatch.setattr(loader, "rate", rate)
+    with matmul.threads(3):
+        loader.measure(0.0, quick=True)
+        assert torch.get_num_threads() == 3
+    assert set(used) == {1}
+
+
 @pytest.mark.parametrize(
     ("most", "quick", "counts"),
     [(1, False, (0, 1)), (2, True, (0, 2)), (6, False, (0, 1, 2, 4, 6)), (96, False, (0, 1, 2, 4, 8, 16))],

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from train.config import Bert, parse
 from train.models import blocks, build, flops_per_sample
-from train.models.bert import BertForMasked, cross_entropy
+from train.models.bert import BertForMasked
+from train.models.losses import MaskedCrossEntropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -99,12 +100,12 @@ def test_a_new_model_knows_nothing() -> None:
 def test_only_hidden_tokens_count() -> None:
     logits, targets = torch.randn(2, 3, 5), torch.tensor([[1, -100, -100], [-100, 4, -100]])
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    torch.testing.assert_close(cross_entropy(logits, targets), expected)
+    torch.testing.assert_close(MaskedCrossEntropy()(logits, targets), expected)
 
 
 def test_a_batch_in_which_nothing_is_hidden_has_no_loss_and_no_nan() -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = cross_entropy(logits, torch.full((2, 3), -100))
+    loss = MaskedCrossEntropy()(logits, torch.full((2, 3), -100))
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == 0
     assert not gradient.any()

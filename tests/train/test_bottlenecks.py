@@ -101,8 +101,8 @@ def slowly() -> Tensor:
     [
         (Matrices, slowly, "input", "loader.workers"),
         (Matrices, lambda: torch.ones(512, 512), "compute", ""),
-        (Elementwise, lambda: torch.ones(4, 200_000), "memory", "compile"),
-        (Tiny, lambda: torch.ones(4), "launch_overhead", "compile"),
+        (Elementwise, lambda: torch.ones(4, 200_000), "memory", ""),
+        (Tiny, lambda: torch.ones(4), "launch_overhead", "batch_size"),
         (Reads, lambda: torch.ones(4), "host_sync", ""),
     ],
 )

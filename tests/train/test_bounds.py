@@ -296,6 +296,9 @@ def test_the_shares_are_a_whole(drawn: list[Event], number: int) -> None:
         ("void at::native::unrolled_elementwise_kernel<at::native::convert_functor>", "memory"),
         ("triton_poi_fused_gelu_7", "memory"),
         ("triton_red_fused__softmax_1", "memory"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_3", "memory"),
+        ("triton_poi_fused__native_batch_norm_legit_functional_convolution_relu_0", "memory"),
+        ("triton_per_fused__to_copy_mm_native_layer_norm_backward_12", "memory"),
         ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "memory"),
         ("Memcpy DtoD (Device -> Device)", "memory"),
         ("Memset (Device)", "memory"),
@@ -341,6 +344,26 @@ def test_what_is_changed_already_is_not_advised(
     said = verdict(made(**shares), Setup(gpu=True, **setup))
     assert said.change == change
     assert words in said.advice
+
+
+@pytest.mark.parametrize(
+    ("shares", "setup", "change", "words"),
+    [
+        ({"input": 1.0}, {"workers": 0}, "loader.workers", "if cores are free"),
+        ({"launch_overhead": 1.0}, {}, "batch_size", "larger batch_size"),
+        ({"launch_overhead": 1.0}, {"accumulates": True}, "micro_batch_size", "larger micro_batch_size"),
+        ({"memory": 1.0}, {}, "", "a machine with a GPU"),
+        ({"memory": 1.0}, {"checkpointing": "full"}, "activation_checkpointing", "none"),
+        ({"compute": 1.0}, {}, "", "a machine with a GPU"),
+    ],
+)
+def test_on_a_cpu_nothing_is_advised_that_pays_on_gpus_alone(
+    shares: dict[str, float], setup: dict[str, Any], change: str, words: str
+) -> None:
+    said = verdict(made(**shares)._replace(gpu=False), Setup(**setup))
+    assert said.change == change
+    assert words in said.advice
+    assert "compile" not in said.advice
 
 
 def test_the_words() -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract, cutter
-from train.checkpoint import CheckpointError, Manifest
+from train import checkpoint, contract, cutter, manifests, pruning
 from train.cutter import CancelledError
-from train.state import joined, shared_out, split
+from train.manifests import CheckpointError, Manifest
+from train.shares import joined, shared_out, split
 from train.storage import LocalFolder
 
 STATE = {
@@ -50,7 +50,7 @@ def write(
         )
         shards.append(written)
     manifest = Manifest(step, start, tuple(shards), {"config": {"seed": 1}})
-    checkpoint.commit(storage, manifest)
+    manifests.commit(storage, manifest)
     return manifest
 
 
@@ -78,7 +78,7 @@ def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     for step, start in ((7, "0001-0000"), (7, "0001-0003"), (9, "0001-0001"), (3, "0002-0000")):
         write(storage, {"loop": {"step": step, "start": start}}, step=step, start=start)
-    names = checkpoint.manifests(storage.list())
+    names = manifests.listed(storage.list())
     assert [name.split("/")[1:3] for name in names] == [
         ["step-00000009", "0001-0001"],
         ["step-00000007", "0001-0003"],
@@ -176,7 +176,7 @@ def test_a_manifest_of_another_step_is_not_taken(tmp_path: Path) -> None:
     write(storage, step=5)
     shutil.copytree(tmp_path / "checkpoints/step-00000005", tmp_path / "checkpoints/step-00000006")
     with pytest.raises(CheckpointError, match="is that of another checkpoint"):
-        checkpoint.read_manifest(storage, contract.manifest(6, "0001-0000"))
+        manifests.read(storage, contract.manifest(6, "0001-0000"))
 
 
 def test_pickled_code_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_a_checkpoint_never_changes(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     manifest = write(storage)
     with pytest.raises(FileExistsError):
-        checkpoint.commit(storage, manifest._replace(about={}))
+        manifests.commit(storage, manifest._replace(about={}))
 
 
 def test_a_cancelled_save_stops_between_parts(tmp_path: Path) -> None:
@@ -244,31 +244,31 @@ def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes:
         for step, start in there
         for name in ("manifest.json", "rank-00000-0000.part")
     ]
-    doomed = checkpoint.expendable([*names, contract.LATEST], 9, TWO, last=last, every=every)
+    doomed = pruning.expendable([*names, contract.LATEST], 9, TWO, last=last, every=every)
     assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
 
 
 def test_what_was_left_unfinished_goes_and_what_a_later_start_writes_stays() -> None:
     folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
     names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
-    assert checkpoint.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
+    assert pruning.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
 
 
 def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:
     """Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250."""
     names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
-    gone = checkpoint.expendable(names, 250, TWO, last=1, every=0)
+    gone = pruning.expendable(names, 250, TWO, last=1, every=0)
     assert gone == [contract.checkpoint_folder(200, ONE), contract.checkpoint_folder(300, ONE)]
 
 
 def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
     names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
-    assert checkpoint.expendable(names, 200, ONE, last=1, every=0) == []
+    assert pruning.expendable(names, 200, ONE, last=1, every=0) == []
 
 
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:
     manifest = write(LocalFolder(tmp_path))
     data = json.loads((tmp_path / contract.manifest(5, "0001-0000")).read_text())
-    assert data["format"] == checkpoint.FORMAT
+    assert data["format"] == manifests.FORMAT
     assert data["about"] == {"config": {"seed": 1}}
     assert sum(part["bytes"] for shard in data["shards"] for part in shard) == manifest.bytes

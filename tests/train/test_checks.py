@@ -35,7 +35,7 @@ def test_a_good_machine_gives_nothing_to_say() -> None:
 def test_in_the_cloud_it_is_the_end_and_elsewhere_a_warning(facts: Facts, processes: int | None, line: str) -> None:
     assert judge(facts, processes=processes, wanted=H100, cloud=True).unfit == line
     elsewhere = judge(facts, processes=processes, wanted=H100, cloud=False)
-    assert elsewhere == Findings("", (f"{line}; going on, as this is not the cloud",))
+    assert elsewhere == Findings("", (f"{line}; a rehearsal goes on",))
 
 
 def test_too_little_shared_memory_is_a_warning() -> None:
@@ -130,7 +130,7 @@ def test_in_a_rehearsal_all_of_it_warns(machine: Path) -> None:
     install(machine, query=log(gpu(recovery="Reset", dram=2)))
     found = judge(gather({}), processes=1, wanted={}, cloud=False)
     assert found.unfit == ""
-    assert found.warnings[0].endswith("take another machine; going on, as this is not the cloud")
+    assert found.warnings[0].endswith("take another machine; a rehearsal goes on")
     assert found.warnings[1] == "GPU 0: 2 uncorrectable memory errors since the driver was loaded"
     assert judge(gather({}), processes=1, wanted={}, cloud=True).unfit.startswith("GPU 0: it needs a reset")
 

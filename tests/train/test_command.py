@@ -96,6 +96,25 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert missing(Task("python", "command", "", ("no-such-thing",)), tmp_path) == "no-such-thing: no such command"
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("mine", ""),
+        ("pkg.deep.work", ""),
+        ("torch.distributed.run", ""),
+        ("train", ""),
+        ("nothing.here", "nothing.here: there is no module nothing, neither in FOLDER nor installed"),
+        ("pkg.deep.wrok", "pkg.deep.wrok: there is no module pkg.deep.wrok, neither in FOLDER nor installed"),
+        ("mine.work", "mine.work: there is no module mine.work (mine is no package), neither in FOLDER nor installed"),
+    ],
+)
+def test_a_module_that_is_missing_is_known_before_it_is_started(tmp_path: Path, module: str, words: str) -> None:
+    (tmp_path / "pkg" / "deep").mkdir(parents=True)
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "pkg" / "deep" / "work.py").write_text("raise SystemExit('it is not imported')")
+    assert missing(Task("torchrun", "module", module, ()), tmp_path) == words.replace("FOLDER", str(tmp_path))
+
+
 def test_a_script_of_the_image_that_fails_or_is_not_there(tmp_path: Path) -> None:
     script = tmp_path / "nccl.sh"
     environ = {"PATH": "/usr/bin:/bin", "LAUNCH_NCCL_SCRIPT": str(script)}

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.train.test_determinism import losses
 from tests.train.test_loop import read, run, steps
-from train import checkpoint, compilecache, compiling, models
+from train import compilecache, compiling, manifests, models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutputError
@@ -66,6 +66,7 @@ def test_auto_compiles_where_it_can(
     monkeypatch.delenv("CC", raising=False)
     plan = planned(model={**CONFIG["model"], "n_embd": 64})
     assert (plan.mode, plan.why, len(plan.blocks)) == (mode, why, 3 if mode == "regional" else 0)
+    assert len(plan.beside) == (mode == "regional")
     assert planned(Ranks()).mode == "off"
     assert planned(compile=False).choices == (("compile", "false", "the spec says so"),)
 
@@ -108,7 +109,7 @@ def test_compiled_or_not_the_losses_are_the_same(
     rows = run(tmp_path / "run", {**config, "activation_checkpointing": asked})
     assert chosen(rows)[0] == mode, chosen(rows)[1]
     if mode == "regional":
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # for training, and for the evaluation
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # block, loss; in training, evaluation
     assert [row["loss"] for row in steps(rows)] == pytest.approx([row["loss"] for row in steps(plain)], rel=1e-6)
     assert [said_of(tmp_path / name)["compiled"] for name in ("plain", "run")] == [False, True]
 
@@ -116,8 +117,8 @@ def test_compiled_or_not_the_losses_are_the_same(
 def said_of(folder: Path) -> dict[str, Any]:
     """What the newest checkpoint says of its run."""
     storage = LocalFolder(folder)
-    (newest, *_) = checkpoint.manifests(storage.list("checkpoints/"))
-    return checkpoint.read_manifest(storage, newest).about
+    (newest, *_) = manifests.listed(storage.list("checkpoints/"))
+    return manifests.read(storage, newest).about
 
 
 def breaks(_graph: Any, _inputs: Any) -> None:
@@ -149,8 +150,9 @@ def test_all_ranks_go_without_the_compiler_if_one_has_to(switches: Path, mode: s
 
 
 def test_two_ranks_compile(switches: Path) -> None:
-    assert chosen(read(switches / "compiled"))[0] == "regional"
-    assert losses(switches / "compiled")[0] == pytest.approx(losses(switches / "uncompiled")[0], rel=1e-6)
+    for name in ("compiled", "compiled-shared"):
+        assert chosen(read(switches / name))[0] == "regional"
+        assert losses(switches / name)[0] == pytest.approx(losses(switches / "uncompiled")[0], rel=1e-6)
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------

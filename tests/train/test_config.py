@@ -22,6 +22,7 @@ from train.config import (
     ResNet,
     as_data,
     line,
+    own_paths,
     parse,
     problems,
 )
@@ -162,6 +163,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"profile": {"steps": 3}}, "profile", "{wait: 5"),
     ({"non_finite": -1}, "non_finite", "from 0"),
     ({"data": ""}, "data", "a file or a folder"),
+    ({"data": "s3://bucket/corpus"}, "data", "gs://BUCKET/"),
+    ({"data": "gs://"}, "data", "gs://BUCKET/"),
+    ({"data": "gs:/bucket/x"}, "data", "gs://BUCKET/"),
+    ({"data": {"path": "a", "tokenizer": "https://host/t.json"}}, "data.tokenizer", "gs://BUCKET/"),
     ({"batch_size": 10, "micro_batch_size": 4}, "micro_batch_size", "not divisible by 4"),
     ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "from 1"),
     ({"eval": {"every": -1}}, "eval.every", "from 0"),
@@ -173,6 +178,20 @@ def test_a_wrong_value_is_named_with_its_place(config: dict[str, Any], where: st
     (problem,) = problems(config)
     assert ".".join(map(str, problem[0])) == where
     assert words in line(problem)
+
+
+def test_one_problem_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.config can't be used: stps: is no setting; did you mean steps\?$"):
+        parse({"stps": 1})
+
+
+def test_the_paths_of_a_config_are_those_of_files() -> None:
+    assert own_paths({"data": "corpus/"}) == {"data": "corpus/"}
+    named = {"path": "a.txt", "tokenizer": "t.json"}
+    assert own_paths({"data": named}) == {"data": "a.txt", "data.tokenizer": "t.json"}
+    for path in ("gs://bucket/x", "synthetic", "python-stdlib", "my.data:build"):
+        assert own_paths({"data": {"path": path, "tokenizer": "tiktoken:gpt2"}}) == {}
+    assert own_paths({}) == own_paths({"data": 3}) == {}
 
 
 def test_all_problems_are_reported_at_once() -> None:

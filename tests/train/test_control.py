@@ -14,8 +14,8 @@ import pytest
 
 from tests.train.nodes import free_port, until
 from train.control import Member, MemoryStore, Order, Pulse, State, Store, StoreLostError, Timing, reserve_port
+from train.ending import NOTICE_SECONDS
 from train.errors import OutputError
-from train.loop import NOTICE_SECONDS
 from train.metrics import LAST_SECONDS
 from train.outcome import End, Outcome
 from train.record import Record

@@ -265,7 +265,7 @@ def broken(tmp_path: Path, what: str) -> Path:
         ("class without images", "empty is a class without images"),
         ("other classes", "the class cow is in only one of train and val"),
         ("no label", "z/9.jpeg has no label beside it"),
-        ("packed", "is no tar file that can be read at any place"),
+        ("packed", "can't be read as an unpacked tar file"),
         ("no images", "holds no images"),
         ("words", "a.tar: 1.cls holds no number of a class: b'cat'"),
         ("three", r"has 3 classes, and the model 2: model: \{num_classes: 3\}"),

@@ -77,13 +77,28 @@ def test_who_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPa
 
 def test_rank_0_speaks_and_else_the_first_that_has_something_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "MOMENT", 0.2)
+    one, other = TrainError("it is full"), TrainError("it is broken")
     spoke: dict[str, bool] = {}
     first, second = pair()
-    run_all(lambda: spoke.update(zero=speaks(first)), lambda: spoke.update(one=speaks(second)))
+    run_all(lambda: spoke.update(zero=speaks(first, one)), lambda: spoke.update(one=speaks(second, other)))
     assert spoke == {"zero": True, "one": False}
     first, second = pair()
-    assert [speaks(second), speaks(second), speaks(first)] == [True, False, True]
-    assert speaks(None)
+    assert [speaks(rank, one) for rank in (second, second)] == [True, False]
+    assert not speaks(first, one), "in the same words"
+    assert speaks(first, other)
+    assert speaks(None, one)
+
+
+def test_what_torch_says_of_a_peer_that_has_gone_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "MOMENT", 0.05)
+    gone = RuntimeError("Connection closed by peer")
+    for said in (TrainError("it is full"), ValueError("of the user's")):
+        first, second = pair()
+        assert speaks(second, said)
+        assert not speaks(first, gone)
+        assert speaks(first, KeyError("another error of the user's"))
+    first, second = pair()
+    assert speaks(first, gone), "nobody has said why"
 
 
 def test_an_error_of_the_files_is_passed_on_too() -> None:

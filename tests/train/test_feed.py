@@ -19,6 +19,7 @@ import torch
 from train.config import Loader
 from train.data import ahead
 from train.data.ahead import Ahead
+from train.data.batch import to
 from train.data.feed import Feed
 from train.data.loading import Job, Key, Made, Plan, Pool
 from train.data.masked import Masked
@@ -323,6 +324,17 @@ def test_what_is_quickly_made_is_made_here() -> None:
     assert feed.waited() > 0
     assert feed.waited() == 0
     feed.close()
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", False), ("cpu", True), ("mps", True)])
+def test_only_a_copy_to_an_nvidia_gpu_is_not_waited_for(
+    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back to the host, or to a Mac's GPU, would give numbers that haven't come yet."""
+    said: list[bool] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _to, non_blocking: said.append(not non_blocking))
+    to({"x": torch.zeros(1)}, torch.device(device))
+    assert said == [waits]
 
 
 def test_the_order_of_a_plan() -> None:

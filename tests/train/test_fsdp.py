@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.train import sharing, trials
 from tests.train.sharing import CONFIG, HALF
-from train import begin, checkpoint, contract, finite, fsdp, memory, models, optim, pieces, precision
+from train import begin, checkpoint, contract, finite, fsdp, manifests, memory, models, optim, pieces, precision
 from train.config import parse
 from train.data import open_data
 from train.data.feed import Feed
@@ -93,7 +93,7 @@ def test_a_preempted_run_is_the_same_run(session: Path) -> None:
 )
 def test_what_is_read_is_what_was_saved(session: Path, source: str, target: str) -> None:
     """To the last bit, also by another kind of run, or by more ranks: what these save at once is the same again."""
-    assert manifests(session / source) + 1 == manifests(session / target)
+    assert saved_in(session / source) + 1 == saved_in(session / target)
     changed = trials.differences(session / source, session / target)
     assert {entry for entry in changed if not entry.startswith("ranks")} == set()
 
@@ -111,15 +111,15 @@ def test_one_rank_reads_what_two_have_shared_out(session: Path, tmp_path: Path) 
     assert all(torch.equal(moments[key]["exp_avg"], theirs["exp_avg"]) for key, theirs in saved.items())
 
 
-def manifests(folder: Path) -> int:
-    return len(checkpoint.manifests(LocalFolder(folder).list("checkpoints/")))
+def saved_in(folder: Path) -> int:
+    return len(manifests.listed(LocalFolder(folder).list("checkpoints/")))
 
 
 def test_no_rank_saves_the_whole_model(session: Path) -> None:
     """Each saves its own parts, half of it all."""
     storage = LocalFolder(session / "fsdp")
-    (newest, *_) = checkpoint.manifests(storage.list("checkpoints/"))
-    shards = [sum(part.bytes for part in shard) for shard in checkpoint.read_manifest(storage, newest).shards]
+    (newest, *_) = manifests.listed(storage.list("checkpoints/"))
+    shards = [sum(part.bytes for part in shard) for shard in manifests.read(storage, newest).shards]
     whole = 12 * end(session / "fsdp")["parameters"]  # parameters and two moments, in fp32
     assert all(0.4 * whole < size < 0.75 * whole for size in shards)
 

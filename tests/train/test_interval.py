@@ -7,9 +7,8 @@ import math
 import pytest
 
 from train import contract
-from train.begin import interval
 from train.config import parse
-from train.interval import FIRST_SECONDS, Interval, expected_between, span, young
+from train.interval import FIRST_SECONDS, Interval, chosen, expected_between, span, young
 
 
 def test_youngs_interval_loses_least() -> None:
@@ -27,7 +26,7 @@ def test_youngs_interval_loses_least() -> None:
 @pytest.mark.parametrize(("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, 600.0), (0.5, 30.0)])
 def test_what_the_config_says(minutes: object, seconds: float) -> None:
     settings = parse({"checkpoint": {"minutes": minutes}}).checkpoint
-    assert interval(settings, {}).seconds == seconds
+    assert chosen(settings, {}).seconds == seconds
 
 
 def test_auto_is_short_for_its_section() -> None:
@@ -36,7 +35,7 @@ def test_auto_is_short_for_its_section() -> None:
 
 
 def test_launch_tells_how_often_machines_are_interrupted() -> None:
-    one = interval(parse({}).checkpoint, {contract.MTBF: "8"})
+    one = chosen(parse({}).checkpoint, {contract.MTBF: "8"})
     assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
         "a checkpoint every 2.83 min: one costs 0.5 s of training, and an interruption is expected every 8 h "
         "(Young's rule)"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract, loop, progress
+from train import checkpoint, contract, leaving, loop, manifests, progress
 from train.config import parse
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
@@ -86,7 +86,7 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
     assert end["eval_loss"] == events(rows, "eval")[-1]["loss"]
 
     state = checkpoint.load(str(folder), 30)
-    manifest = checkpoint.read_manifest(LocalFolder(folder), f"{saved['path']}/manifest.json")
+    manifest = manifests.read(LocalFolder(folder), f"{saved['path']}/manifest.json")
     model = build(parse(TINY))
     model.load_state_dict(state["model"])
     assert parameters_sha256(model) == end["parameters_sha256"] == manifest.about["parameters_sha256"]
@@ -169,7 +169,7 @@ def test_a_device_that_never_answers_does_not_hold_the_error_back(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for_ever = threading.Event()
-    monkeypatch.setattr(loop, "ROWS_SECONDS", 0.1)
+    monkeypatch.setattr(leaving, "ROWS_SECONDS", 0.1)
     monkeypatch.setattr(Recorder, "block", lambda self, alone=False: (for_ever.wait(30), [])[1])
     monkeypatch.setattr(loop, "update", lambda run: 1 / 0)
     began = time.monotonic()
@@ -306,6 +306,21 @@ def test_the_progress_line() -> None:
     assert "loss nan" in progress.line({**row, "loss": float("nan")}, 300, "tokens", 0)
 
 
+def test_a_short_run_has_one_mean_loss_and_launch_tells_its_own() -> None:
+    end = {"step": 10, "seconds": 3.0, "world_size": 2, "device": "cpu", "precision": "fp32", "tokens_per_s": 5847.0}
+    end |= {"train_loss_first": 4.5, "train_loss_last": 4.5, "parameters": 828544, "parameters_sha256": "ab" * 32}
+    assert "loss        4.5000 (mean of all steps)\n" in progress.summary(end, "tokens", None, {})
+    longer = progress.summary(end | {"step": 11, "train_loss_last": 2.0}, "tokens", None, {})
+    assert "loss        4.5000 -> 2.0000 (means of 10 steps)\n" in longer
+    assert [
+        line.split()[0] for line in progress.summary(end, "tokens", "/r", {"LAUNCH_RUN": "a"}).split("\n") if line
+    ] == [
+        "steps",
+        "model",
+        "sha256",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -338,9 +353,9 @@ def test_who_waits_for_a_dead_peer_leaves_and_who_saves_does_not(
     told = Told({})
     told.at, told.saving = time.monotonic(), saving
     left = threading.Event()
-    monkeypatch.setattr(loop, "PEER_SECONDS", 0.2)
-    monkeypatch.setattr(loop, "leave", lambda code: left.set())
-    thread = threading.Thread(target=loop.leave_the_dead, args=(Fake, told))
+    monkeypatch.setattr(leaving, "PEER_SECONDS", 0.2)
+    monkeypatch.setattr(leaving, "leave", lambda code: left.set())
+    thread = threading.Thread(target=leaving.leave_the_dead, args=(Fake, told))
     thread.start()
     assert left.wait(0.8) == leaves
     told.inside = False

@@ -149,13 +149,41 @@ def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_probe_leaves_a_part_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = SimpleNamespace(total_memory=80_000_000_000)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
-    reserved: list[int] = []
-    monkeypatch.setattr(memory, "survives", lambda device, attempt, kept: not reserved.append(kept))  # type: ignore[func-returns-value]
-    gpu = Ranks(device=torch.device("cuda", 0))
-    assert memory.probed(gpu, 4, lambda size: None, 10).size == 4
-    assert reserved == [pytest.approx(8_000_000_010, abs=1)]
+    """80 GB, of which CUDA and another process have 4, and torch's tensors 6."""
+    said: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70_000_000_000, 80_000_000_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 6_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _device: said.append(part))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: said.append("peak forgotten"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=8e10))
+    monkeypatch.setattr(memory, "survives", lambda *asked: not said.append(asked[2]))  # type: ignore[func-returns-value]
+    assert memory.probed(Ranks(device=torch.device("cuda", 0)), 4, lambda size: None, 10).size == 4
+    assert said == [pytest.approx(0.85), 10, 1.0, "peak forgotten"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "Triton Error [CUDA]: out of memory",
+    ],
+)
+def test_memory_that_runs_out_in_a_library_is_the_same(said: str) -> None:
+    def attempt() -> None:
+        raise RuntimeError(said)
+
+    assert not memory.survives(torch.device("cpu"), attempt, 0)
+    with pytest.raises(OutOfMemoryError, match="rank 0 is out of memory: "), memory.in_words(Ranks()):
+        attempt()
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot"), memory.in_words(Ranks()), memory.by_its_name():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (cudnn, memory format)")
 
 
 def test_memory_that_runs_out_elsewhere_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

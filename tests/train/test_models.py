@@ -14,6 +14,7 @@ from train.config import Gpt, Optimizer, ResNet, parse
 from train.errors import UsageError
 from train.models import blocks, build, flops_per_sample
 from train.models.gpt import GPT, flops_per_token
+from train.models.losses import losses
 from train.models.parts import counted
 from train.models.resnet import Bottleneck, resnet50
 
@@ -234,3 +235,17 @@ def test_the_learning_rate_at_its_corners() -> None:
 def test_the_learning_rate_of_runs_that_are_all_warm_up_or_have_none(steps: int, warmup: int, last: float) -> None:
     settings = Optimizer(lr=1.0, min_lr=0.1, warmup_steps=warmup)
     assert optim.learning_rate(steps, steps, settings) == pytest.approx(last)
+
+
+@pytest.mark.parametrize("model", [{"name": "gpt"}, {"name": "bert"}])
+def test_the_loss_is_a_module_of_its_own_of_which_no_checkpoint_knows(model: dict[str, Any]) -> None:
+    """It can be compiled alone, and who has the logits comes to the same bits."""
+    parsed = parse({"model": {**model, "n_layer": 2, "n_embd": 16, "block_size": 8, "n_head": 2}})
+    built = build(parsed).eval()
+    (loss,) = losses(built)
+    assert not any("loss" in name for name in built.state_dict())
+    assert loss not in blocks(built)
+    tokens, targets = torch.randint(64, (2, 8)), torch.randint(64, (2, 8))
+    assert torch.equal(loss(built(tokens), targets), built(tokens, targets))
+    expected = nn.functional.cross_entropy(built(tokens).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(built(tokens, targets), expected)

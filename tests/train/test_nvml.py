@@ -82,6 +82,24 @@ def test_counters_become_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("pcie_rx_mb_s" in row, row["pcie_tx_mb_s"]) == (False, 0.0), "a counter that wrapped gives none"
 
 
+def test_a_gpu_that_tells_no_xids_leaves_those_of_the_others() -> None:
+    mute = Device()
+    mute.answers["Events"] = NOT_SUPPORTED
+    rows = opened(FakeNvml([mute, Device()], xids=[(1, 79)])).look()
+    assert [row.get("xid") for row in rows] == [None, [79]]
+
+
+def test_an_old_pynvml_says_what_it_can() -> None:
+    """As in images that bring one of their own."""
+    names = ("nvmlDeviceGetCurrentClocksEventReasons", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", "nvmlDeviceGetTotalEccErrors")
+    device = Device(fields={"PCIE_COUNT_TX_BYTES": 0, "NVLINK_REPLAY_ERROR_COUNT_TOTAL": 3})
+    gpus = opened(FakeNvml([device], missing=names))
+    [row] = gpus.look()
+    assert (row["util"], row["throttle"], row["nvlink_errors"]) == (0.97, ["sw_power_cap"], 3)
+    assert "ecc_uncorrected" not in row
+    assert gpus.look()[0]["power_w"] == 653.4
+
+
 def test_xids_since_the_last_look() -> None:
     nvml = FakeNvml([Device(), Device()], xids=[(1, 63), (1, 94), (0, 13)])
     gpus = opened(nvml)

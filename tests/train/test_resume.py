@@ -14,7 +14,7 @@ import torch
 
 from tests.train import trials
 from tests.train.trials import STEPS, differences, in_a_child, losses, preempted, read, train
-from train import begin, checkpoint, contract, dist, fence, loop, state
+from train import checkpoint, contract, dist, fence, loop, manifests, randomness, state
 from train.errors import PreemptedError, SupersededError, UsageError
 from train.storage import LocalFolder
 
@@ -54,14 +54,14 @@ def test_preempted_again_and_again(whole: Path, tmp_path: Path) -> None:
 def test_a_second_sigterm_during_the_save_changes_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint.commit
+    real = manifests.commit
 
     def commit(*args: Any) -> None:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         real(*args)
 
-    monkeypatch.setattr(checkpoint, "commit", commit)
+    monkeypatch.setattr(manifests, "commit", commit)
     preempted(tmp_path / "run", 9)
     monkeypatch.undo()
     train(tmp_path / "run", generation=1)
@@ -71,13 +71,13 @@ def test_a_second_sigterm_during_the_save_changes_nothing(
 def test_a_sigterm_in_the_last_save_changes_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint.commit
+    real = manifests.commit
 
     def commit(*args: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         real(*args)
 
-    monkeypatch.setattr(checkpoint, "commit", commit)
+    monkeypatch.setattr(manifests, "commit", commit)
     train(tmp_path / "run")
     assert read(tmp_path / "run").event("end") is not None
     assert differences(whole, tmp_path / "run") == set()
@@ -170,11 +170,9 @@ def test_what_the_state_says_of_evaluations_counts(
 
 def _forget(monkeypatch: pytest.MonkeyPatch, entry: str, key: str | None) -> None:
     if entry == "random":
-        real = state.restore_random
-        fresh = state.read_random(torch.device("cpu"))
-        monkeypatch.setattr(
-            state, "restore_random", lambda old, device: real({**old, str(key): fresh[str(key)]}, device)
-        )
+        real = randomness.restore
+        fresh = randomness.read(torch.device("cpu"))
+        monkeypatch.setattr(randomness, "restore", lambda old, device: real({**old, str(key): fresh[str(key)]}, device))
         return
     known = state.ENTRIES[entry]
 
@@ -280,7 +278,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_in_words(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(manifests, "FORMAT", 2)
     preempted(tmp_path / "run", 3)
     monkeypatch.undo()
     with pytest.raises(UsageError, match="format 2, this one reads 1"):
@@ -313,7 +311,7 @@ def test_a_start_that_comes_too_late_leaves(tmp_path: Path) -> None:
 
 def test_by_hand_each_start_has_the_next_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {contract.RUN_FOLDER: str(tmp_path / "run")}
-    taken = [begin._take(LocalFolder(tmp_path / "run"), env, []) for _ in range(3)]
+    taken = [fence.taken(LocalFolder(tmp_path / "run"), env).start for _ in range(3)]
     assert taken == ["0001-0001", "0001-0002", "0001-0003"]
 
 
@@ -392,8 +390,8 @@ def test_preempted_before_its_last_evaluation_the_last_checkpoint_has_its_digest
     preempted(tmp_path / "run", STEPS - 1)
     train(tmp_path / "run", generation=1)
     ended = read(tmp_path / "run").event("end")
-    newest = checkpoint.manifests(LocalFolder(tmp_path / "run").list())[0]
-    manifest = checkpoint.read_manifest(LocalFolder(tmp_path / "run"), newest)
+    newest = manifests.listed(LocalFolder(tmp_path / "run").list())[0]
+    manifest = manifests.read(LocalFolder(tmp_path / "run"), newest)
     assert ended is not None
     assert manifest.about["parameters_sha256"] == ended["parameters_sha256"]
 

@@ -17,7 +17,7 @@ from tests.googlecloud import GoogleCloud
 from tests.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials
 from tests.train.trials import STEPS, differences, train, waiting_for_saves
-from train import checkpoint, contract, cutter, loop
+from train import checkpoint, contract, cutter, leaving, loop, manifests
 from train.errors import OutputError, PreemptedError
 from train.setup import Run
 from train.storage import LocalFolder, Storage
@@ -112,14 +112,14 @@ def test_rows_are_durable_before_the_checkpoint_behind_them(
 ) -> None:
     """At every manifest the bucket has the rows of all steps up to it: those are never done, and told, again."""
     bucket.faults.add(Fault("storage.objects.insert", Slow(0.2), name="metrics/", times=None))
-    real, found = checkpoint.commit, []
+    real, found = manifests.commit, []
 
-    def commit(storage: Storage, manifest: checkpoint.Manifest) -> None:
+    def commit(storage: Storage, manifest: manifests.Manifest) -> None:
         parts = {name: storage.read(name) for name in storage.list("metrics/")}
         found.append(({row["step"] for row in results(parts).rows}, manifest.step))
         real(storage, manifest)
 
-    monkeypatch.setattr(checkpoint, "commit", commit)
+    monkeypatch.setattr(manifests, "commit", commit)
     with waiting_for_saves():
         train(RUN, steps=8, optimizer={"warmup_steps": 0}, checkpoint=OFTEN)
     assert len(found) > 1
@@ -144,7 +144,7 @@ def test_a_checkpoint_does_not_wait_for_rows_for_ever(
 
 def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest is there: that is what counts. Its pointer gets what is left of the time."""
-    monkeypatch.setattr(loop, "NOTICE_SECONDS", 2.0)
+    monkeypatch.setattr(leaving, "NOTICE_SECONDS", 2.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="LATEST", times=None, after=1))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit):
@@ -167,7 +167,7 @@ def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: 
 def test_a_preempted_run_whose_rows_do_not_arrive_is_saved_all_the_same(
     bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "NOTICE_SECONDS", 3.0)
+    monkeypatch.setattr(leaving, "NOTICE_SECONDS", 3.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
     with trials.sigterm_after(9), pytest.raises(PreemptedError):
         train(RUN)
@@ -200,7 +200,7 @@ def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
 ) -> None:
     with trials.sigterm_after(3), pytest.raises(PreemptedError):
         train(RUN)
-    monkeypatch.setattr(loop, "NOTICE_SECONDS", 1.0)
+    monkeypatch.setattr(leaving, "NOTICE_SECONDS", 1.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="step-00000010/", times=None))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit) as stopped:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.train import trials
 from tests.train.ownscript import STEPS, Blow, environment, run, start
-from train import checkpoint, contract, loop, plain, script
-from train.state import joined, split
+from train import checkpoint, contract, plain
+from train.shares import joined, split
 from train.storage import LocalFolder
 
 ROOT = Path(contract.__file__).parents[1]
@@ -147,7 +147,7 @@ def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
 
 def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     text = PLAIN.replace("checkpoint.save(3, state, wait=True)", "checkpoint.save(3, state)")
-    late = "import train.checkpoint as c, time\nreal = c.commit\nc.commit = lambda *a: (time.sleep(0.5), real(*a))\n"
+    late = "import train.manifests as c, time\nreal = c.commit\nc.commit = lambda *a: (time.sleep(0.5), real(*a))\n"
     done = interpreted(late + text, **environment(tmp_path / "run"))
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3]\n", "", 0)
     assert checkpoint.load(str(tmp_path / "run"))["weights"] == [1, 2, 3]
@@ -276,10 +276,6 @@ def test_single_numbers_keep_their_type(value: Any) -> None:
 def test_what_a_checkpoint_cannot_hold_is_refused_when_it_is_saved(value: Any) -> None:
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a .*, which a checkpoint can't hold"):
         plain.encoded([0, value], "state['a']")
-
-
-def test_the_seconds_are_the_trainers() -> None:
-    assert (script.NOTICE_SECONDS, script.LONG_STEP) == (loop.NOTICE_SECONDS, loop.LONG_STEP)
 
 
 def test_rows_of_the_script_are_there(whole: dict[int, Path]) -> None:

@@ -103,8 +103,8 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
     ("asked", "device", "halved", "chosen", "why"),
     [
         ("auto", GPU, True, "true", "convolutions in 16 bits"),
-        ("auto", GPU, False, "false", "it pays in 16 bits"),
-        ("auto", CPU, True, "false", "it pays in 16 bits"),
+        ("auto", GPU, False, "false", "it pays on a GPU, in 16 bits"),
+        ("auto", CPU, True, "false", "it pays on a GPU, in 16 bits"),
         (True, CPU, False, "true", "the spec says so"),
         (False, GPU, True, "false", "the spec says so"),
     ],

@@ -16,7 +16,7 @@ from train.config import parse
 from train.dist import Ranks
 from train.precision import KINDS
 from train.recorder import Recorder, Step
-from train.timing import CudaStopwatch, Times
+from train.timing import CudaStopwatch, Times, memory_gb, stopwatch
 
 GPU = torch.device("cuda", 0)
 
@@ -52,6 +52,17 @@ def test_mfu_and_rates_by_hand() -> None:
     assert (row["mfu"], row["tokens_per_s"]) == (pytest.approx(0.001), 2000.0)
     assert record.totals()["mfu"] == pytest.approx(0.001)
     assert "mfu" not in recorded(Recorder(Ranks(), Watch(0.5), "tokens", units=1, flops=2e12), 1)[0]
+
+
+def test_all_ranks_know_the_same_usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go by it when they take turns: one that had its own idea would wait for the others, and they for it."""
+    for mine, theirs in ((0.5, 0.1), (0.1, 0.5)):
+        other = torch.tensor([[4.0, 3.0, theirs, 0.0]], dtype=torch.float64)
+        monkeypatch.setattr("train.recorder.gather_tensors", lambda _, values, other=other: [values, other])
+        record = Recorder(Ranks(world=2), Watch(mine), "tokens", units=1)
+        (row,) = recorded(record, 1)
+        assert record.usual == 0.3
+        assert (row["step_s"], row["loss"]) == (mine, 3.0)
 
 
 def test_a_block_is_closed_before_its_rows_are_old() -> None:
@@ -131,11 +142,33 @@ def test_a_step_that_broke_off_loses_no_other(monkeypatch: pytest.MonkeyPatch) -
     assert watch.read() == []
 
 
+def test_the_peak_of_a_gpu_is_that_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = [70e9]  # of the probe that looked for the largest micro-batch
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, 20e9))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
+    assert isinstance(stopwatch(GPU), CudaStopwatch)
+    assert memory_gb(GPU) == 20.0
+
+
+def test_a_macs_gpu_is_waited_for_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, done = [1.0], [0]
+
+    def wait() -> None:
+        now[0], done[0] = 3.0, done[0] + 1
+
+    monkeypatch.setattr(torch.mps, "synchronize", wait)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    watch = stopwatch(torch.device("mps"))
+    watch.start()
+    watch.stop()
+    assert (done, [seconds for seconds, _ in watch.read()]) == ([1], [2.0])
+
+
 def test_a_step_whose_gradients_overflow_is_skipped() -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.data.fill_(1.0)
     run: Any = SimpleNamespace(
-        model=model,
+        parameters=tuple(model.parameters()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         scaler=torch.amp.GradScaler("cpu", init_scale=8.0, enabled=True),
         config=parse({"optimizer": {"grad_clip": 0}}),

@@ -55,7 +55,21 @@ def test_a_function_in_a_package_is_called_with_its_settings(write: Write) -> No
 def test_the_users_code_comes_behind_pythons_own_modules(write: Write) -> None:
     write(queue="def build(): return 1\n")
     said = refused(lambda: load("queue:build", "model"))
-    assert said == f"model: queue:build: {sys.modules['queue'].__file__} has no build"
+    own = "queue.py can't be imported: Python's own module queue comes first. Give it another name"
+    assert said == f"model: queue:build: {own}"
+
+
+@pytest.mark.parametrize(("name", "whose"), [("train__model", "launch's own"), ("pytest", "the installed")])
+def test_a_module_that_another_one_hides_is_named(write: Write, name: str, whose: str) -> None:
+    write(**{name: "def build(): return 1\n"})
+    said = refused(lambda: load(f"{name.replace('__', '.')}:build", "model"))
+    assert f": {whose} module {name.partition('__')[0]} comes first" in said
+
+
+def test_a_folder_beside_a_module_of_its_name_hides_nothing(write: Write, tmp_path: Path) -> None:
+    write(mine_b="def build(): return 1\n")
+    (tmp_path / "mine_b").mkdir()  # of data, say: Python takes the module
+    assert load("mine_b:build")() == 1
 
 
 MODULES = {

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from train import contract
 from train.bench import peaks
 from train.bench.figures import PARTS
-from train.ending import leave
-from train.errors import OutputError, TrainError, UsageError
+from train.ending import done, leave
+from train.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from train.bench.report import Report
@@ -36,31 +35,26 @@ def main() -> NoReturn:
     """The command line is checked before torch, which takes seconds to load."""
     rank = int(os.environ.get("RANK") or 0)
     ranks: Ranks | None = None
-    try:
+
+    def work() -> NoReturn:
+        nonlocal ranks
         options = parse(sys.argv[1:])
         from train import dist
 
         ranks = dist.join(os.environ)
         bench(options, ranks, os.environ)
         dist.finish(ranks)
-    except TrainError as error:
-        if rank == 0 if ranks is None and isinstance(error, UsageError) else _speaks(ranks):
-            print(f"train.bench: {error}", file=sys.stderr, flush=True)
-        code = int(error.exit)
-    except SystemExit as stopped:  # --help
-        code = int(stopped.code or 0)
-    except KeyboardInterrupt:
-        code = 130  # 128 + SIGINT
-    except BaseException:  # noqa: BLE001 - the process ends here, whatever it was, and by os._exit
-        traceback.print_exc()
-        code = int(contract.Exit.FAILED)
-    leave(code, rank=rank)
+
+    leave(done("train.bench", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
 
 
-def _speaks(ranks: Ranks | None) -> bool:
+def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
+    """Whether this rank prints its error. A wrong command line is so on all ranks, and told without torch."""
+    if ranks is None and isinstance(error, UsageError):
+        return rank == 0
     from train import dist
 
-    return dist.speaks(ranks)
+    return dist.speaks(ranks, error)
 
 
 def parse(argv: Sequence[str]) -> Options:

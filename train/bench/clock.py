@@ -13,13 +13,14 @@ import torch
 Work = Callable[[], object]
 
 LEAST: Final = 3
-MOST: Final = 50
+MOST: Final = 1000
+"""Repeats. A product on a large GPU takes 1.5 ms: a few of them are over before its power limit is felt."""
 WARM_SECONDS: Final = 0.25
 """Of work before a GPU is measured: an idle one lets its clocks down, and needs some tenths to raise them."""
 
 
 def seconds(work: Work, device: torch.device, budget: float) -> float:
-    """The median time of one `work`: of as many repeats as fit `budget` seconds, at least 3 and at most 50."""
+    """The median time of one `work`: of as many repeats as fit `budget` seconds, at least 3 and at most 1000."""
     return statistics.median(times(work, device, repeats(warm(work, device), budget)))
 
 

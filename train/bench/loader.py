@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from train.bench.figures import Figure
-from train.bench.matmul import cores
+from train.bench.matmul import cores, threads
 
 SIZE: Final = (500, 375)
 """Pixels across and down: the commonest size of ImageNet's photographs."""
@@ -23,9 +23,11 @@ MOST_WORKERS: Final = 16
 
 
 def measure(budget: float, quick: bool) -> list[Figure]:
-    """For each number of workers, `budget` seconds."""
+    """For each number of workers, `budget` seconds. On one thread, as a worker has it, and a process of torchrun's too:
+    more of them only get in each other's way over one picture."""
     data = Photographs(photograph())
-    return [Figure(f"loader, {_workers(count)}", rate(data, count, budget), "samples/s") for count in counts(quick)]
+    with threads(1):
+        return [Figure(f"loader, {_workers(count)}", rate(data, count, budget), "samples/s") for count in counts(quick)]
 
 
 def counts(quick: bool, most: int | None = None) -> tuple[int, ...]:

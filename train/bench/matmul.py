@@ -27,7 +27,7 @@ def measure(device: torch.device, budget: float, *, host: bool, size: int | None
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
     found = [Figure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
     if host and is_gpu:
-        with all_cores():
+        with threads(cores()):
             on_cpu = tflops(torch.device("cpu"), "fp32", 2 * CPU_SIZE, budget)
         found += [Figure(ON_CPU, on_cpu, "TFLOP/s"), Figure(SPEED_UP, found[0].value / on_cpu, "x")]
     return found
@@ -72,10 +72,10 @@ def tf32(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def all_cores() -> Iterator[None]:
-    """torch on all cores that this process may use: under torchrun each process has one thread."""
+def threads(count: int) -> Iterator[None]:
+    """torch on so many threads of the CPU: under torchrun each process has one, elsewhere one for each core."""
     before = torch.get_num_threads()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(count)
     try:
         yield
     finally:

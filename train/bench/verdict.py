@@ -1,7 +1,9 @@
 """What is far below what these machines should give. Pure: figures in, findings out.
 
-A healthy card reaches 65 to 85 % of its peak in a large matrix product and 80 to 93 % in a large copy. What is asked
-here is less, so that who is found wanting is ill: throttled, half as wide a link, ECC at work, a stranger on the GPU.
+A healthy card reaches 65 to 85 % of its peak in a large matrix product, the less the longer it is at its power limit,
+and 80 to 93 % in a large copy. What is asked here is less (train/bench/peaks.csv), so that who is found wanting is ill:
+throttled, half as wide a link, ECC at work, a stranger on the GPU. Too much asked would end runs on machines that are
+well; a card that is a little ill shows beside the others.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def _below(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iter
             value = rank.value(name)
             if value is not None and value < mark.floor * mark.peak and (rank.rank == 0 or not _shared(name)):
                 who = "" if _shared(name) else f"{_who(rank)}: "
-                yield Finding(True, f"{who}{name} has {value:.3g} of {mark.peak:.4g}: {_percent(value / mark.peak)}")
+                yield Finding(
+                    True, f"{who}{name} has {_few(value)} of {_few(mark.peak)}: {_percent(value / mark.peak)}"
+                )
 
 
 def _shared(name: str) -> bool:
@@ -163,6 +167,11 @@ def _unknown(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> It
 def _who(rank: Measured) -> str:
     what = f"GPU {rank.gpu}" if rank.on_gpu else f"process {rank.gpu}"
     return f"{what} of node {rank.node}"
+
+
+def _few(value: float) -> str:
+    """Three or four digits: 0.123, 63.02, 4,800."""
+    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _percent(share: float) -> str:

@@ -89,7 +89,8 @@ def _images(config: Config, train: Any, held_out: Any) -> Source:
     has, classes = images.num_classes or 0, model.num_classes if isinstance(model, ResNet) else None
     if classes is not None and (has > classes or (train.labels and has != classes)):
         raise UsageError(
-            f"data: {config.data.path} has {has} classes, and the model {classes}: model: {{num_classes: {has}}}"
+            f"data: {config.data.path} has {has} class{'es' if has > 1 else ''}, and the model {classes}"
+            + (f": model: {{num_classes: {has}}}" if has > 1 else "")
         )
     return images
 

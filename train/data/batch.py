@@ -28,8 +28,9 @@ def mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """On a device; from pinned memory without waiting."""
-    return mapped(tree, lambda tensor: tensor.to(device, non_blocking=True))
+    """On a device; on an NVIDIA GPU, from pinned memory, without waiting. To the host, or a Mac's GPU, who doesn't wait
+    reads what isn't there yet."""
+    return mapped(tree, lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
 
 def there(array: NDArray[Any], device: torch.device) -> Tensor:

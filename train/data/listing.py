@@ -188,10 +188,19 @@ def scanned(shard: Path, number: int) -> list[Row]:
                 elif member.isfile() and suffix in (".cls", ".json"):
                     labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]
     except tarfile.TarError as error:
-        raise UsageError(f"data: {shard} is no tar file that can be read at any place: {error}") from error
+        raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
+    if not _ends(shard):
+        raise UsageError(f"data: {shard} has no end of a tar file: it was cut short, or is still being written")
     if missing := sorted(set(images) - set(labels)):
         raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label beside it ({missing[0]}.cls or .json)")
     return [Row(one.name, number, one.offset_data, one.size, labels[key]) for key, one in images.items()]
+
+
+def _ends(shard: Path) -> bool:
+    """Two blocks of zeros (POSIX.1-2001, pax): without them what came last may be missing, which tarfile takes."""
+    with shard.open("rb") as file:
+        file.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
+        return file.read() == bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _key(name: str) -> tuple[str, str]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from train.data.batch import Tree
 from train.data.samples import Samples, told
-from train.data.source import HELD_OUT, OWN, TRAIN, generator
+from train.data.source import HELD_OUT, OWN, TRAIN, Batch, generator
+from train.data.suits import Suits, unsuited
 from train.dist import Ranks, gather, meet, once_per_node
 from train.errors import TrainError, UsageError
 from train.usercode import load, said
@@ -21,7 +22,7 @@ from train.usercode import load, said
 
 def open_own(
     name: str, settings: Mapping[str, Any], *, seed: int, batch_size: int, steps: int, ranks: Ranks
-) -> Samples:
+) -> OwnSamples:
     """What the function `name` builds, on each rank. The first process of each node builds before the others, so that
     what is downloaded is there. Raises UsageError on all ranks alike."""
     built = dict[str, Any]()
@@ -37,7 +38,27 @@ def open_own(
         raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {_listed(sizes)}")
     if held_out is None and ranks.rank == 0:
         print(f"data: {name} gives no held_out ({why}): nothing is evaluated", flush=True)
-    return Samples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
+    return OwnSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
+
+
+class OwnSamples(Samples):
+    """The user's samples; what a model that isn't the user's takes of them (`suits`) is known once it is made."""
+
+    suits: Suits | None = None
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._looked_at(super().train(step, share), lambda at: self._named(step, share)[at])
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._looked_at(super().held_out(index, count, share), lambda at: f"held out, sample {at} of a batch,")
+
+    def _named(self, step: int, share: slice) -> list[str]:
+        return [self._train.where(place) for place in self.drawn(step)[share]]
+
+    def _looked_at(self, batch: Batch, where: Callable[[int], str]) -> Batch:
+        if self.suits is not None and (wrong := unsuited(batch, self.suits)):
+            raise UsageError(f"data: {where(wrong.sample)} {wrong.why}")
+        return batch
 
 
 def _listed(sizes: Sequence[tuple[int, int | None]]) -> str:
@@ -104,7 +125,7 @@ class Own:
             return ask()
         except TrainError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"data: {self.name} {what} failed {said(error)}") from error
 
 

@@ -8,8 +8,9 @@ from torch import nn
 from train.config import Bert, Config, Foreign, Gpt, ResNet
 from train.data.batch import mapped, to
 from train.data.source import Source
+from train.data.suits import Suits
 from train.models import bert, gpt, resnet
-from train.models.parts import blocks, counted, enough
+from train.models.parts import blocks, counted, enough, suited
 
 __all__ = ["blocks", "build", "flops_per_sample", "resolved"]
 
@@ -32,12 +33,14 @@ def build(config: Config, source: Source | None = None) -> nn.Module:
 
     Raises UsageError: it can't be made, or it can't take what the source gives.
     """
-    shape = config.model
+    shape, judges = config.model, config.loss is None
     if isinstance(shape, Foreign):
         return _foreign(shape, config, source)
     if isinstance(shape, ResNet):
+        suited(source, Suits(shape.name, "images", shape.num_classes, judges=judges))
         return _with_loss(resnet.resnet50(shape), config)
     enough(shape.vocab_size, source)
+    suited(source, Suits(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
     return _with_loss(gpt.GPT(shape) if isinstance(shape, Gpt) else bert.BertForMasked(shape), config)
 
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from train.config import Bert
+from train.models.losses import MaskedCrossEntropy
 
 NORM = 1e-12
-IGNORED = -100
-"""The target of a token that was not hidden."""
 
 
 class BertForMasked(nn.Module):
@@ -31,6 +30,7 @@ class BertForMasked(nn.Module):
         self.head_norm = nn.LayerNorm(shape.n_embd, eps=NORM)
         self.head = nn.Linear(shape.n_embd, shape.vocab_size)
         self.head.weight = self.tokens.weight
+        self.loss = MaskedCrossEntropy()
         self.apply(_initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -40,16 +40,10 @@ class BertForMasked(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.head_norm(functional.gelu(self.transform(x))))
-        return logits if targets is None else cross_entropy(logits, targets)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the targets that count, in nats; 0 where none does, of which the mean would be no number.
-
-    Logits are [..., classes], targets [...].
-    """
-    total = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total / (targets != IGNORED).sum().clamp(min=1)
+        if targets is None:
+            return logits
+        loss: Tensor = self.loss(logits, targets)
+        return loss
 
 
 class Block(nn.Module):

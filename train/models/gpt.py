@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from train.config import Gpt
+from train.models.losses import CrossEntropy
 
 
 class GPT(nn.Module):
@@ -24,6 +25,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.head.weight = self.tokens.weight
+        self.loss = CrossEntropy()
         self.apply(_initialise)
         _scale_residuals(self, shape.n_layer)
 
@@ -35,7 +37,8 @@ class GPT(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         if targets is None:
             return logits
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss: Tensor = self.loss(logits, targets)
+        return loss
 
 
 class Block(nn.Module):

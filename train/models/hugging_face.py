@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from train.config import Config, Foreign
 from train.data.source import Source
+from train.data.suits import Suits
 from train.errors import UsageError
-from train.models.bert import cross_entropy
 from train.models.hub import only_cached
-from train.models.parts import enough
+from train.models.losses import MaskedCrossEntropy
+from train.models.parts import enough, suited
 from train.rules import suggestion
 
 HEADS: Final = {
@@ -46,20 +47,26 @@ def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
     _prepare(shape, theirs, task)
     if task == "image-classification":
         _sees(shape, theirs, source)
+        suited(source, Suits(shape.name, "images", theirs.num_labels, judges=config.loss is None))
     else:
-        enough(getattr(theirs.get_text_config(), "vocab_size", None), source)
+        vocabulary = getattr(theirs.get_text_config(), "vocab_size", None)
+        enough(vocabulary, source)
         _long_enough(shape, theirs, source)
+        most = getattr(theirs, "max_position_embeddings", None)
+        suited(source, Suits(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
     model = _tried(shape, lambda: _made(head, name if shape.pretrained else None, theirs, cached))
     return Hugged(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
 
 
 def task_of(shape: Foreign) -> str:
-    """Which of HEADS it gets. Raises UsageError, as `build` does."""
+    """Which of HEADS it gets. Raises UsageError, as `build` does: also for a setting that it hasn't, before anything is
+    done with the data, which may take long."""
     _transformers()
     if shape.pretrained and "/" not in shape.name:
         raise UsageError(f"model: {shape.name} is a type, which has no weights; pretrained: true needs hf:ORG/NAME")
     _, kind = _tried(shape, lambda: _found(shape.name.removeprefix("hf:")))
+    known(shape, kind)
     return _task(shape, kind)
 
 
@@ -71,12 +78,15 @@ class Hugged(nn.Module):
 
     def __init__(self, model: nn.Module, takes: str) -> None:
         super().__init__()
-        self.model, self.takes = model, takes
+        self.model, self.takes, self.loss = model, takes, MaskedCrossEntropy()
 
     def forward(self, inputs: Any, targets: Tensor | None = None) -> Tensor:
         named = inputs if isinstance(inputs, Mapping) else {self.takes: inputs}
         logits: Tensor = self.model(**named).logits
-        return logits if targets is None else cross_entropy(logits, targets)
+        if targets is None:
+            return logits
+        loss: Tensor = self.loss(logits, targets)
+        return loss
 
 
 def _transformers() -> Any:

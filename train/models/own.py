@@ -43,7 +43,7 @@ class Whole(nn.Module):
 
     def forward(self, inputs: Any, targets: Any) -> Tensor:
         if self._works or torch.compiler.is_compiling():
-            return checked(self.model(inputs, targets), self._what)
+            return checked(staying(lambda: self.model(inputs, targets), self._what), self._what)
         loss = checked(first(lambda: self.model(inputs, targets), self._what, CALLED), self._what)
         self._works = True
         return loss
@@ -61,7 +61,7 @@ class Judged(nn.Module):
 
     def forward(self, inputs: Any, targets: Any) -> Tensor:
         if self._works or torch.compiler.is_compiling():
-            return checked(self._loss(self.model(inputs), targets), self._what)
+            return checked(staying(lambda: self._loss(self.model(inputs), targets), self._what), self._what)
         outputs = first(lambda: self.model(inputs), "model")
         loss = checked(first(lambda: self._loss(outputs, targets), self._what), self._what)
         self._works = True
@@ -80,9 +80,20 @@ def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
         return call()
     except (TrainError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         called = hint if isinstance(error, TypeError) and "argument" in str(error) else ""
         raise UsageError(f"{what} failed {said(error)}{called}") from error
+
+
+def staying(call: Callable[[], Any], what: str) -> Any:
+    """What the user's code returns with a later batch. What it raises is told as Python does; but if it leaves by
+    sys.exit(0), the run would look done. Raises UsageError."""
+    if torch.compiler.is_compiling():
+        return call()
+    try:
+        return call()
+    except SystemExit as error:
+        raise UsageError(f"{what} left {said(error)}") from error
 
 
 def checked(loss: Any, what: str) -> Tensor:

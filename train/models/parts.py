@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train.data.own import OwnSamples
 from train.data.source import Source
+from train.data.suits import Suits
 from train.errors import UsageError
 
 
@@ -80,3 +82,10 @@ def enough(vocabulary: int | None, source: Source | None) -> None:
     needed = getattr(source, "vocab_size", None)
     if vocabulary is not None and needed is not None and vocabulary < needed:
         raise UsageError(f"model.vocab_size: {vocabulary} is too small for the data, which has {needed} tokens")
+
+
+def suited(source: Source | None, suits: Suits) -> None:
+    """From now on samples of the user's own are looked at before the model gets them: UsageError where it can't take
+    one. Other sources have seen to that themselves."""
+    if isinstance(source, OwnSamples):
+        source.suits = suits

@@ -43,10 +43,6 @@ class Reference:
         """Registries on this machine need no TLS, as for Docker; all others do."""
         return scheme(self.host)
 
-    def with_tag(self, tag: str) -> Reference:
-        """The same repository at `tag`. Raises UsageError."""
-        return replace(self, tag=_checked(tag, _TAG, "tag", tag), digest=None)
-
     def with_digest(self, digest: str) -> Reference:
         """The same name pinned to `digest`; the tag stays, and no longer says which image it is. Raises UsageError."""
         return replace(self, digest=_checked(digest, _DIGEST, "digest", digest))

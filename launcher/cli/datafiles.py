@@ -1,0 +1,59 @@
+"""The files that `run.config` reads its data from: they are where the job runs, or the spec is refused before that."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.plan.model import Target
+from launcher.spec.checks import own_files
+from launcher.spec.models import JobSpec
+
+
+def check_data(spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target) -> None:
+    """Local paths are among the code's files, `names`; a rehearsal finds them on this machine. An image of the user's
+    own may have anything. Raises UsageError."""
+    if spec.image.uri or spec.image.base:
+        return
+    for field, path in own_files(spec.run).items():
+        if target == "local":
+            check_here(field, path, folder)
+        elif path.startswith(("/", "~")):
+            check_mounted(field, path, spec, target)
+        else:
+            check_taken_along(field, path, folder, names)
+
+
+def check_here(field: str, path: str, folder: Path | None) -> None:
+    """The processes start in the code's folder."""
+    where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+    if not os.path.exists(where):  # noqa: PTH110 -- names may be too long
+        if path.startswith(("/", "~")):
+            raise UsageError(f"{field}: there is no file or folder {path} on this machine")
+        relative = "It is relative to the folder with the code: image.code, or else the spec's own."
+        raise UsageError(f"{field}: there is no file or folder {path} in {folder or Path.cwd()}", relative)
+
+
+def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
+    """Vertex AI mounts buckets at /gcs, and the shares that the spec names."""
+    shares = [f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind)]
+    mounted = ("/gcs", *shares) if target == "vertex" else ()
+    if any(posixpath.normpath(path).startswith(f"{one}/") or path == one for one in mounted):
+        return
+    raise UsageError(f"{field}: {path} is no file of the job's machine, which has the code and nothing else", COPY)
+
+
+COPY = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BUCKET/…"
+
+
+def check_taken_along(field: str, path: str, folder: Path | None, names: Sequence[str]) -> None:
+    name = posixpath.normpath(path)
+    if name == "." or name in names or any(one.startswith(f"{name}/") for one in names):
+        return
+    ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110
+    hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." if ignored else COPY
+    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint)

@@ -1,0 +1,129 @@
+"""What the nodes of a run say of their GPUs: the newest looks of each, and what is wrong in them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from train import contract
+
+if TYPE_CHECKING:
+    from launcher.results import Record
+    from train.storage import Storage
+
+PART: Final = re.compile(rf"^{contract.MONITOR}/(\d+)-(\d+)-(\d+)-(\d+)(?:-\d+)?\.jsonl$")
+"""The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""
+
+EACH, ALL = 10, 40
+"""The newest parts that are read, a minute each: of a node, and of all nodes together (but one of each at least)."""
+
+READERS = 8
+"""Parts that are read at once."""
+
+SHOWN = 4
+"""Nodes on the page; those with something wrong, and then the least busy ones."""
+
+
+class Node(NamedTuple):
+    """The newest looks at one node, over so many seconds: how many GPUs it has, what the looks come to (train.sums),
+    and in words what is wrong, and which errors its GPUs had."""
+
+    number: int
+    seconds: float
+    gpus: int
+    facts: Mapping[str, Any]
+    wrong: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts."""
+        said = {"wrong": [*self.wrong], "errors": [*self.errors]}
+        return {"node": self.number, "seconds": round(self.seconds, 1), "gpus": self.gpus, **self.facts, **said}
+
+
+def read_nodes(storage: Storage) -> tuple[Node, ...]:
+    """The nodes of the run's newest start; none where nobody looks at them. Raises LaunchError."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from launcher.apply.progress import told
+
+    with told():
+        wanted = newest(storage.list(f"{contract.MONITOR}/"))
+        with ThreadPoolExecutor(READERS) as threads:
+            return nodes(dict(zip(wanted, threads.map(storage.read, wanted), strict=True)))
+
+
+def newest(names: Iterable[str]) -> list[str]:
+    """The last parts of each node in the newest start, in their order."""
+    named = sorted((tuple(map(int, found.groups())), name) for name in names if (found := PART.match(name)))
+    by_node: defaultdict[int, list[str]] = defaultdict(list)
+    for numbers, name in named:
+        if numbers[:2] == named[-1][0][:2]:
+            by_node[numbers[2]].append(name)
+    most = max(1, min(EACH, ALL // max(1, len(by_node))))
+    return [name for parts in by_node.values() for name in parts[-most:]]
+
+
+def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
+    """What these parts say, of each node."""
+    from launcher.results import records
+
+    rows: defaultdict[int, list[Record]] = defaultdict(list)
+    for name, text in parts.items():
+        if found := PART.match(name):
+            rows[int(found[3])] += [row for row in records(text) if isinstance(row.get("time"), int | float)]
+    return tuple(_node(number, rows[number]) for number in sorted(rows) if rows[number])
+
+
+def _node(number: int, rows: Sequence[Record]) -> Node:
+    from train.alarms import Alarms
+    from train.sums import Sums
+
+    alarms, sums, told = Alarms(number), Sums(), []
+    for row in rows:
+        sums.add(dict(row))
+        told += alarms.of(dict(row))
+    wrong, errors = ([one.line for one in told if bool(one.event) is error] for error in (False, True))
+    gpus = max(len(row.get("gpus", ())) for row in rows)
+    return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), tuple(wrong), tuple(errors))
+
+
+def lines(found: Sequence[Node], *, errors: bool = True) -> Iterator[str]:
+    """A sentence for each node with GPUs, SHOWN at most, and what is wrong on any of them."""
+    seen = sorted((one for one in found if one.gpus), key=_worst_first)
+    for node in seen[:SHOWN]:
+        yield sentence(node)
+    if len(seen) > SHOWN:
+        more = len(seen) - SHOWN
+        yield f"and {more} more node" + ("s" if more > 1 else "")
+    for node in found:
+        yield from (*node.wrong, *(node.errors if errors else ()))
+
+
+def _worst_first(node: Node) -> tuple[bool, float]:
+    return not (node.wrong or node.errors), node.facts.get("gpu_util_mean", 1.0)
+
+
+def sentence(node: Node) -> str:
+    """`node 0, last 10 min: 8 GPUs, 97% busy, up to 60.0 GB, 61 °C, 653 W; CPUs 35%, RAM up to 120.3 GB`."""
+    facts = node.facts
+    gpus = [f"{node.gpus} GPU" + ("s" if node.gpus > 1 else "")]
+    gpus += [text.format(facts[name]) for name, text in _GPU.items() if name in facts]
+    host = [text.format(facts[name]) for name, text in _HOST.items() if name in facts]
+    said = "; ".join(", ".join(part) for part in (gpus, host) if part)
+    return f"node {node.number}, last {_span(node.seconds)}: {said}"
+
+
+_GPU: Final = {
+    "gpu_util_mean": "{:.0%} busy",
+    "gpu_mem_max_gb": "up to {:.1f} GB",
+    "gpu_temp_max_c": "{:.0f} °C",
+    "gpu_power_mean_w": "{:.0f} W",
+}
+_HOST: Final = {"cpu_mean": "CPUs {:.0%}", "ram_max_gb": "RAM up to {:.1f} GB"}
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

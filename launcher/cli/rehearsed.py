@@ -1,0 +1,33 @@
+"""What is rehearsed, as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run: a request, the folder with the user's code, and the plan it came from, if it did."""
+
+    request: dict[str, Any]
+    code: Path | None
+    content: str = ""
+    """The digest of the code."""
+    plan: Plan | None = None
+    typed: tuple[str, ...] = ()
+    """The spec and the flags of the command line, to type them again; a request from a file has none."""
+    output: str | None = None
+    """The --output among them."""
+    preempt_after: float | None = None
+    """Seconds from the replicas' start to a preemption."""
+    docker: bool = False
+    """In containers, instead of as processes: the user's code is the image's then."""
+    image: str | None = None
+    """The image that the containers are of; None: what the request says."""
+    job_id: str | None = None
+    """The job that is played: somebody else submitted it, and has its run folder and its locks. None: one of ours."""

@@ -1,0 +1,61 @@
+"""The cloud as commands have it: what runs jobs, in which project, by which clock."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from launcher.apply import running
+from launcher.apply.compute import Compute
+from launcher.apply.running import Clock
+from launcher.apply.services import Services
+from launcher.apply.vertex import Vertex
+from launcher.apply.vms import Vms
+from launcher.cli.inputs import project
+
+if TYPE_CHECKING:
+    from train.storage import Storage
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """The cloud, as seen from here."""
+
+    vertex: Vertex
+    vms: Vms
+    project: str
+    clock: Clock
+
+    @property
+    def service(self) -> Services:
+        """Whatever runs jobs."""
+        return Services(self.vertex, self.vms)
+
+    @property
+    def compute(self) -> Compute:
+        """Compute Engine's VMs."""
+        return self.vms.compute
+
+    def of_run(self, folder: Storage | None) -> Services:
+        """The same, where a run's folder tells of VMs that are gone."""
+        return Services(self.vertex, self.vms.beside(folder))
+
+
+def of_project(name: str) -> World:
+    """That of a project. Endpoints and credentials are those of the environment."""
+    gc.enable()  # from here on this process may live for days
+    clock = running.REAL
+
+    def notice(text: str) -> None:
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    vertex, vms = Vertex(name, os.environ, clock, notice=notice), Vms(name, os.environ, clock, notice)
+    return World(vertex=vertex, vms=vms, project=name, clock=clock)
+
+
+def here() -> World:
+    """That of gcloud's own project. Raises UsageError: none is set."""
+    return of_project(project("vertex", os.environ))

@@ -1,0 +1,156 @@
+"""Ranks by fork of a process that has torch already, with this process in torchrun's place: as soon as a rank fails,
+the others are told to end. Start to end of a job takes a second or less.
+
+python -m tests.train.forking JOBS: each line of stdin is a job (JSON), each of stdout how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+AT_ONCE = 6
+GRACE, LIMIT = 30.0, 240.0
+"""Seconds after which torchrun kills what it has told to end (--shutdown-timeout), and a job is given up."""
+
+
+class Job:
+    """The ranks of one run."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        """`job`: out (a folder), ranks, env, and perhaps a number by which its owner knows it."""
+        self.job, self.out, self.world = job, Path(job["out"]), int(job["ranks"])
+        env = dict(job["env"])
+        self._store = 0
+        if self.world > 1:
+            self._store, port = _store()
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self.world)}
+            env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": str(self.world)}
+        self._began, self._failed, self._ended = time.time(), 0.0, 0.0
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.world > 1 else {} for rank in range(self.world)]
+        self._pids = {_forked(self.out / str(rank), {**env, **own}): rank for rank, own in enumerate(ranks)}
+        self._codes = dict[int, int]()
+
+    def poll(self) -> dict[str, Any] | None:
+        """How it ended; None while it runs."""
+        for pid in list(self._pids):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self._codes[self._pids.pop(pid)] = os.waitstatus_to_exitcode(status)
+                self._ended = time.time()
+                if status and not self._failed:
+                    self._failed = self._ended
+                    self._signal(signal.SIGTERM)
+        late = self._failed and time.time() - self._failed > GRACE
+        if late or time.time() - self._began > LIMIT:
+            self._signal(signal.SIGKILL)
+        return None if self._pids else self._told()
+
+    def _signal(self, signum: int) -> None:
+        for pid in self._pids:
+            os.kill(pid, signum)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self._signal(signal.SIGKILL)
+        if self._store:
+            os.kill(self._store, signal.SIGKILL)
+            os.waitpid(self._store, 0)
+            self._store = 0
+
+    def _told(self) -> dict[str, Any]:
+        self.end()
+        errors = [self.out / f"{rank}.err" for rank in range(self.world)]
+        spoke = [path.stat().st_mtime for path in errors if path.stat().st_size]
+        return {
+            "number": self.job.get("number"),
+            "codes": [self._codes[rank] for rank in range(self.world)],
+            "errors": [path.read_text() for path in errors],
+            "after": self._ended - min(spoke, default=self._ended),
+            "seconds": self._ended - self._began,
+        }
+
+
+def _store() -> tuple[int, int]:
+    """A process that is torchrun's store for a job, and its port."""
+    reading, writing = os.pipe()
+    if pid := os.fork():
+        os.close(writing)
+        port = int(os.read(reading, 64))
+        os.close(reading)
+        return pid, port
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it, untyped
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    os.write(writing, str(store.port).encode())
+    while True:
+        signal.pause()
+
+
+def _forked(out: Path, env: dict[str, str]) -> int:
+    """A rank: `python -m train`, but for the start of Python. With LACKING it has no such module."""
+    files = [os.open(out.with_suffix(name), os.O_CREAT | os.O_TRUNC | os.O_WRONLY) for name in (".out", ".err")]
+    if pid := os.fork():
+        for file in files:
+            os.close(file)
+        return pid
+    os.environ.clear()
+    os.environ.update(env)
+    for number, file in enumerate(files, start=1):
+        os.dup2(file, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    if lacking := env.get("LACKING"):
+        sys.modules[lacking] = None  # type: ignore[assignment]  # so Python spells that it can't be imported
+    try:
+        from train.__main__ import main as rank
+
+        rank()
+    finally:
+        os._exit(99)
+
+
+def serve(jobs: Iterator[str]) -> None:
+    """Some at a time, in any order."""
+    running = list[Job]()
+    try:
+        _serve(jobs, running)
+    finally:
+        for job in running:
+            job.end()
+
+
+def _serve(jobs: Iterator[str], running: list[Job]) -> None:
+    more = True
+    while more or running:
+        while more and len(running) < AT_ONCE:
+            line = next(jobs, "")
+            more = bool(line)
+            if line:
+                running.append(Job(json.loads(line)))
+        for job in list(running):
+            if told := job.poll():
+                running.remove(job)
+                print(json.dumps(told), flush=True)
+        time.sleep(0.01)
+
+
+def main(preloaded: list[str]) -> None:
+    from importlib import import_module
+
+    import torch
+
+    for name in preloaded:
+        import_module(name)
+    torch.set_num_threads(1)
+    serve(iter(sys.stdin))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,221 @@
+"""What can be wrong with what the trainer is given, what it says to that, and its exit code: for test_bad_input and the
+table in docs/train.md, which `python -m tests.train.wrongs` writes anew."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.command import ROOT
+from tests.train.material import GPT, NOWHERE, OWN, TEXT, USUAL, Wrong, llama, own
+from tests.train.wrongdata import DATA
+from train.contract import Exit
+
+SETTINGS: dict[str, Wrong] = {
+    "key": Wrong(
+        "a setting that there is none of",
+        {"steps_": 3},
+        "run.config can't be used: steps_: is no setting; did you mean steps?",
+    ),
+    "scheme": Wrong(
+        "data at another place than a bucket of Google's",
+        {"data": "s3://bucket/data"},
+        "run.config can't be used: data: 's3://bucket/data' can't be used; it must be python-stdlib, synthetic, …",
+    ),
+    "batch": Wrong(
+        "a batch that the ranks can't share",
+        {"batch_size": 3},
+        "batch_size 3 can't be shared by 2 processes evenly; 4 can",
+    ),
+    "micro": Wrong(
+        "micro-batches that don't make up a rank's share",
+        {"batch_size": 4, "micro_batch_size": 4},
+        "micro_batch_size 4 doesn't divide the 2 samples that each of 2 ranks has",
+    ),
+    "fp16": Wrong(
+        "fp16 on a CPU",
+        {"precision": "fp16"},
+        "precision: fp16 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto",
+    ),
+}
+
+MODELS: dict[str, Wrong] = {
+    "module": Wrong(
+        "a model's module that isn't there",
+        {**OWN, "model": "nowhere.model:build"},
+        "model: nowhere.model:build: there is no module nowhere in {here}, and none is installed",
+    ),
+    "lacking": Wrong(
+        "a module that imports what isn't there",
+        {**OWN, "model": "lacking:build"},
+        "model: lacking:build can't be imported at lacking.py:1: ModuleNotFoundError: No module named "
+        "'no_such_package'; image.requirements is where it belongs if no_such_package is a package",
+    ),
+    "syntax": Wrong(
+        "a module that is no Python",
+        {**OWN, "model": "broken:build"},
+        "model: broken:build can't be imported at broken.py:1: SyntaxError: invalid syntax",
+    ),
+    "function": Wrong(
+        "a function that the module hasn't",
+        {**OWN, "model": "mine:modle"},
+        "model: mine:modle: mine.py has no modle; did you mean model?",
+    ),
+    "argument": Wrong(
+        "a setting that the function doesn't take",
+        {**OWN, "model": {"name": "mine:model", "widht": 3}},
+        "model: mine:model failed when it was called: TypeError: model() got an unexpected keyword argument 'widht'",
+    ),
+    "raises": Wrong(
+        "a function that fails",
+        {**OWN, "model": "mine:raises"},
+        "model: mine:raises failed at mine.py:…: ValueError: no such depth",
+    ),
+    "no-model": Wrong(
+        "a function that makes no model",
+        {**OWN, "model": "mine:text"},
+        "model: mine:text returned a str, not a torch.nn.Module",
+    ),
+    "no-parameters": Wrong(
+        "a model without parameters",
+        {**OWN, "model": "mine:bare"},
+        "model: mine:bare returned a ReLU without parameters",
+    ),
+    "loss": Wrong(
+        "a loss that is no function",
+        {**OWN, "loss": "mine:constant"},
+        "loss: mine:constant: mine.py: constant is no function, but int",
+    ),
+    "forward-raises": Wrong(
+        "a forward pass that fails",
+        own("raises"),
+        "model: mine:model failed at mine.py:…: KeyError: 'colour'",
+    ),
+    "forward-exits": Wrong(
+        "one that ends the process",
+        own("exits"),
+        "model: mine:model failed at mine.py:…: SystemExit: 3",
+    ),
+    "forward-leaves": Wrong(
+        "one that does so later",
+        {**own("leaves"), "steps": 40},
+        "model: mine:model left at mine.py:…: SystemExit",
+    ),
+    "forward-vector": Wrong(
+        "one that returns no single number",
+        own("vector"),
+        "model: mine:model returned a tensor of the shape [3]; the trainer needs the mean loss, one number "
+        "(`loss: my_pkg.losses:loss` makes one of a model's outputs)",
+    ),
+    "forward-number": Wrong(
+        "one that returns no tensor",
+        own("number"),
+        "model: mine:model returned a float for a batch; the trainer needs the mean loss, a tensor",
+    ),
+    "forward-detached": Wrong(
+        "a loss without gradients",
+        own("detached"),
+        "model: mine:model returned a loss that depends on no parameter: no gradient leads from it (detach()?)",
+    ),
+    "memory": Wrong(
+        "a model of which not one sample fits",
+        own("memory"),
+        "rank … is out of memory: CUDA out of memory. Tried to allocate 20.00 MiB: a smaller model, "
+        "micro_batch_size or block_size, activation_checkpointing: full, or parallel: fsdp",
+        Exit.FAILED,
+    ),
+    "hf-lacking": Wrong(
+        "a model of transformers without transformers",
+        llama(),
+        "model: hf:… needs transformers, which can't be imported (…): pip install 'gcp-launch[hf]' here, "
+        "and transformers in image.requirements for the cloud",
+        env={"LACKING": "transformers"},
+    ),
+    "hf-type": Wrong(
+        "a type that transformers hasn't",
+        {"model": "hf:lama"},
+        "model: hf:lama: transformers … has no type lama; did you mean llama?",
+    ),
+    "hf-setting": Wrong(
+        "a setting that the type hasn't",
+        llama(hiden_size=3),
+        "model.hiden_size: hf:llama has no such setting; did you mean hidden_size?",
+    ),
+    "hf-value": Wrong(
+        "a value that transformers refuses",
+        llama(num_attention_heads=3),
+        "model: hf:llama: transformers can't build it: …The hidden size (16) is not a multiple of the number of "
+        "attention heads (3).",
+    ),
+    "hf-hub": Wrong(
+        "a model of the hub, and the hub can't be reached",
+        {"model": "hf:nobody/nothing", "data": TEXT},
+        "model: hf:nobody/nothing: … can't be reached (…), and nothing is cached here; hf:TYPE (hf:llama) with "
+        "settings needs no hub",
+        env=NOWHERE,
+    ),
+    "hf-long": Wrong(
+        "samples that are longer than the model takes",
+        llama(max_position_embeddings=4),
+        "model: hf:llama takes 4 tokens at most (max_position_embeddings), and data.block_size is 8",
+    ),
+}
+
+FOLDERS: dict[str, Wrong] = {
+    "folder": Wrong(
+        "a run folder that can't be written",
+        {},
+        "{here}/file/run/micro_batch.json can't be read: Not a directory",
+        Exit.UNFIT,
+        env={"LAUNCH_RUN_FOLDER": "{here}/file/run"},
+    ),
+    "gpus": Wrong(
+        "GPUs that this PyTorch can't use",
+        {},
+        "this node has 8 GPUs (nvidia-smi), but torch … can't use them: it is built without CUDA or for a newer driver",
+        Exit.UNFIT,
+        1,
+        env={"LAUNCH_VISIBLE_GPUS": "8"},
+    ),
+    "another-run": Wrong(
+        "a run folder with another run's checkpoint",
+        {},
+        "{run} belongs to another spec: model was {…}. Set it back to go on, or begin a new run (--new, or another "
+        "name)",
+        before={"LAUNCH_CONFIG": json.dumps({**USUAL, "model": {**GPT, "n_embd": 4}})},
+    ),
+    "another-code": Wrong(
+        "a checkpoint of a model that has other parameters now",
+        OWN,
+        "checkpoints/… doesn't fit this code: Error(s) in loading state_dict for …: size mismatch for …",
+        before={"WIDTH": "5"},
+    ),
+}
+
+CASES: dict[str, Wrong] = {
+    f"{kind}: {name}": case
+    for kind, cases in (("settings", SETTINGS), ("model", MODELS), ("data", DATA), ("run", FOLDERS))
+    for name, case in cases.items()
+}
+
+# --- The table ------------------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "train.md"
+TABLE = re.compile(r"(<!-- bad input -->\n).*(<!-- end of bad input -->)", re.DOTALL)
+
+
+def renewed(page: str) -> str:
+    """The page with the table as it is now."""
+    rows = ["| wrong | it says | code |", "|---|---|---|"]
+    rows += [f"| {case.what} | {_code(case.line)} | {int(case.exit)} |" for case in CASES.values()]
+    return TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], page)
+
+
+def _code(line: str) -> str:
+    said = line.replace("{here}/", "").replace("{here}", "the code's folder").replace("{run}", "RUN_FOLDER")
+    fence = "``" if "`" in said else "`"
+    return f"{fence}{said}{fence}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text()))

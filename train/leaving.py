@@ -1,0 +1,73 @@
+"""How a run leaves before its end: preempted, after an error, or because the others have gone."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import suppress
+from threading import Thread
+from typing import NoReturn
+
+from train.begin import to_save
+from train.ending import NOTICE_SECONDS, PEER_SECONDS, Told, leave
+from train.errors import OutputError, PreemptedError
+from train.reporting import event, with_events
+from train.setup import Run
+
+ROWS_SECONDS = 1.5
+"""What the last rows get when a rank has gone: the others wait for this one."""
+
+
+def give_way(run: Run, told: Told) -> NoReturn:
+    """A preemption: save once, and leave. All ranks are here at the same step."""
+    step, left = run.state["step"], NOTICE_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
+    told.saving = True
+    rows = run.recorder.block()
+    with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
+        run.sink.put([*with_events(run, rows), event("preempted", step=step)])
+    run.guard.look(rows)
+    if run.saver is None:
+        raise SystemExit(128 + signal.SIGTERM)
+    try:
+        run.saver.save(step, to_save(run), limit=left)
+    except OutputError as error:
+        if run.ranks.rank == 0:
+            print(f"preempted at step {step}, and not saved in time: {error}", flush=True)
+        raise SystemExit(128 + signal.SIGTERM) from error
+    try:
+        run.sink.close(ROWS_SECONDS)
+    except Exception as error:  # noqa: BLE001 - the state is safe, and what is left on the disk the node sends
+        print(f"train: {error}", file=sys.stderr, flush=True)
+    raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
+
+
+def leave_the_dead(run: Run, told: Told) -> None:
+    """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
+    native code, for a peer that has gone, and the others wait for this process."""
+    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
+        if run.ranks.world == 1 or not told.inside:
+            return
+        time.sleep(0.1)
+    print(f"train: rank {run.ranks.rank} waits for a peer that has gone, and leaves", file=sys.stderr, flush=True)
+    with suppress(Exception):
+        run.sink.close(ROWS_SECONDS)
+    leave(128 + signal.SIGTERM)
+
+
+def save_rows(run: Run) -> None:
+    """After an error: what was recorded is written, if that still works; the error itself matters more.
+
+    From a thread, which is not waited for too long: a GPU that waits for a dead rank never answers.
+    """
+    if run.ranks.rank == 0:
+        saving = Thread(target=_save_rows, args=(run,), name="last rows", daemon=True)
+        saving.start()
+        saving.join(2 * ROWS_SECONDS)
+
+
+def _save_rows(run: Run) -> None:
+    with suppress(Exception):
+        run.sink.put(run.recorder.block(alone=True))
+    with suppress(Exception):
+        run.sink.close(ROWS_SECONDS)

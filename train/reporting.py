@@ -1,0 +1,54 @@
+"""What a run says while it trains: rows and events for the run folder, lines for the terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from train import progress
+from train.rows import Row
+from train.setup import Run
+
+
+def tell_start(run: Run) -> None:
+    run.sink.put([event("start", **run.facts)])
+    if run.resumed:
+        run.sink.put([event("resumed", step=run.resumed.step, path=run.resumed.folder)])
+        if run.ranks.rank == 0 and run.is_done:
+            print("nothing is left to do", flush=True)
+
+
+def report_if_due(run: Run) -> None:
+    """Write a block of rows, and now and then a line."""
+    step = run.state["step"]
+    if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
+        return
+    rows = block(run)
+    if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
+        left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
+        print(progress.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
+
+
+def block(run: Run) -> list[Row]:
+    """Write the rows since the last block, and what was skipped. Raises NonFiniteError on all ranks alike."""
+    rows = run.recorder.block()
+    run.sink.put(with_events(run, rows))
+    run.guard.look(rows)
+    return rows
+
+
+def with_events(run: Run, rows: list[Row]) -> list[Row]:
+    """The rows, and what happened in their steps, on any rank."""
+    told = [*rows]
+    for row in rows:
+        if "skipped" in row:
+            told.append(event("non_finite", step=row["step"], samples=run.source.drawn(row["step"])))
+        if row.get("micro_batch", run.state["micro_batch"]) != run.state["micro_batch"]:
+            run.state["micro_batch"] = row["micro_batch"]
+            told.append(event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
+    return told
+
+
+def event(name: str, **fields: Any) -> Row:
+    """A row that isn't a step's."""
+    return {"event": name, "time": time.time(), **fields}
