@@ -62,6 +62,8 @@ def plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = 
         return Plan("off", why, graphs=graphs)
     if graphs and graphs.chosen == "true":
         return Plan("whole", "CUDA graphs hold all of a pass", graphs=graphs)
+    if config.compile == "whole":
+        return Plan("whole", why, graphs=graphs)
     found = tuple(blocks(model))
     if against := _against(found, model):
         return Plan("whole", against, graphs=graphs)
@@ -88,7 +90,7 @@ def _graphs(compiles: bool, accumulates: bool) -> Choice:
 
 def _wanted(config: Config, ranks: Ranks) -> tuple[bool, str]:
     if config.compile is not None:
-        return config.compile, "the spec says so"
+        return bool(config.compile), "the spec says so"
     if ranks.device.type != "cuda" or torch.cuda.get_device_capability(ranks.device) < (8, 0):
         return False, "it pays on GPUs from Ampere on"
     if not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
@@ -142,7 +144,8 @@ def _prepare(plan: Plan) -> None:
     """Nothing is compiled yet: torch does that when it is called."""
     from torch import _dynamo
 
-    torch.use_deterministic_algorithms(True, warn_only=True)  # this one tells the compiler, too
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)  # this one tells the compiler, too
     logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)  # on checkpoints, at length
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
     _dynamo.config.recompile_limit = len(plan.blocks) + SPARE_GRAPHS

@@ -88,7 +88,7 @@ def _refusal(lines: Sequence[str]) -> str:
     return "run.config can't be used:\n" + "\n".join(f"  {one}" for one in lines)
 
 
-_AUTO = frozenset({"micro_batch_size", "compile", "channels_last"})
+_AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_last"})
 """Where the machine's choice is None."""
 _PLAIN = (
     *_AUTO,

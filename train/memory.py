@@ -179,11 +179,11 @@ def agreed(ranks: Ranks, mine: bool) -> bool:
     return bool(flag.item())
 
 
-def to_reserve(model: nn.Module, moments: int) -> int:
-    """Bytes that training will hold beside the model and its activations: the optimizer's `moments` for each parameter,
-    and the gradients in DDP's buckets, which a probe without DDP doesn't fill."""
+def to_reserve(model: nn.Module, moments: int, *, buckets: bool) -> int:
+    """Bytes that training will hold beside the model, its gradients and its activations: the optimizer's `moments` for
+    each parameter, and as much again where DDP puts the gradients into `buckets`: other ones after the first step."""
     here = [pieces.local(p) for p in model.parameters() if p.requires_grad]
-    return sum(p.numel() * p.element_size() for p in here) * (moments + 1)
+    return sum(p.numel() * p.element_size() for p in here) * (moments + buckets)
 
 
 def memory_text(device: torch.device) -> str:

@@ -58,6 +58,11 @@ FUSED = frozenset({"cpu", "cuda", "mps"})
 """Devices with fused kernels for AdamW and SGD (torch.utils._foreach_utils)."""
 
 
+def moments(settings: Optimizer) -> int:
+    """Numbers that it keeps for each parameter."""
+    return 2 if settings.name == "adamw" else int(settings.momentum > 0)
+
+
 def explained(optimizer: torch.optim.Optimizer) -> Choice:
     """Which form it has, and why."""
     fused = optimizer.defaults.get("fused")

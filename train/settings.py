@@ -159,7 +159,9 @@ class Config(NamedTuple):
     micro_batch_size: int | None = None
     optimizer: Optimizer = Optimizer()
     precision: Precision = "auto"
-    compile: bool | None = None
+    compile: bool | Literal["whole"] | None = None
+    """True: each block by itself where that is enough."""
+    deterministic: bool | None = None
     cuda_graphs: bool = False
     channels_last: bool | None = None
     activation_checkpointing: Checkpointing = "none"

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train import contract, fsdp, memory, metrics, models, optim, precision
 from train.agreement import Agreement
 from train.bench import peaks
-from train.choice import lines
+from train.choice import Choice, lines
 from train.config import Config, as_data
 from train.data import Source, open_data
 from train.data.batch import split
@@ -102,7 +102,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     """Raises, on all ranks alike, UsageError if config, data and processes don't go together, and OutOfMemoryError if
     not even one sample fits."""
     portions = memory.portions(config.batch_size, config.micro_batch_size, ranks.world)
-    deterministic(ranks.device)
+    exact = deterministic(config.deterministic, ranks.device)
     numbers = precision.setup(config.precision, ranks.device)
     config = models.resolved(config)
     source = open_data(config, ranks)
@@ -116,13 +116,14 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     shape = shaped(model, config, ranks, numbers)
     model, sharing = fsdp.placed(model, config, ranks, numbers, models.blocks(model))
     optimizer = optim.build(model, config.optimizer)
-    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=config.micro_batch_size is None)
+    probes, moments = config.micro_batch_size is None, optim.moments(config.optimizer)
+    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=probes, moments=moments)
     first = partial(first_pass, model, feed, portions.size, ranks, numbers)
     prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
     how = (precision.explained(config.precision, numbers, ranks.device.type), optim.explained(optimizer))
-    choices = (*how, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
+    choices = (*how, *exact, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
     facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
         _announce(facts, source)
@@ -163,9 +164,11 @@ def fitting(
     storage: Storage | None,
     *,
     probes: bool = True,
+    moments: int = 2,
 ) -> Portions:
     """`whole`, or if it `probes` the largest micro-batch that this GPU's memory takes. What an earlier start of the run
-    had to come down to is not exceeded in any case: it would end where that one did."""
+    had to come down to is not exceeded in any case: it would end where that one did. `moments` are the optimizer's
+    numbers for each parameter."""
     known = on_first(ranks, lambda: memory.learned(storage))
     if known and known < whole.size:
         return whole.at_most(known, "an earlier start ran out of memory")
@@ -182,7 +185,8 @@ def fitting(
                 loss.backward()
 
     with no_trace(model), torch.compiler.set_stance("force_eager"):
-        return memory.probed(ranks, whole.share, attempt, memory.to_reserve(model, moments=2))
+        beside = memory.to_reserve(model, moments, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
+        return memory.probed(ranks, whole.share, attempt, beside)
 
 
 @contextmanager
@@ -220,13 +224,19 @@ def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
     np.random.seed(drawn[1] % 2**32)
 
 
-def deterministic(device: torch.device) -> None:
-    """The same seed and the same ranks give the same bits. Where CUDA has no such kernel, torch warns once."""
-    if device.type == "cuda":
+def deterministic(asked: bool | None, device: torch.device) -> tuple[Choice, ...]:
+    """Whether the same seed and the same ranks give the same bits: on CPUs, where it costs nothing, and where it is
+    `asked` for. Where CUDA has no such kernel, torch warns once."""
+    wanted = device.type == "cpu" if asked is None else asked
+    if wanted and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms loads the compiler
+    torch.backends.cudnn.benchmark = not wanted
+    torch.set_deterministic_debug_mode("warn" if wanted else "default")  # the other function loads the compiler
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time only
+    if asked is None and wanted:
+        return ()
+    why = "the spec says so" if asked is not None else "the same bits each time cost speed on a GPU"
+    return (Choice("deterministic", str(wanted).lower(), why),)
 
 
 def _recorder(
@@ -259,7 +269,7 @@ def _facts(
         "config": as_data(config),
         "world_size": ranks.world,
         "backend": ranks.backend,
-        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type,
         "precision": numbers.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "torch": torch.__version__,

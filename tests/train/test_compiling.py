@@ -68,6 +68,7 @@ def test_auto_compiles_where_it_can(
     assert (plan.mode, plan.why, len(plan.blocks)) == (mode, why, 3 if mode == "regional" else 0)
     assert len(plan.beside) == (mode == "regional")
     assert planned(Ranks()).mode == "off"
+    assert (planned(compile="whole").mode, planned(Ranks(), compile="whole").mode) == ("whole", "whole")
     assert planned(compile=False).choices == (("compile", "false", "the spec says so"),)
 
 

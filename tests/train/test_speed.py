@@ -62,7 +62,7 @@ class Passed:
 @pytest.mark.parametrize("config", [GPT, RESNET], ids=["gpt", "resnet50"])
 def test_checkpoints_of_activations_save_memory_and_change_no_bit(config: dict[str, Any], asked: Any) -> None:
     """Dropout draws the same again, and batch norm's running averages move once."""
-    deterministic(CPU)
+    deterministic(None, CPU)
     parsed = parse(config)
     torch.manual_seed(0)
     plain, changed = (models.build(parsed) for _ in range(2))
@@ -94,6 +94,30 @@ def test_selective_computes_no_matrix_product_twice() -> None:
 def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
     with pytest.raises(UsageError, match="works on blocks that repeat, and this model has none; leave it out"):
         checkpointing.checkpointed(nn.Linear(2, 2), "full")
+
+
+# --- The same bits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "exact", "said"),
+    [
+        (None, CPU, True, None),
+        (None, GPU, False, "false"),
+        (True, GPU, True, "true"),
+        (False, CPU, False, "false"),
+        (False, GPU, False, "false"),
+    ],
+)
+def test_the_same_bits_are_the_rule_where_they_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, device: torch.device, exact: bool, said: str | None
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", exact)
+    choices = deterministic(asked, device)
+    assert torch.are_deterministic_algorithms_enabled() == exact
+    assert torch.backends.cudnn.benchmark == (not exact)
+    assert [choice.chosen for choice in choices] == ([said] if said else [])
 
 
 # --- Channels last ----------------------------------------------------------------------------------------------------
