@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
 
 from train.cluster import Cluster
 from train.command import Paths, Task, child_env, command
 from train.control import Member, Order, Timing
+from train.metrics import Null
 from train.outcome import Outcome
 from train.process import Child
+from train.settings import DEFAULT
+
+MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,9 @@ def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, sto
         except OSError as error:  # a full disk, too many processes: of this machine, and of this moment perhaps
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
-        code, note = _watch(child, order, member, timing, stop, paths.notice)
-        stop.gone = time.monotonic()
+        with _monitored(plan, order, paths):
+            code, note = _watch(child, order, member, timing, stop, paths.notice)
+            stop.gone = time.monotonic()
         return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
 
 
@@ -90,6 +97,34 @@ def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:
     argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
     env = {**plan.env, **plan.secrets}
     return Child(argv, child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
+
+
+@contextmanager
+def _monitored(plan: Plan, order: Order, paths: Paths) -> Iterator[None]:
+    """Look at this machine (train.monitor) beside processes that don't do it themselves: all but the trainer's.
+
+    It isn't waited for long: the end of the processes may be that of the machine, and what it has seen since the last
+    minute is little.
+    """
+    if plan.task.kind == "module" and plan.task.target.partition(".")[0] == "train":
+        yield
+        return
+    from train.monitor import open_monitor
+
+    env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
+    # On node 0 the names of events' parts are those of the script's rows.
+    watch = open_monitor(MONITOR_SECONDS, _Looker(plan.cluster.node), env, Null())
+    try:
+        yield
+    finally:
+        closing = Thread(target=watch.close, name="monitor's end", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+
+class _Looker(NamedTuple):
+    rank: int
+    local_rank: int = 0
 
 
 def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """What the machine does beside training: its GPUs by NVML, its CPUs, memory, disk and network.
 
-One process of each node looks now and then, from a thread. A look is a row of `time` (Unix seconds), `host`
+One process of each node looks now and then, from a thread: the trainer's first one there, or the node's own beside a
+user's script or command. A look is a row of `time` (Unix seconds), `host`
 (train/host.py) and `gpus` (a list, train/nvml.py); the rows are in `monitor/` of the run folder, a part a minute for
 each node. What the user should know at once is a line on stderr (train/alarms.py).
 """
@@ -20,7 +21,6 @@ from typing import Any, Final, Protocol
 from train import contract
 from train.alarms import Alarms
 from train.aside import Aside
-from train.dist import Ranks
 from train.metrics import Null, Parts, Sink, part_names
 from train.rows import Row
 from train.spool import open_outbox
@@ -49,6 +49,15 @@ class Monitor(Protocol):
         """Look no more, and write what is left."""
 
 
+class Process(Protocol):
+    """Which one of a run looks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+
+
 class Off:
     """Looks at nothing."""
 
@@ -58,7 +67,7 @@ class Off:
     def close(self) -> None: ...
 
 
-def open_monitor(seconds: float, ranks: Ranks, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
+def open_monitor(seconds: float, ranks: Process, env: Mapping[str, str], events: Sink | None = None) -> Monitor:
     """The monitor of this process: one a node, every so many seconds (0: none). `events` is where rank 0 of all reports
     errors of GPUs; other nodes write parts of their own. Nothing is opened before the first look."""
     if not seconds or ranks.local_rank:

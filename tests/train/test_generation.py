@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from train import contract, generation
 from train.cluster import Cluster
 from train.command import Task
 from train.control import Member, MemoryStore, Order, Timing
@@ -76,6 +82,42 @@ def _told(signum: int) -> Stop:
     stop = Stop()
     stop.note(signum, ctrl_c=signum == signal.SIGINT)
     return stop
+
+
+@pytest.mark.parametrize(
+    ("node", "task", "looks"),
+    [
+        (0, Task("python", "command", "", ("sleep", "0.5")), True),
+        (1, Task("python", "command", "", ("sleep", "0.5")), True),
+        (0, Task("python", "module", "train.verdict", ("--help",)), False),
+    ],
+)
+def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, task: Task, looks: bool
+) -> None:
+    monkeypatch.setattr(generation, "MONITOR_SECONDS", 0.01)
+    monkeypatch.setattr(generation, "CLOSE_SECONDS", 20)
+    folder, secret = tmp_path / "run", {"TOKEN": "never told"}
+    env = {**os.environ, contract.RUN_FOLDER: str(folder)}
+    cluster = Cluster(("localhost:1", "localhost:2"), node)
+    plan = Plan(task, cluster, env, 1, 0, tmp_path, "demo-1", secrets=secret)
+    member = Member(MemoryStore(), node, TIMING)
+    order = Order(2, 1, 0, (member.incarnation,) * 2)
+    member.state = lambda: SimpleNamespace(phase="run", generation=2)  # type: ignore[method-assign,assignment,return-value]
+    assert run_generation(plan, order, member, TIMING, Stop()).code == 0
+    member.close()
+    parts = [path.name for path in folder.glob("monitor/*")]
+    assert parts == ([f"0001-0002-000{node}-000000.jsonl"] if looks else [])
+    if looks:
+        rows = [json.loads(line) for line in (folder / "monitor" / parts[0]).read_text().splitlines()]
+        assert rows[-1]["host"]["ram_gb"] > 0
+
+
+def test_nothing_of_the_monitor_loads_torch() -> None:
+    """It looks beside a script that may have no torch at all."""
+    code = "import sys, train.monitor, train.host, train.nvml; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), BlockingIOError(11, "Try again")])
