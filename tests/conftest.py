@@ -32,12 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
     reach what the tests start.
 
     google-auth reads the variable when it is first imported, in whichever test that is. A shell starts what runs in
-    its background with SIGINT ignored, which all processes below would inherit.
+    its background with SIGINT ignored, and nohup with SIGHUP, which all processes below would inherit.
     """
     config.stash[SKIPPED] = []
     os.environ["NO_GCE_CHECK"] = "true"
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

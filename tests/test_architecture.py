@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def test_the_loopback_cloud_knows_nothing_of_the_launcher(tmp_path: Path) -> Non
     (tmp_path / "cloud").mkdir()
     (tmp_path / "cloud" / "a.py").write_text("def f():\n    from launcher.plan import model\n")
     assert imports_of(tmp_path, "cloud", "launcher") == ["cloud/a.py:2: launcher.plan"]
+
+
+@pytest.mark.parametrize("mark", ["e2e", "fuzz"])
+def test_make_runs_what_is_marked_for_it(mark: str) -> None:
+    asked = subprocess.run(["make", "-n", mark], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    lanes = {ROOT / word for word in asked.stdout.split() if word.startswith("tests/")}
+    marked = [file for file in (ROOT / "tests").rglob("test_*.py") if re.search(rf"mark\.{mark}\b", file.read_text())]
+    assert marked
+    assert [file for file in marked if not lanes & {file, *file.parents}] == []
 
 
 @pytest.mark.parametrize("package", ["launcher", "train"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from train import contract
 from train.config import parse
 from train.ending import done, leave
-from train.errors import ConfigError
+from train.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from train.dist import Ranks
@@ -35,6 +35,16 @@ def main() -> NoReturn:
     leave(done("train", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
 
 
+def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
+    """Whether this rank prints its error. What is wrong in the config is so on all ranks, and told without torch; which
+    may be what can't be loaded."""
+    if ranks is None:
+        return rank == 0 or not isinstance(error, UsageError)
+    from train import dist
+
+    return dist.speaks(ranks, error)
+
+
 @contextmanager
 def without_garbage() -> Iterator[None]:
     """Imports make a million objects that stay. To look for garbage among them takes a fifth of their time, and later,
@@ -45,15 +55,6 @@ def without_garbage() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
-
-
-def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
-    """Whether this rank prints its error. What is wrong in the config is so on all ranks, and told without torch."""
-    if isinstance(error, ConfigError):
-        return rank == 0
-    from train import dist
-
-    return dist.speaks(ranks, error)
 
 
 def read_config(text: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def give_way(run: Run, told: Told) -> NoReturn:
 def leave_the_dead(run: Run, told: Told) -> None:
     """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
     native code, for a peer that has gone, and the others wait for this process."""
-    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.usual:
+    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.lately:
         if run.ranks.world == 1 or not told.inside:
             return
         time.sleep(0.1)

@@ -213,7 +213,7 @@ def boundary(run: Run, told: Told) -> None:
     told.obey()
     saver = run.saver
     wish = Wish(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
-    agreed = run.agreement.turn(wish, run.recorder.usual)
+    agreed = run.agreement.turn(wish, run.recorder.lately)
     if agreed.leave:
         raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
     if agreed.stop:

@@ -20,7 +20,7 @@ from train.timing import Stopwatch, Times, memory_gb
 
 class Step(NamedTuple):
     """One that was done, or queued: `loss` is this rank's, on the device; `waited` the seconds that it waited for its
-    batch; `counts` whether its time is one of training alone; `micro` the samples of its micro-batches."""
+    batch; `counts` whether its time is one of training alone, here; `micro` the samples of its micro-batches."""
 
     number: int
     rate: float
@@ -57,6 +57,8 @@ class Recorder:
     _due: int = 1
     usual: float = 0.0
     """Seconds that a step usually takes, as all ranks know it; 0 before the first block."""
+    lately: float = 0.0
+    """The same, or more if steps have become longer: as long as the last one of the last block."""
 
     def add(self, step: Step) -> None:
         """A step that was done, or queued."""
@@ -77,28 +79,30 @@ class Recorder:
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
         numbers = self._means(steps, times, alone)
         rows: list[Row] = []
-        for step, (loss, norm, usual, micro), (seconds, ended) in zip(steps, numbers, times, strict=True):
+        for step, (loss, norm, usual, micro, counts), (seconds, ended) in zip(steps, numbers, times, strict=True):
             rows.append(self._row(step, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
             if 0 < micro < self.micro:
                 rows[-1]["micro_batch"] = int(micro)
             if isfinite(norm):
                 self._remember(loss)
-            if step.counts or not self._seconds:
+            if counts or not self._seconds:
                 self._seconds.append(usual)  # not this rank's own: the ranks must take turns together
         self.usual = self.step_seconds()
+        self.lately = max(self.usual, numbers[-1][2])
         self._due = steps[-1].number + max(1, int(FRESH_SECONDS / numbers[-1][2]))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
 
     def _means(self, steps: Sequence[Step], times: Times, alone: bool) -> list[list[float]]:
-        """Of each step: loss, gradient norm, seconds and (the least) micro-batch, the same on all ranks. Added exactly
-        (fsum), so that no bit depends on how many steps a block has, which is a matter of the clock."""
+        """Of each step, the same on all ranks: the mean loss, gradient norm and seconds; the least micro-batch, and
+        whether it counts on all. Added exactly (fsum), so that no bit depends on how many steps a block has, which is a
+        matter of the clock."""
         own = torch.stack([torch.stack([step.loss, step.norm]) for step in steps]).to(_exact(self.ranks.device))
-        host = [[seconds, step.micro] for step, (seconds, _) in zip(steps, times, strict=True)]
+        host = [[seconds, step.micro, step.counts] for step, (seconds, _) in zip(steps, times, strict=True)]
         own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
         all_of = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
         return [
-            [*(_mean(each) for each in list(zip(*step, strict=True))[:3]), min(own[3] for own in step)]
-            for step in zip(*all_of, strict=True)
+            [*map(_mean, each[:3]), *map(min, each[3:])]
+            for each in (list(zip(*step, strict=True)) for step in zip(*all_of, strict=True))
         ]
 
     def _row(self, step: Step, loss: float, norm: float, seconds: float) -> Row:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it, untyped
 
 from train import contract, interval, keep, metrics, randomness
-from train.agreement import Agreement, Wish
+from train.agreement import APART_SECONDS, Agreement, Wish
 from train.config import Checkpoint
 from train.dist import Ranks, gather, speaks
 from train.ending import NOTICE_SECONDS, Told, leave
@@ -73,7 +73,8 @@ class Script:
         self._look_at_the_clock()
         told = self.told.preempted or bool(self.notice and os.path.exists(self.notice))  # noqa: PTH110 - each step
         wish = Wish(stop=told, save=self.saver.due(), leave=self.saver.superseded is not None)
-        agreed = self.agreement.turn(wish, self.usual)
+        # A word at each call: `usual` is looked at too seldom to notice a script whose steps become longer.
+        agreed = self.agreement.turn(wish, max(self.usual, APART_SECONDS))
         if agreed.leave:
             raise self.saver.superseded or SupersededError("another start of this run has taken it over")
         self.saver.stepped(step, self.usual, self.trained, self.interruptions)

@@ -48,7 +48,12 @@ def metrics(
     name, folder = folder_of(run, regions)
     found = read_results(folder)
     if found is None:
-        raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", f"launch status {run} says how it is.")
+        fix = (
+            f"launch status {run} says how it is."
+            if folder.url.startswith("gs://")
+            else "The first rows come with a run's first steps."
+        )
+        raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", fix)
     nodes = read_nodes(folder)
     if output_format is Output.text:
         print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
@@ -102,7 +107,8 @@ def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
     from launcher.cli.monitored import lines as looks
     from launcher.cli.show import wrapped
 
-    for texts in ([*happened(found.events)], [*looks(nodes, errors=False)]):
+    told = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
+    for texts in ([*happened(found.events)], [*looks(nodes, told)]):
         if texts:
             yield ""
         for text in texts:

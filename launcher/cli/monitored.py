@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from train import contract
@@ -74,7 +74,11 @@ def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
     for name, text in parts.items():
         if found := PART.match(name):
             rows[int(found[3])] += [row for row in records(text) if isinstance(row.get("time"), int | float)]
-    return tuple(_node(number, rows[number]) for number in sorted(rows) if rows[number])
+    return tuple(_node(number, sorted(rows[number], key=_time)) for number in sorted(rows) if rows[number])
+
+
+def _time(row: Record) -> float:
+    return float(row["time"])
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:
@@ -90,8 +94,9 @@ def _node(number: int, rows: Sequence[Record]) -> Node:
     return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), tuple(wrong), tuple(errors))
 
 
-def lines(found: Sequence[Node], *, errors: bool = True) -> Iterator[str]:
-    """A sentence for each node with GPUs, SHOWN at most, and what is wrong on any of them."""
+def lines(found: Sequence[Node], told: Container[int] = ()) -> Iterator[str]:
+    """A sentence for each node with GPUs, SHOWN at most, and what is wrong on any of them; but not the errors of those
+    nodes whose errors are `told` already."""
     seen = sorted((one for one in found if one.gpus), key=_worst_first)
     for node in seen[:SHOWN]:
         yield sentence(node)
@@ -99,7 +104,7 @@ def lines(found: Sequence[Node], *, errors: bool = True) -> Iterator[str]:
         more = len(seen) - SHOWN
         yield f"and {more} more node" + ("s" if more > 1 else "")
     for node in found:
-        yield from (*node.wrong, *(node.errors if errors else ()))
+        yield from (*node.wrong, *(() if node.number in told else node.errors))
 
 
 def _worst_first(node: Node) -> tuple[bool, float]:

@@ -17,11 +17,17 @@ PEER = re.compile(
 )
 """What gloo, NCCL and torch's store say to a rank when another one has gone: never why that one went."""
 
+WRAPPED = re.compile(r"Caught \w+ in (DataLoader worker|pin memory thread)")
+"""What torch puts in front of an error of another process or thread, which follows: it says no more than where."""
+
 TOLD = re.compile(r"train: (?P<text>.+)$")
 """The trainer's own words; the last ones before a deliberate end are its reason."""
 
-NOTICE = re.compile(r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed")
-"""In words of the trainer's that are about no end of its own."""
+NOTICE = re.compile(
+    r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed|does not wait for them"
+    r"|figures are written|is not looked at|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
+)
+"""In words of the trainer's, or of the monitor's, that are about no end of its own."""
 
 KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
 """What train/torchrun.py says of the first rank that failed, where a signal ended it."""
@@ -82,6 +88,8 @@ class LinePrinter:
                 self._note(replica, line)
 
     def _note(self, replica: str, line: str) -> None:
+        if WRAPPED.search(line):
+            return
         if found := ERROR.match(line):
             kind = "peer" if PEER.search(line) else "error"
         elif (found := TOLD.match(line)) and not NOTICE.search(line):

@@ -93,7 +93,7 @@ def next_commands(
     typed as well."""
     launch, job = program(), "".join(f" {shlex.quote(word)}" for word in typed)
     here = f" --output {shlex.quote(output)}" if output else ""
-    bucket = shlex.quote(output) if output and output.startswith("gs://") else "gs://BUCKET/runs"
+    bucket = shlex.quote(output) if output and output.startswith("gs://") else "gs://my-bucket/runs"
     commands = []
     if found and folder and not folder.startswith("gs://"):
         commands.append((f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))

@@ -51,6 +51,15 @@ def test_a_node_that_is_well_is_a_sentence() -> None:
     assert node.to_dict()["gpu_util_mean"] == 0.97
 
 
+def test_looks_count_in_the_order_of_their_times() -> None:
+    [(name, text)] = looks(0, {}).items()
+    early, late = text.splitlines(keepends=True)[:6], text.splitlines(keepends=True)[6:]
+    variant = name.replace(".jsonl", "-1.jsonl")  # it comes before the name that had been taken
+    wanted = newest([name, variant])
+    [node] = nodes(dict(zip(wanted, (b"".join(late), b"".join(early)), strict=True)))
+    assert node.seconds == 60.0
+
+
 def test_a_slow_and_a_failing_gpu_are_named() -> None:
     found = nodes(looks(0, {}) | looks(1, {"throttle": ["hw_thermal"], "xid": [94]}))
     text = [*lines(found)]
@@ -61,7 +70,7 @@ def test_a_slow_and_a_failing_gpu_are_named() -> None:
         "node 1",
     ]
     assert text[3].startswith("node 1, GPU 0: Xid 94: an uncorrectable memory error of this program alone")
-    assert [*lines(found, errors=False)] == text[:3]
+    assert [*lines(found, told={1})] == text[:3]
 
 
 def test_of_many_nodes_the_worst_are_shown() -> None:
@@ -105,7 +114,11 @@ def test_metrics_of_a_folder_say_how_the_gpus_do(folder: LocalFolder) -> None:
     shown = launch("metrics", "hot-1", cwd=folder.folder.parent).out
     assert "node 0, last 60 s: 1 GPU, 97% busy" in shown
     assert "it is too hot (sw_thermal)" in " ".join(shown.split())
+    assert shown.count("Xid 79") == 1, "beside a script of the user's own no event tells it"
     assert max(map(len, shown.splitlines())) <= 80
+    event = {"event": "gpu_error", "node": 0, "gpu": 0, "xid": 79, "meaning": "it is off the bus", "time": 2}
+    folder.write(contract.metrics_part(1, 0, 0, 1), json.dumps(event).encode() + b"\n")
+    assert launch("metrics", "hot-1", cwd=folder.folder.parent).out.count("Xid 79") == 1
     data = json.loads(launch("metrics", "hot-1", "-o", "json", cwd=folder.folder.parent).out)
     assert [node["gpus"] for node in data["nodes"]] == [1]
     assert [node["node"] for node in data["nodes"]] == [one.number for one in read_nodes(folder)]

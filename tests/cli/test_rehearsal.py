@@ -85,6 +85,7 @@ def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
 ENDED = "train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
 ON_PURPOSE = "train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
 GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+LOST = "train.node: node 1: no word for 60 s (exit code 1)"
 CRASH = "train.node: rank 1 failed first: SIGSEGV (crash in native code)"
 ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
 
@@ -95,6 +96,10 @@ ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
         (["  raise ValueError: not at the beginning", "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
         (["[rank1]: ValueError: bad", GLOO, ENDED], "ValueError: bad"),
         ([GLOO, "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
+        (
+            ["ValueError: Caught ValueError in DataLoader worker process 0.", "ValueError: bad", ENDED],
+            "ValueError: bad",
+        ),
         ([GLOO, ENDED], GLOO.removeprefix("[rank0]: ")),
         ([GLOO, "train: data: no such file", ON_PURPOSE], "data: no such file"),
         (["x.Error: a handled one", "train: the end", ON_PURPOSE], "the end"),
@@ -102,8 +107,18 @@ ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
         (["train: CUDA out of memory", ENDED], "CUDA out of memory"),
         (["KeyError: 'handled'", GLOO, CRASH, ENDED], "rank 1 failed first: SIGSEGV (crash in native code)"),
         (["ValueError: bad", ABORT, ENDED], "ValueError: bad"),
+        (["train: node 0: the disk is nearly full: 1 of 9 GB are free", LOST], "node 1: no word for 60 s"),
+        (
+            ["train: no more of the machine's figures are written: x", "train: no verdict: x", LOST],
+            "node 1: no word for 60 s",
+        ),
+        (
+            ["train: node 0, GPU 3: Xid 79: it has fallen off the bus", ENDED],
+            "node 0, GPU 3: Xid 79: it has fallen off the bus",
+        ),
+        (["train: node 0: GPU 3 is lost: take another machine", ENDED], "node 0: GPU 3 is lost: take another machine"),
         ([GLOO, ABORT, ENDED], ABORT.removeprefix("train.node: ")),
-        ([GLOO, "train.node: node 1: no word for 60 s (exit code 1)"], "node 1: no word for 60 s"),
+        ([GLOO, LOST], "node 1: no word for 60 s"),
         (
             ["OldError: 1", "train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
             "NewError: 2",
@@ -142,7 +157,7 @@ def test_the_next_commands_are_about_the_job_that_ran() -> None:
     typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
     assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
     shown = "\n".join(next_commands("/runs/a", ["my job.yaml", *typed], 1, None))
-    assert "vertex 'my job.yaml' --gpus 2 --spot --set 'env.A=x y' --output gs://BUCKET/runs --dry-run" in shown
+    assert "vertex 'my job.yaml' --gpus 2 --spot --set 'env.A=x y' --output gs://my-bucket/runs --dry-run" in shown
     assert "--nodes 2" in shown
     assert "--nodes 2" not in "\n".join(next_commands("/runs/a", typed, 2, None))
     assert "vertex" not in "\n".join(next_commands("/runs/a", [], None, None))
@@ -151,7 +166,7 @@ def test_the_next_commands_are_about_the_job_that_ran() -> None:
 def test_the_next_commands_keep_the_output_that_was_typed() -> None:
     shown = list(next_commands("/my runs/a", ["job.yaml"], 1, None, "/my runs"))
     assert f"  {program()} local job.yaml --nodes 2 --output '/my runs'" in shown
-    assert f"  {program()} vertex job.yaml --output gs://BUCKET/runs --dry-run" in shown
+    assert f"  {program()} vertex job.yaml --output gs://my-bucket/runs --dry-run" in shown
     cloud = list(next_commands("gs://mine/a", ["job.yaml"], 1, None, "gs://mine"))
     assert f"  {program()} vertex job.yaml --output gs://mine --dry-run" in cloud
 

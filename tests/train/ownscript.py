@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
@@ -20,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import agreement, checkpoint, contract, metrics
+from tests.train import meeting
+from train import checkpoint, contract, metrics
 
 STEPS = 12
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -95,7 +95,6 @@ CONTEXT.set_forkserver_preload(["train.script", "tests.train.ownscript", "torch.
 
 def _child(env: Mapping[str, str], blow: Blow | None, ddp: bool, every: float) -> None:
     torch.set_num_threads(1)
-    agreement.APART_SECONDS = 0.0  # the script is over in less
     os.environ.update(env)
     if ddp:
         torch.distributed.init_process_group("gloo")
@@ -108,19 +107,17 @@ def _child(env: Mapping[str, str], blow: Blow | None, ddp: bool, every: float) -
 
 def start(env: Mapping[str, str], blow: Blow | None = None, *, ranks: int = 1, every: float = 1e-6) -> list[int | None]:
     """The script's ranks, side by side; their exit codes. A rank that has failed takes the others with it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    joint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     processes: list[ForkServerProcess] = []
-    for rank in range(ranks):
-        own = {**joint, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        processes.append(CONTEXT.Process(target=_child, args=({**env, **own}, blow, ranks > 1, every)))
-        processes[-1].start()
-    for process in processes:
-        process.join(60)
-        if process.exitcode not in (0, 75):
-            for other in processes:
-                other.kill()
+    with meeting.ranks(ranks) as places:
+        for place in places:
+            own = place if ranks > 1 else {}
+            processes.append(CONTEXT.Process(target=_child, args=({**env, **own}, blow, ranks > 1, every)))
+            processes[-1].start()
+        for process in processes:
+            process.join(60)
+            if process.exitcode not in (0, 75):
+                for other in processes:
+                    other.kill()
     return [process.exitcode for process in processes]
 
 

@@ -19,8 +19,8 @@ from train.config import parse
 from train.data import open_data, text
 from train.data import tokens as made
 from train.data.corpus import Corpus
-from train.data.masked import IGNORED, Masked, Rule, bits, hide
-from train.data.source import MASK, share
+from train.data.masked import Masked, Rule, bits, hide
+from train.data.source import IGNORED, MASK, share
 from train.data.synthetic import SyntheticTokens
 from train.data.text import Text, prepare
 from train.data.tokenizers import Tokenizer, open_tokenizer

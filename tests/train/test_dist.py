@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -76,17 +77,29 @@ def test_who_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPa
 
 
 def test_rank_0_speaks_and_else_the_first_that_has_something_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "MOMENT", 0.2)
+    monkeypatch.setattr(dist, "MOMENT", 10.0)
     one, other = TrainError("it is full"), TrainError("it is broken")
     spoke: dict[str, bool] = {}
     first, second = pair()
     run_all(lambda: spoke.update(zero=speaks(first, one)), lambda: spoke.update(one=speaks(second, other)))
     assert spoke == {"zero": True, "one": False}
+    monkeypatch.setattr(dist, "MOMENT", 0.05)
     first, second = pair()
     assert [speaks(rank, one) for rank in (second, second)] == [True, False]
     assert not speaks(first, one), "in the same words"
     assert speaks(first, other)
     assert speaks(None, one)
+
+
+@pytest.mark.parametrize("module", ["train", "train.bench"])
+def test_a_torch_that_cant_be_loaded_is_told_once(tmp_path: Path, module: str) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
+    path = os.pathsep.join([str(tmp_path), str(Path(dist.__file__).parents[1])])
+    env = os.environ | {"PYTHONPATH": path, "RANK": "1"}
+    argv = [sys.executable, "-m", module]
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert (ran.returncode, ran.stderr.count("Traceback")) == (1, 1)
+    assert ran.stderr.endswith("ImportError: libcudart is missing\n")
 
 
 def test_what_torch_says_of_a_peer_that_has_gone_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.train import meeting
 from train import eager
 
 CODE = """
@@ -37,15 +37,12 @@ CONFIG = {
 
 
 def test_neither_in_one_process_nor_in_ddp(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [{**address, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in (0, 1)]
-    processes = [_started(tmp_path / str(number), env) for number, env in enumerate(({}, ranks[0], ranks[1]))]
-    for process in processes:
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        assert "compiler: []\ncompiled: 2.0" in out
+    with meeting.ranks(2) as places:
+        processes = [_started(tmp_path / str(number), env) for number, env in enumerate(({}, *places))]
+        for process in processes:
+            out, _ = process.communicate(timeout=120)
+            assert process.returncode == 0
+            assert "compiler: []\ncompiled: 2.0" in out
     assert len(list(tmp_path.rglob("LATEST"))) == 2, "to save is to read the optimizer's state"
 
 

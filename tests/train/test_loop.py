@@ -348,7 +348,7 @@ def test_who_waits_for_a_dead_peer_leaves_and_who_saves_does_not(
 ) -> None:
     class Fake:
         ranks, sink = Ranks(world=world), Null()
-        recorder = type("", (), {"usual": 0.0})
+        recorder = type("", (), {"lately": 0.0})
 
     told = Told({})
     told.at, told.saving = time.monotonic(), saving

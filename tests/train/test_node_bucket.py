@@ -107,7 +107,7 @@ def test_a_bucket_that_is_gone_does_not_hold_up_a_preempted_node(bucket: Bucket)
     start = time.monotonic()
     node.send(signal.SIGTERM)
     assert node.wait() == Exit.PREEMPTED, node.text
-    assert time.monotonic() - start < 5  # 3 s of its own
+    assert time.monotonic() - start < 10  # 3 s of its own
     assert "text: " in node.text
     assert str(bucket.spools) in node.text
 
@@ -157,7 +157,7 @@ def test_a_node_that_waits_for_its_bucket_leaves_when_told(bucket: Bucket) -> No
     start = time.monotonic()
     node.send(signal.SIGTERM)
     assert node.wait() == 143, node.text
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
 
 
 def test_what_a_killed_node_left_is_sent_before_the_first_start(bucket: Bucket) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from benchmarks import plain_loop
 from benchmarks.plain_loop import Job
-from tests.train import trials
+from tests.train import meeting, trials
 from train import contract, loop
 from train import dist as ranked
 from train.config import parse
@@ -75,17 +74,12 @@ _CONTEXT.set_forkserver_preload(["train.loop", "torch._dynamo", "tests.train.tes
 
 
 def _on_two_ranks(work: Any, job: Any, out: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    processes = [
-        _CONTEXT.Process(target=work, args=({**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, job, out))
-        for rank in (0, 1)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
+    with meeting.ranks(2) as places:
+        processes = [_CONTEXT.Process(target=work, args=(place, job, out)) for place in places]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
 
 

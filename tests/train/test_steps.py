@@ -57,12 +57,40 @@ def test_mfu_and_rates_by_hand() -> None:
 def test_all_ranks_know_the_same_usual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go by it when they take turns: one that had its own idea would wait for the others, and they for it."""
     for mine, theirs in ((0.5, 0.1), (0.1, 0.5)):
-        other = torch.tensor([[4.0, 3.0, theirs, 0.0]], dtype=torch.float64)
+        other = torch.tensor([[4.0, 3.0, theirs, 0.0, 1.0]], dtype=torch.float64)
         monkeypatch.setattr("train.recorder.gather_tensors", lambda _, values, other=other: [values, other])
         record = Recorder(Ranks(world=2), Watch(mine), "tokens", units=1)
         (row,) = recorded(record, 1)
         assert record.usual == 0.3
         assert (row["step_s"], row["loss"]) == (mine, 3.0)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(False, True), (True, False)])
+def test_a_step_that_one_rank_recorded_counts_on_none(
+    monkeypatch: pytest.MonkeyPatch, mine: bool, theirs: bool
+) -> None:
+    """Rank 0 alone has a profiler."""
+    other = torch.tensor([[2.0, 3.0, 0.5, 0.0, float(theirs)]], dtype=torch.float64)
+    monkeypatch.setattr("train.recorder.gather_tensors", lambda _, values: [values, other])
+    record = Recorder(Ranks(world=2), Watch(0.5), "tokens", units=1)
+    for step, seconds in ((1, 0.5), (2, 4.0)):  # a first one counts in any case
+        record.watch = Watch(seconds)
+        record.watch.stop()
+        record.add(Step(step, 0.1, torch.tensor(2.0), torch.tensor(3.0), counts=mine))
+        record.block()
+    assert record.usual == 0.5
+
+
+def test_the_ranks_heed_each_other_as_soon_as_steps_become_longer() -> None:
+    """The median of a thousand steps would tell too late: a preemption leaves 14 s."""
+    record = Recorder(Ranks(), Watch(0.001), "tokens", units=1)
+    recorded(record, *range(1, 101))
+    record.watch = Watch(0.5)
+    recorded(record, 101)
+    assert (record.usual, record.lately) == (0.001, 0.5)
+    record.watch = Watch(0.0001)
+    recorded(record, 102)
+    assert record.lately == 0.001
 
 
 def test_a_block_is_closed_before_its_rows_are_old() -> None:

@@ -49,9 +49,10 @@ def main() -> NoReturn:
 
 
 def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
-    """Whether this rank prints its error. A wrong command line is so on all ranks, and told without torch."""
-    if ranks is None and isinstance(error, UsageError):
-        return rank == 0
+    """Whether this rank prints its error. A wrong command line is so on all ranks, and told without torch; which may
+    be what can't be loaded."""
+    if ranks is None:
+        return rank == 0 or not isinstance(error, UsageError)
     from train import dist
 
     return dist.speaks(ranks, error)

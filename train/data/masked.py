@@ -9,11 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from train.data.batch import there
-from train.data.source import MASK, MASK_HELD_OUT, Batch, Source, Usual, philox
+from train.data.source import IGNORED, MASK, MASK_HELD_OUT, Batch, Source, Usual, philox
 from train.errors import UsageError
-
-IGNORED = -100
-"""The target where nothing is hidden: what cross-entropy leaves out."""
 
 SHOWN_AS_MASK, SHOWN_AS_ANOTHER = 0.8, 0.1
 """Of the hidden tokens, so many are replaced by the mask, and so many by a random token; the others stay (Devlin et

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets, on the device, the first dimension being the sample."""
 
+IGNORED = -100
+"""A target that counts for nothing, as torch's cross-entropy has it: a token that was not hidden."""
+
 TRAIN, HELD_OUT = 0, 1
 """Streams of random numbers: what one draws says nothing about the other. train.setup has 2 and 3."""
 ORDER, CHANGE, MASK, MASK_HELD_OUT, OWN, PART = 4, 5, 6, 7, 8, 9

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from train.data.samples import told
-from train.data.source import Batch
-
-NONE = -100
-"""A target that counts for nothing (torch's cross_entropy)."""
+from train.data.source import IGNORED, Batch
 
 
 class Suits(NamedTuple):
@@ -69,7 +66,7 @@ def _targets(targets: Tensor, suits: Suits) -> Unsuited | None:
     what, shape = ("token", "int64[tokens]") if suits.takes == "tokens" else ("class", "one int64, its class")
     if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
         return Unsuited(0, f"has the target {told(targets[0])}, and {suits.name} takes {shape}")
-    bad = ((targets < 0) & (targets != NONE)) | (targets >= (suits.known or torch.iinfo(torch.int64).max))
+    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (suits.known or torch.iinfo(torch.int64).max))
     return _beyond(targets, suits, f"target: the {what}", bad)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-IGNORED = -100
-"""The target of what doesn't count: a token that was not hidden."""
+from train.data.source import IGNORED
 
 
 class CrossEntropy(nn.Module):
