@@ -81,7 +81,7 @@ class Launch:
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     (tmp_path / "code.py").write_text("print()\n")
-    recipe = tuple(File(path.name, path) for path in CONTAINERS.iterdir())
+    recipe = tuple(File(path.name, path) for path in CONTAINERS.iterdir() if path.is_file())
     return Source(recipe, (File("train/node.py", tmp_path / "code.py"),), (File("code.py", tmp_path / "code.py"),))
 
 

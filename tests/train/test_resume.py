@@ -15,7 +15,7 @@ import torch
 from tests.train import trials
 from tests.train.trials import STEPS, differences, in_a_child, losses, preempted, read, train
 from train import checkpoint, contract, dist, fence, loop, manifests, randomness, state
-from train.errors import PreemptedError, SupersededError, UsageError
+from train.errors import OutOfMemoryError, PreemptedError, SupersededError, UsageError
 from train.storage import LocalFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -374,7 +374,7 @@ def test_a_fault_of_the_machine_in_a_restore_is_not_the_codes(tmp_path: Path, mo
     preempted(tmp_path / "run", 3)
     out_of_memory = state.ENTRIES["model"]._replace(restore=lambda run, value: _fail("CUDA out of memory"))
     monkeypatch.setitem(state.ENTRIES, "model", out_of_memory)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(OutOfMemoryError, match="out of memory"):
         train(tmp_path / "run", generation=1)
     misfit = state.ENTRIES["model"]._replace(restore=lambda run, value: run.optimizer.load_state_dict({}))
     monkeypatch.setitem(state.ENTRIES, "model", misfit)
