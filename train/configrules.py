@@ -123,6 +123,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "channels_last": one_of("auto", True, False),
     "activation_checkpointing": one_of("none", "selective", "full"),
     "parallel": one_of("ddp", "fsdp"),
+    "ddp": {"bucket_mib": either(one_of("auto"), whole(1, 10_000)), "static_graph": one_of("auto", True, False)},
     "loader": {"workers": either(one_of("auto"), whole(0, 256)), "prefetch": whole(1, 64)},
     "seed": whole(0, 2**63 - 1),
     "eval": {"every": whole(0, 1_000_000_000), "batches": whole(1, 1_000_000)},

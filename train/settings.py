@@ -102,6 +102,15 @@ class Data(NamedTuple):
     settings: Mapping[str, Any] = _NONE
 
 
+class Ddp(NamedTuple):
+    """How DDP sends the gradients, where `parallel` is ddp."""
+
+    bucket_mib: int | None = None
+    """MiB that are sent together; None: by the model's size."""
+    static_graph: bool | None = None
+    """Whether DDP relies on each pass being like the last one; None: where they are."""
+
+
 class Loader(NamedTuple):
     """Who prepares the batches: worker processes of each rank (None: by the machine and the data), and how many batches
     each has ready."""
@@ -166,6 +175,7 @@ class Config(NamedTuple):
     channels_last: bool | None = None
     activation_checkpointing: Checkpointing = "none"
     parallel: Parallel = "ddp"
+    ddp: Ddp = Ddp()
     loader: Loader = Loader()
     seed: int = 1337
     eval: Eval = Eval()
@@ -181,4 +191,4 @@ class Config(NamedTuple):
 DEFAULT: Final = Config()
 """What an empty config means."""
 
-SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Loader, Optimizer, Eval, Checkpoint, Profile)
+SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile)

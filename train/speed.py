@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train import checkpointing, compiling, fsdp, layout
 from train.choice import Choice
-from train.compiling import Forward, Pass
-from train.config import Config, Foreign
+from train.compiling import Forward, Pass, Plan
+from train.config import Config, Ddp, Foreign
 from train.dist import Ranks, gather
 from train.eager import EagerDDP
 from train.errors import UsageError
@@ -67,24 +67,51 @@ def prepare(
     plan = compiling.plan(model, config, ranks, accumulates=accumulates)
     ddp = ranks.world > 1 and not fsdp.is_sharded(model)
     unused = _unused(model, ranks, first) if ddp and isinstance(config.model, Foreign) else []
-    # A static graph holds when each backward pass is like the last, which accumulation's no_sync is not.
-    static = plan.mode != "whole" and not accumulates and not unused
-    told = {"static": static, "unused": bool(unused), "whole": plan.mode == "whole"}
-    wrap = partial(in_ddp, model, ranks, **told) if ddp else lambda: model
+    wrap, told = _in_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
     made = compiling.compiled(model, wrap, plan, ranks, first, storage)
-    return Prepared(model, made.forward, (*made.choices, *(_told(model, unused) if ddp else ())))
+    return Prepared(model, made.forward, (*made.choices, *told))
 
 
-def in_ddp(model: nn.Module, ranks: Ranks, *, static: bool, unused: bool, whole: bool) -> DistributedDataParallel:
-    """`unused`: parameters may get no gradient. `whole`: DDP is compiled with the model."""
+def _in_ddp(
+    model: nn.Module, config: Config, ranks: Ranks, plan: Plan, accumulates: bool, unused: list[str]
+) -> tuple[Callable[[], nn.Module], tuple[Choice, ...]]:
+    """What puts the model into DDP, and what was chosen for that."""
+    asked, whole = config.ddp, plan.mode == "whole"
+    static = static_graph(asked.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
+    mib = asked.bucket_mib or bucket_mib(_gradient_bytes(model))
+    how = {"static": static.chosen == "true", "unused": bool(unused), "whole": whole}
+    return partial(in_ddp, model, ranks, mib, **how), (static, *_told(asked, mib, unused))
+
+
+def in_ddp(
+    model: nn.Module, ranks: Ranks, mib: int | None, *, static: bool, unused: bool, whole: bool
+) -> DistributedDataParallel:
+    """`mib`: of gradients that are sent together; `unused`: parameters may get no gradient; `whole`: DDP is compiled
+    with the model."""
     return (DistributedDataParallel if whole else EagerDDP)(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=static,
         find_unused_parameters=unused,
-        bucket_cap_mb=bucket_mib(_gradient_bytes(model)),
+        bucket_cap_mb=mib,
     )
+
+
+def static_graph(asked: bool | None, *, whole: bool, accumulates: bool, unused: bool) -> Choice:
+    """Whether DDP may rely on each backward pass being like the last one: it then looks for nothing any more. Raises
+    UsageError: it is asked for where they aren't alike."""
+    reasons = {
+        "DDP is compiled with the model": whole,
+        "the gradients of several passes add up": accumulates,
+        "parameters get no gradient": unused,
+    }
+    against = next((reason for reason, holds in reasons.items() if holds), "")
+    if asked and against:
+        raise UsageError(f"ddp.static_graph: true can't be had: {against}")
+    if asked is not None:
+        return Choice("static graph", str(asked).lower(), "the spec says so")
+    return Choice("static graph", str(not against).lower(), against or "each pass is like the last one")
 
 
 def bucket_mib(size: int) -> int | None:
@@ -99,8 +126,10 @@ def _gradient_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
-def _told(model: nn.Module, unused: list[str]) -> Iterator[Choice]:
-    if mib := bucket_mib(_gradient_bytes(model)):
+def _told(asked: Ddp, mib: int | None, unused: list[str]) -> Iterator[Choice]:
+    if asked.bucket_mib:
+        yield Choice("buckets", f"{mib} MiB", "the spec says so")
+    elif mib:
         yield Choice("buckets", f"{mib} MiB", f"{BUCKETS} of them, sent during the backward pass")
     if unused:
         yield Choice("unused", "looked for", f"no gradient for {_some(unused)}")

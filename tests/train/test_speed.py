@@ -190,6 +190,41 @@ def test_gradients_are_sent_in_several_buckets(size: int) -> None:
     assert mib is None or 6 <= mib < 25
 
 
+@pytest.mark.parametrize(
+    ("asked", "passes", "chosen", "why"),
+    [
+        (None, {}, "true", "each pass is like the last one"),
+        (None, {"whole": True}, "false", "DDP is compiled with the model"),
+        (None, {"accumulates": True}, "false", "the gradients of several passes add up"),
+        (None, {"unused": True}, "false", "parameters get no gradient"),
+        (True, {}, "true", "the spec says so"),
+        (False, {"accumulates": True}, "false", "the spec says so"),
+    ],
+)
+def test_ddp_relies_on_passes_that_are_alike(
+    asked: bool | None, passes: dict[str, bool], chosen: str, why: str
+) -> None:
+    found = speed.static_graph(asked, **{"whole": False, "accumulates": False, "unused": False, **passes})
+    assert found == ("static graph", chosen, why)
+
+
+def test_a_static_graph_where_passes_differ_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"ddp.static_graph: true can't be had: the gradients of several passes add up"
+    ):
+        speed.static_graph(True, whole=False, accumulates=True, unused=False)
+
+
+def test_on_two_ranks_ddp_is_as_the_spec_says(switches: Path) -> None:
+    for name, said in (
+        ("plain", {"static graph": "false"}),
+        ("own-ddp", {"static graph": "false", "buckets": "7 MiB"}),
+    ):
+        chosen = {one["what"]: one["chosen"] for one in read(switches / name)[0]["choices"]}
+        assert chosen.items() >= said.items()
+    assert losses(switches / "own-ddp")[:2] == losses(switches / "plain")[:2]
+
+
 def test_cuda_graphs_need_a_gpu() -> None:
     config = parse({**GPT, "cuda_graphs": True})
     with pytest.raises(UsageError, match="cuda_graphs: true needs an NVIDIA GPU, and this process runs on cpu"):
