@@ -49,7 +49,8 @@ def _asked(name: str) -> Exception | None:
             get_hf_file_metadata(hf_hub_url(name, "config.json"), token=get_token(), timeout=PATIENCE)
             failed.append(None)
         except Exception as error:  # noqa: BLE001 - the client's own kinds, its transport's, the system's
-            failed.append(error)
+            if "Timeout" not in type(error).__name__:  # of any of them: it is the same whoever noticed first
+                failed.append(error)
 
     asking = Thread(target=ask, name="hub", daemon=True)  # a name server that is silent outlasts every timeout
     asking.start()
