@@ -80,7 +80,7 @@ def test_text_becomes_tokens_and_comes_back(tmp_path: Path, tokenizer_file: Path
 def test_jsonl_has_a_document_a_line(tmp_path: Path, tokenizer_file: Path, cache: Path, packed: bool) -> None:
     content = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in ("to be\nor", "", "not")) + "\n"
     path = tmp_path / ("docs.jsonl" + ".gz" * packed)
-    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    path.write_bytes(gzip.compress(content.encode(), mtime=0) if packed else content.encode())
     corpus = made.prepare(str(path), open_tokenizer(str(tokenizer_file)), cache)
     assert decode(tokenizer_file, corpus.tokens()) == "to be\nor<|endoftext|>not<|endoftext|>"
 
@@ -156,7 +156,7 @@ def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
         ("a.jsonl", b"[1]\n", "line 1"),
         ("a.txt", b"abc\xff\xfe" * 10, "is not UTF-8"),
         ("a.txt.gz", b"not packed", "can't be unpacked"),
-        ("a.txt.gz", gzip.compress(b"x" * 1000)[:-8], "can't be unpacked"),
+        ("a.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:-8], "can't be unpacked"),
     ],
 )
 def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, content: bytes, words: str) -> None:
@@ -166,9 +166,9 @@ def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, co
 
 
 def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
     assert prepare(str(tmp_path / "a.txt.gz"), cache).path.read_bytes() == b"to be " * 100
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100)[:-9])
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0)[:-9])
     with pytest.raises(UsageError, match=r"can't be unpacked"):
         prepare(str(tmp_path / "b.gz"), cache)
 
@@ -300,7 +300,7 @@ def test_a_corpus_says_what_it_is(tmp_path: Path) -> None:
 def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
     tmp_path: Path, cache: Path, tokenized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
 
     def opened(path: Path) -> Any:
         raise PermissionError(13, "Permission denied")
