@@ -29,6 +29,8 @@ BUCKET = 25 * MIB
 BUCKETS = 4
 """Fewer leave too little of the backward pass to send the first ones behind."""
 
+GRAPHS = ("graph looked at each time", "static graph")
+
 NAMED = 5
 """Parameters that a message names."""
 
@@ -79,7 +81,7 @@ def _in_ddp(
     asked, whole = config.ddp, plan.mode == "whole"
     static = static_graph(asked.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
     mib = asked.bucket_mib or bucket_mib(_gradient_bytes(model))
-    how = {"static": static.chosen == "true", "unused": bool(unused), "whole": whole}
+    how = {"static": static.chosen == GRAPHS[True], "unused": bool(unused), "whole": whole}
     return partial(in_ddp, model, ranks, mib, **how), (static, *_told(asked, mib, unused))
 
 
@@ -110,8 +112,8 @@ def static_graph(asked: bool | None, *, whole: bool, accumulates: bool, unused: 
     if asked and against:
         raise UsageError(f"ddp.static_graph: true can't be had: {against}")
     if asked is not None:
-        return Choice("static graph", str(asked).lower(), "the spec says so")
-    return Choice("static graph", str(not against).lower(), against or "each pass is like the last one")
+        return Choice("ddp", GRAPHS[asked], "the spec says so")
+    return Choice("ddp", GRAPHS[not against], against or "each pass is like the last one")
 
 
 def bucket_mib(size: int) -> int | None:
