@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,8 +126,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     choices = (*how, *exact, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
     facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
-        _announce(facts, source)
-        print("\n".join(lines(choices)), flush=True)
+        _announce(facts, source, choices)
     sink = metrics.open_sink(env) if ranks.rank == 0 else metrics.Null()
     run = Run(
         config=config,
@@ -278,10 +277,11 @@ def _facts(
     }
 
 
-def _announce(facts: Mapping[str, Any], source: Source) -> None:
+def _announce(facts: Mapping[str, Any], source: Source, choices: Sequence[Choice]) -> None:
     config = facts["config"]
     size = f", {si(facts['data_bytes'])} bytes" if "data_bytes" in facts else ""
     block = f" x {source.per_sample}" if source.per_sample > 1 else ""
     batch = f"{config['batch_size']}{block} {source.unit}"
     print(f"{config['model']['name']}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
+    print("\n".join(lines(choices)), flush=True)

@@ -54,6 +54,6 @@ def check_taken_along(field: str, path: str, folder: Path | None, names: Sequenc
     name = posixpath.normpath(path)
     if name == "." or name in names or any(one.startswith(f"{name}/") for one in names):
         return
-    ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110
+    ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
     hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." if ignored else COPY
     raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint)

@@ -55,11 +55,7 @@ def gather(
         SpecError: the spec or a flag can't be taken.
         UsageError: no project is set, or what the spec names isn't there.
     """
-    if path and path.suffix == ".py":
-        raise UsageError(
-            f"{path} is a Python file, and launch takes a spec (YAML) that names it",
-            f"`launch init` writes one; in it: run: {{script: {path.name}}}",
-        )
+    refuse_python(path)
     spec = read(path or built_in(target, training=training), [*overrides(flags), *more])
     if target == "local":
         spec = with_local_output(spec)
@@ -69,14 +65,8 @@ def gather(
     if training and not image_only:
         check_data(spec, folder, [file.name for file in found.files], target)
     content = files.content(found.files) if folder else EMPTY
-    source = Source(
-        recipe=tuple(files.recipe()) if training else (),
-        trainer=tuple(files.trainer()) if training else (),
-        code=tuple(found.files),
-        digest=content.digest if folder else "",
-        requirements=own_requirements(spec, beside) if training else "",
-        torch=below(beside, "image.torch", spec.image.torch) if training else None,
-    )
+    own = Source(code=tuple(found.files), digest=content.digest if folder else "")
+    source = with_image(own, spec, beside) if training else own
     context = Context(
         target=target,
         project=project("local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ),
@@ -98,6 +88,25 @@ def gather(
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
     )
     return Inputs(spec, context, folder, source)
+
+
+def refuse_python(path: Path | None) -> None:
+    """Raises UsageError: it is the script, where the spec that names it is meant."""
+    if path and path.suffix == ".py":
+        raise UsageError(
+            f"{path} is a Python file, and launch takes a spec (YAML) that names it",
+            f"`launch init` writes one; in it: run: {{script: {path.name}}}",
+        )
+
+
+def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
+    """The user's code, and what the training image has besides. Raises UsageError: a file isn't there."""
+    return own._replace(
+        recipe=tuple(files.recipe()),
+        trainer=tuple(files.trainer()),
+        requirements=own_requirements(spec, beside),
+        torch=below(beside, "image.torch", spec.image.torch),
+    )
 
 
 def built_in(target: Target, *, training: bool) -> Path:

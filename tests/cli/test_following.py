@@ -92,7 +92,7 @@ class Gone(io.StringIO):
 
 def blind() -> following.Screen:
     """One that has seen no job."""
-    world = World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]
+    world = World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]  # nothing of it is asked
     return following.Screen(world.service, world, Teller(None), None)
 
 

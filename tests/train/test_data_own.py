@@ -88,7 +88,7 @@ def config(name: str, **settings: Any) -> Any:
 def test_a_dataset_of_ones_own(code: str) -> None:
     source = open_data(config(f"{code}:build", count=9), Ranks())
     inputs, targets = source.train(1, slice(0, 4))
-    assert {name: (one.shape, one.dtype) for name, one in inputs.items()} == {  # type: ignore[attr-defined]
+    assert {name: (one.shape, one.dtype) for name, one in inputs.items()} == {  # type: ignore[attr-defined]  # inputs are a mapping here
         "x": ((4, 3), torch.float32),
         "n": ((4,), torch.float32),
     }
@@ -105,7 +105,7 @@ def test_processes_find_the_users_code_and_draw_the_same(code: str) -> None:
             made = [feed.train(step) for step in (1, 2, 3, 4)] + [feed.held_out(0, 2)]
         finally:
             feed.close()
-        return [({name: one.tolist() for name, one in x.items()}, y.tolist()) for x, y in made]  # type: ignore[attr-defined]
+        return [({name: one.tolist() for name, one in x.items()}, y.tolist()) for x, y in made]  # type: ignore[attr-defined]  # inputs are a mapping here
 
     assert run(0) == run(1)
 

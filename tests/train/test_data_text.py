@@ -283,7 +283,7 @@ def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
     config = {"model": "hf:llama", "data": {"path": str(tmp_path / "text")}}
     with pytest.raises(UsageError, match=r"block_size, how many tokens a sample has, must be given"):
         open_data(parse(config), Ranks())
-    config["data"]["block_size"] = 32  # type: ignore[index]
+    config["data"]["block_size"] = 32  # type: ignore[index]  # it is a mapping here
     assert open_data(parse(config), Ranks()).train(1, slice(0, 24))[0].shape == (24, 32)
     config["model"] = {"name": "hf:bert", "task": "masked-lm"}
     assert (open_data(parse(config), Ranks()).train(1, slice(0, 24))[1] == IGNORED).any()

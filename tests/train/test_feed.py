@@ -188,7 +188,7 @@ def test_a_process_that_dies_is_an_error_in_words() -> None:
 
 def test_a_dataset_that_can_not_travel_is_made_here(capsys: pytest.CaptureFixture[str]) -> None:
     dataset = Numbers()
-    dataset.lock = lambda: None  # type: ignore[attr-defined]
+    dataset.lock = lambda: None  # type: ignore[attr-defined]  # what can't be pickled
     with fed(dataset, 2) as feed:
         assert feed.choice.chosen == "this process"
         assert feed.choice.why == "the dataset can't be pickled"
@@ -255,7 +255,7 @@ def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(ahead, "to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(ahead, "to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
     pool = Pool(Job(source(Numbers()), slice(0, 4)), 2, 2, ahead=lambda batches, wanted: Ahead(batches, CPU, wanted))
     try:
         pool.get(Key(1))
