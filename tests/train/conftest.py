@@ -13,6 +13,19 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_node_here() -> Iterator[None]:
+    """A node ends and buries whatever descends from its process: here that would be what other tests have running."""
+    from train import process
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a node ends all children of its process: start it in one of its own")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process.Child, "__init__", refused)
+        yield
+
+
 @contextmanager
 def on_one_thread() -> Iterator[None]:
     """A run in this process: on one thread, and without the deterministic kernels that it leaves switched on."""
