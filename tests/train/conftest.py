@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,16 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def _no_node_here() -> Iterator[None]:
     """A node ends and buries whatever descends from its process: here that would be what other tests have running."""
-    from train import process
+    from train.process import Child
 
-    def refused(*_: object) -> None:
-        raise AssertionError("a node ends all children of its process: start it in one of its own")
+    start, here = Child.__init__, os.getpid()
+
+    def elsewhere(child: Child, *how: Any) -> None:
+        assert os.getpid() != here, "a node ends all children of its process: mark this test @alone"
+        start(child, *how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process.Child, "__init__", refused)
+        patch.setattr(Child, "__init__", elsewhere)
         yield
 
 

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.train.alone import alone
 from tests.train.nodes import machines
 from train import contract
 from train.bench import preflight
-from train.bench.preflight import Result, check, wanted
+from train.bench.preflight import Result, check, measured, wanted
 from train.errors import UnfitError, UsageError
 
 ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 BENCH = {contract.PREFLIGHT: "bench"}
-
-# The node ends whatever descends from it, so it is a process of its own here too.
-_MEASURED = """
-import json, sys
-from train.bench import preflight
-asked = json.loads(sys.argv[1])
-stopped = asked.pop("stopped", False)
-done = preflight.measured(asked.pop("env"), stopped=lambda: stopped, **asked)
-sys.stderr.write(json.dumps([done.problem, done.report.decode()]))
-"""
-
-
-def measured(env: dict[str, str], node: int, **options: object) -> Result:
-    """`preflight.measured` on one process without a GPU; `stopped` is a bool."""
-    asked = json.dumps({"env": env, "node": node, "processes": 1, "gpus": 0, **options})
-    argv = [sys.executable, "-P", "-c", _MEASURED, asked]
-    done = subprocess.run(argv, env=ENV, capture_output=True, check=True, timeout=120)
-    problem, report = json.loads(done.stderr.splitlines()[-1])
-    return Result(problem, report.encode())
 
 
 def never() -> bool:
@@ -50,23 +30,25 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
         wanted({contract.PREFLIGHT: "yes"})
 
 
+@alone
 def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder of a user who has a train.py."""
     (tmp_path / "train.py").write_text("raise SystemExit('not me')")
     monkeypatch.chdir(tmp_path)
     env = {**ENV, contract.RUN_FOLDER: str(tmp_path / "run"), contract.EXIT_FILE: str(tmp_path / "exit")}
-    done = measured(env, 3, parts="host,allreduce")
+    done = measured(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
     assert done.problem == ""
     data = json.loads(done.report)
     assert (data["ok"], [rank["node"] for rank in data["ranks"]]) == (True, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]  # what the run writes is the run's
 
 
+@alone
 def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
     began = time.monotonic()
-    late = measured(ENV, 0, limit=0.3)
+    late = measured(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
     assert late == Result("the measuring did not end within 0 s")
-    assert measured(ENV, 0, stopped=True) == Result()
+    assert measured(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
     assert time.monotonic() - began < 2 * preflight.GRACE
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.train.alone import alone
 from train import contract, generation
 from train.cluster import Cluster
 from train.command import Task
@@ -92,6 +93,7 @@ def _told(signum: int) -> Stop:
         (0, Task("python", "module", "train.verdict", ("--help",)), False),
     ],
 )
+@alone
 def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, task: Task, looks: bool
 ) -> None:
@@ -122,6 +124,7 @@ def test_nothing_of_the_monitor_loads_torch() -> None:
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), BlockingIOError(11, "Try again")])
 @pytest.mark.parametrize("what", ["tempfile.mkdtemp", "os.posix_spawn"])
+@alone
 def test_a_machine_that_starts_nothing_for_now_is_an_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fault: OSError
 ) -> None:
