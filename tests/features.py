@@ -60,6 +60,12 @@ FEATURES: tuple[Feature, ...] = (
         faked=True,
     ),
     Feature(
+        "kernels for attention by name",
+        "`attention`",
+        ("test_attention.py::test_a_run_says_what_it_was_told_and_learns_alike",),
+        ("test_gpu.py::test_each_kernel_for_attention_learns_alike",),
+    ),
+    Feature(
         "torch.compile, regional and whole",
         "`compile`",
         (

@@ -15,6 +15,7 @@ from train.settings import (
     DEFAULT,
     PRESETS,
     SECTIONS,
+    Attention,
     Bert,
     Checkpoint,
     Checkpointing,
@@ -37,6 +38,7 @@ from train.settings import (
 __all__ = [
     "DEFAULT",
     "PRESETS",
+    "Attention",
     "Bert",
     "Checkpoint",
     "Checkpointing",
@@ -95,8 +97,8 @@ _AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_las
 """Where the machine's choice is None."""
 _PLAIN = (
     *_AUTO,
-    *("loss", "batch_size", "precision", "cuda_graphs", "activation_checkpointing", "parallel", "seed", "log_every"),
-    *("non_finite", "monitor"),
+    *("loss", "batch_size", "precision", "attention", "cuda_graphs", "activation_checkpointing", "parallel"),
+    *("seed", "log_every", "non_finite", "monitor"),
 )
 
 
@@ -129,7 +131,8 @@ def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
     """A short run warms up for a tenth of its steps, and `min_lr` is a tenth of `lr`, unless said otherwise."""
     lr = given.get("lr", DEFAULT.optimizer.lr)
     optimizer = Optimizer(min_lr=lr / 10, warmup_steps=min(DEFAULT.optimizer.warmup_steps, steps // 10))
-    return optimizer._replace(**{**given, "betas": tuple(given.get("betas", DEFAULT.optimizer.betas))})
+    own = {"betas": tuple(given.get("betas", DEFAULT.optimizer.betas)), "fused": _unless_auto(given.get("fused"))}
+    return optimizer._replace(**{**given, **own})
 
 
 def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:

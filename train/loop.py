@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import finite, memory, optim, progress, speed
+from train import attention, finite, memory, optim, progress, speed
 from train.agreement import Wish
 from train.begin import begin, to_save
 from train.config import Config
@@ -44,36 +44,41 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     0, which alone writes the rows, OutputError. On a rank whose memory runs out OutOfMemoryError. SystemExit (143)
     after a SIGTERM that a peer's failure sent, or that left no time to save.
     """
-    with memory.in_words(ranks):
+    with memory.in_words(ranks), attention.kernel(config.attention, ranks.device.type):
         run = setup(config, ranks, env)
         warm_up(run)
         run = begin(run, env)
-    with heeding_sigterm(env, partial(leave_the_dead, run)) as told, memory.in_words(ranks):
-        try:
-            tell_start(run)
-            run.profiler.start()
-            while left_to_do(run):
-                if run.state["eval_due"]:
-                    with run.profiler.range("evaluation"):
-                        evaluate(run, told)
-                else:
-                    train_step(run)
-                    report_if_due(run)
-                boundary(run, told)
-            conclude(run, told)
-        except BaseException as error:
-            if run.saver:
-                run.saver.abandon()
-            save_rows(run)
-            if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
-                raise SystemExit(128 + told.signum) from error
-            raise
-        finally:
-            run.feed.close()
-            run.profiler.close()
-            run.monitor.close()
-        run.sink.close()
-        meet(ranks)  # rank 0 may still be writing the last rows, and does so to the end
+        with heeding_sigterm(env, partial(leave_the_dead, run)) as told:
+            to_the_end(run, told)
+
+
+def to_the_end(run: Run, told: Told) -> None:
+    """All steps that are left, with their evaluations and checkpoints."""
+    try:
+        tell_start(run)
+        run.profiler.start()
+        while left_to_do(run):
+            if run.state["eval_due"]:
+                with run.profiler.range("evaluation"):
+                    evaluate(run, told)
+            else:
+                train_step(run)
+                report_if_due(run)
+            boundary(run, told)
+        conclude(run, told)
+    except BaseException as error:
+        if run.saver:
+            run.saver.abandon()
+        save_rows(run)
+        if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
+            raise SystemExit(128 + told.signum) from error
+        raise
+    finally:
+        run.feed.close()
+        run.profiler.close()
+        run.monitor.close()
+    run.sink.close()
+    meet(run.ranks)  # rank 0 may still be writing the last rows, and does so to the end
 
 
 def warm_up(run: Run) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from train import eager
 from train.choice import Choice
 from train.config import Optimizer
+from train.errors import UsageError
 from train.pieces import is_shared_out, local
 
 
@@ -26,8 +27,12 @@ def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
 
 def build(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """AdamW or SGD in its fused form, which torch 2.13 has for floating-point parameters on all devices that we train
-    on; else in its foreach form. Either can be told to skip a step (train.finite)."""
-    groups, fused = parameter_groups(model, settings.weight_decay), can_be_fused(model, settings.name)
+    on; else in its foreach form. Either can be told to skip a step (train.finite). Raises UsageError: it is to be fused
+    and can't be."""
+    groups, against = parameter_groups(model, settings.weight_decay), unfused(model, settings.name)
+    if settings.fused and against:
+        raise UsageError(f"optimizer.fused: true can't be had: {against}")
+    fused = not against if settings.fused is None else settings.fused
     how: dict[str, Any] = {"lr": settings.lr, "fused": fused, "foreach": None if fused else True}
     if settings.name == "sgd":
         built: torch.optim.Optimizer = eager.optimizer(torch.optim.SGD)(groups, momentum=settings.momentum, **how)
@@ -47,11 +52,16 @@ def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def can_be_fused(model: nn.Module, name: str = "adamw") -> bool:
-    """Not SGD for parameters that are shared out among the ranks: torch 2.13's DTensor doesn't know that operator."""
+def unfused(model: nn.Module, name: str = "adamw") -> str:
+    """Why this model's optimizer has no fused form, empty if it has one: SGD not for parameters that are shared out
+    among the ranks (torch 2.13's DTensor doesn't know that operator), neither for complex numbers."""
     if name == "sgd" and any(map(is_shared_out, model.parameters())):
-        return False
-    return all(p.is_floating_point() and p.device.type in FUSED for p in model.parameters() if p.requires_grad)
+        return "parallel: fsdp has no fused SGD"
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not all(p.is_floating_point() for p in trained):
+        return "complex numbers have no fused form"
+    devices = {p.device.type for p in trained} - FUSED
+    return f"{devices.pop()} has no fused {name}" if devices else ""
 
 
 FUSED = frozenset({"cpu", "cuda", "mps"})
@@ -63,12 +73,11 @@ def moments(settings: Optimizer) -> int:
     return 2 if settings.name == "adamw" else int(settings.momentum > 0)
 
 
-def explained(optimizer: torch.optim.Optimizer) -> Choice:
+def explained(optimizer: torch.optim.Optimizer, asked: bool | None, model: nn.Module) -> Choice:
     """Which form it has, and why."""
     fused = optimizer.defaults.get("fused")
-    shared = any(is_shared_out(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    lacks = "parallel: fsdp has no fused SGD" if shared else "complex numbers have no fused form"
-    why = "few kernels for all parameters" if fused else lacks
+    found = "few kernels for all parameters" if fused else unfused(model, type(optimizer).__name__.lower())
+    why = found if asked is None else "the spec says so"
     return Choice("optimizer", f"{'fused' if fused else 'foreach'} {type(optimizer).__name__}", why)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 Checkpointing = Literal["none", "selective", "full"]
 Parallel = Literal["ddp", "fsdp"]
+Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -109,6 +110,8 @@ class Ddp(NamedTuple):
     """MiB that are sent together; None: by the model's size."""
     static_graph: bool | None = None
     """Whether DDP relies on each pass being like the last one; None: where they are."""
+    gradient_as_bucket_view: bool = True
+    """Whether the gradients lie in the buckets that are sent, or are copied there."""
 
 
 class Loader(NamedTuple):
@@ -130,6 +133,8 @@ class Optimizer(NamedTuple):
     grad_clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
+    fused: bool | None = None
+    """Few kernels for all parameters; None: where torch has them."""
 
 
 class Eval(NamedTuple):
@@ -168,6 +173,7 @@ class Config(NamedTuple):
     micro_batch_size: int | None = None
     optimizer: Optimizer = Optimizer()
     precision: Precision = "auto"
+    attention: Attention = "auto"
     compile: bool | Literal["whole"] | None = None
     """True: each block by itself where that is enough."""
     deterministic: bool | None = None

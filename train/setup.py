@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import contract, fsdp, memory, metrics, models, optim, precision
+from train import attention, contract, fsdp, memory, metrics, models, optim, precision
 from train.agreement import Agreement
 from train.bench import peaks
 from train.choice import Choice, lines
@@ -122,8 +122,9 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
-    how = (precision.explained(config.precision, numbers, ranks.device.type), optim.explained(optimizer))
-    choices = (*how, *exact, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
+    how = precision.explained(config.precision, numbers, ranks.device.type), *attention.explained(config.attention)
+    built = optim.explained(optimizer, config.optimizer.fused, model)
+    choices = (*how, built, *exact, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
     facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
         _announce(facts, source, choices)

@@ -81,19 +81,19 @@ def _in_ddp(
     asked, whole = config.ddp, plan.mode == "whole"
     static = static_graph(asked.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
     mib = asked.bucket_mib or bucket_mib(_gradient_bytes(model))
-    how = {"static": static.chosen == GRAPHS[True], "unused": bool(unused), "whole": whole}
-    return partial(in_ddp, model, ranks, mib, **how), (static, *_told(asked, mib, unused))
+    how = {"static": static.chosen == GRAPHS[True], "unused": bool(unused), "view": asked.gradient_as_bucket_view}
+    return partial(in_ddp, model, ranks, mib, whole=whole, **how), (static, *_told(asked, mib, unused))
 
 
 def in_ddp(
-    model: nn.Module, ranks: Ranks, mib: int | None, *, static: bool, unused: bool, whole: bool
+    model: nn.Module, ranks: Ranks, mib: int | None, *, static: bool, unused: bool, whole: bool, view: bool = True
 ) -> DistributedDataParallel:
     """`mib`: of gradients that are sent together; `unused`: parameters may get no gradient; `whole`: DDP is compiled
-    with the model."""
+    with the model; `view`: gradients lie in the buckets."""
     return (DistributedDataParallel if whole else EagerDDP)(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=view,
         static_graph=static,
         find_unused_parameters=unused,
         bucket_cap_mb=mib,
@@ -133,6 +133,8 @@ def _told(asked: Ddp, mib: int | None, unused: list[str]) -> Iterator[Choice]:
         yield Choice("buckets", f"{mib} MiB", "the spec says so")
     elif mib:
         yield Choice("buckets", f"{mib} MiB", f"{BUCKETS} of them, sent during the backward pass")
+    if not asked.gradient_as_bucket_view:
+        yield Choice("gradients", "copied to buckets", "the spec says so")
     if unused:
         yield Choice("unused", "looked for", f"no gradient for {_some(unused)}")
 

@@ -128,7 +128,7 @@ def of_spec(
     if dry_run:
         show(made, output_format, image=docker)
         return
-    check_precision(inputs)
+    check_kernels(inputs)
     if new:
         made = anew(made, inputs)
     image = None
@@ -148,17 +148,21 @@ def of_spec(
     rehearsal.run(job, output_format)
 
 
-def check_precision(inputs: Inputs) -> None:
-    """Numbers that only a GPU has, on a machine without one. Raises UsageError."""
+GPUS_ALONE = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
+"""What only a GPU has of what `run.config` can ask for."""
+
+
+def check_kernels(inputs: Inputs) -> None:
+    """Numbers and kernels that only a GPU has, on a machine without one. Raises UsageError."""
     from launcher.apply.local import visible_gpus
 
     run = inputs.spec.run
-    asked = run.config.get("precision") if run.is_builtin else None
-    if asked in ("fp16", "tf32") and not visible_gpus(os.environ):
-        raise UsageError(
-            f"run.config.precision: {asked} needs a GPU, and this machine has none",
-            "Rehearse with --set run.config.precision=auto",
-        )
+    for key, kinds in GPUS_ALONE.items() if run.is_builtin else ():
+        if (asked := run.config.get(key)) in kinds and not visible_gpus(os.environ):
+            raise UsageError(
+                f"run.config.{key}: {asked} needs a GPU, and this machine has none",
+                f"Rehearse with --set run.config.{key}=auto",
+            )
 
 
 def for_this_machine(inputs: Inputs) -> Inputs:

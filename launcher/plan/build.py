@@ -35,6 +35,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     if context.training:
         refusals.of_processes(spec, chosen)
         refusals.of_precision(spec, context, chosen)
+        refusals.of_attention(spec, context, chosen)
         refusals.of_image(spec, catalog, context, chosen)
     where = tried(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen, where)

@@ -159,6 +159,21 @@ def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
         )
 
 
+def of_attention(spec: JobSpec, context: Context, chosen: Chosen) -> None:
+    """Kernels for GPUs from Ampere on, which have bf16, and for numbers of 16 bits (PyTorch 2.13, sdp_utils.cpp)."""
+    config, peaks = spec.run.config, chosen.gpu.peak_tflops
+    asked, numbers = config.get("attention"), config.get("precision")
+    if not spec.run.is_builtin or context.target == "local" or asked not in ("flash", "cudnn"):
+        return
+    older = peaks.get("fp32") is not None and peaks.get("bf16") is None
+    if older or numbers in ("fp32", "tf32"):
+        lacks = f"{chosen.gpu.title} is older than Ampere" if older else f"precision: {numbers} has 32"
+        raise PlanRefused(
+            f"run.config.attention: {asked} is for numbers of 16 bits on GPUs from Ampere on, and {lacks}",
+            "Use efficient, or leave it out: torch takes the fastest that there is.",
+        )
+
+
 def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> None:
     """A PyTorch that the machine's GPU can't run, or that leaves it idle."""
     wheel, elsewhere = spec.image.wheel, context.target != "local" and not context.cloud_here

@@ -82,14 +82,14 @@ def test_a_share_that_vertex_mounts_has_it(tmp_path: Path) -> None:
     assert "no file of the job's machine" in refused("vertex", spec(tmp_path, "/mnt/nfs/dat", more=nfs + network))
 
 
-@pytest.mark.parametrize(("precision", "code"), [("fp16", 2), ("tf32", 2)])
-def test_a_rehearsal_without_gpus_refuses_numbers_that_only_they_have(
-    tmp_path: Path, precision: str, code: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("key", "asked"), [("precision", "fp16"), ("precision", "tf32"), ("attention", "cudnn")])
+def test_a_rehearsal_without_gpus_refuses_what_only_they_have(
+    tmp_path: Path, key: str, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    file = project(tmp_path, f"{HEAD}run: {{config: {{precision: {precision}}}}}\n", "other.py")
+    file = project(tmp_path, f"{HEAD}run: {{config: {{{key}: {asked}}}}}\n", "other.py")
     ran: Any = launch("local", file, "--output", tmp_path / "out")
-    assert ran.code == code
-    assert f"run.config.precision: {precision} needs a GPU, and this machine has none" in ran.err
+    assert ran.code == 2
+    assert f"run.config.{key}: {asked} needs a GPU, and this machine has none" in ran.err
     assert not (tmp_path / "out").exists()
     planned(file, target="local")  # a dry run starts nothing here

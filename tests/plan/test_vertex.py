@@ -302,6 +302,14 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
         ({"run": {"config": {"batch_size": 6, "micro_batch_size": 2}}}, "of micro_batch_size 2"),
         ({"machine": {"type": "t4", "gpus": 1}, "run": {"config": {"precision": "bf16"}}}, "T4 has no bf16"),
         ({"machine": {"type": "v100", "gpus": 1}, "run": {"config": {"precision": "tf32"}}}, "V100 has no tf32"),
+        (
+            {"machine": {"type": "t4", "gpus": 1}, "run": {"config": {"attention": "flash"}}},
+            "attention: flash is for numbers of 16 bits on GPUs from Ampere on, and NVIDIA T4 is older than Ampere",
+        ),
+        (
+            {"machine": {"type": "h100", "gpus": 1}, "run": {"config": {"attention": "cudnn", "precision": "tf32"}}},
+            "and precision: tf32 has 32",
+        ),
         ({"vertex": {"tensorboard": "projects/p/locations/l/tensorboards/1"}}, "service_account"),
         ({"machine": {"type": "h100", "gpus": 2, "boot_disk_type": "pd-balanced"}}, "can't boot from pd-balanced"),
         ({"identity": {"network": "default"}}, "isn't a network in the form"),

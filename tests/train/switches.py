@@ -81,7 +81,7 @@ def main(base: Path) -> None:
     session = Session(base, dist.join(os.environ))
     train(session, "plain")
     train(session, "selective", activation_checkpointing="selective")
-    train(session, "own-ddp", ddp={"bucket_mib": 7, "static_graph": False})
+    train(session, "own-ddp", ddp={"bucket_mib": 7, "static_graph": False, "gradient_as_bucket_view": False})
     train(session, "enough", **LESS)
     with scarce():
         train(session, "scarce", **LESS)

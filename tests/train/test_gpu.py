@@ -19,7 +19,7 @@ from train import contract, loop, memory, precision
 from train.bench import peaks
 from train.config import parse
 from train.dist import Ranks
-from train.errors import OutOfMemoryError
+from train.errors import OutOfMemoryError, UsageError
 from train.setup import Run, setup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # torch names kernels that aren't deterministic
@@ -70,6 +70,15 @@ def test_each_kind_of_numbers_learns_alike(gpu: Ranks, tmp_path: Path) -> None:
     close(losses, losses)
     for kind in ("tf32", "bf16") if torch.cuda.get_device_capability() >= (8, 0) else ():
         close(train(gpu, tmp_path / kind, precision=kind)[0], losses)
+
+
+def test_each_kernel_for_attention_learns_alike(gpu: Ranks, tmp_path: Path) -> None:
+    kinds = ("math", "efficient", *(("flash", "cudnn") if torch.cuda.get_device_capability() >= (8, 0) else ()))
+    losses, _ = train(gpu, tmp_path / "auto")
+    for kind in kinds:
+        close(train(gpu, tmp_path / kind, attention=kind)[0], losses)
+    with pytest.raises(UsageError, match=r"flash doesn't compute this model's attention: .*dtype"):
+        train(gpu, tmp_path / "wrong", attention="flash", precision="fp32")
 
 
 def test_fp16_finds_its_scale(gpu: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,12 +94,28 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype
     assert not torch.equal(plain[0], trained(1.0)[0])
 
 
+def form(dtype: torch.dtype, settings: Optimizer) -> tuple[str, str, str]:
+    model = Turned(dtype)
+    return optim.explained(optim.build(model, settings), settings.fused, model)
+
+
 def test_the_form_of_the_optimizer_is_said() -> None:
     def said(dtype: torch.dtype, name: str) -> tuple[str, str, str]:
-        return optim.explained(optim.build(Turned(dtype), Optimizer(name=name)))
+        return form(dtype, Optimizer(name=name))
 
     assert said(torch.float32, "adamw") == ("optimizer", "fused AdamW", "few kernels for all parameters")
     assert said(torch.complex64, "sgd") == ("optimizer", "foreach SGD", "complex numbers have no fused form")
+
+
+@pytest.mark.parametrize(("fused", "chosen"), [(True, "fused AdamW"), (False, "foreach AdamW")])
+def test_the_spec_may_say_the_form(fused: bool, chosen: str) -> None:
+    assert form(torch.float32, Optimizer(fused=fused)) == ("optimizer", chosen, "the spec says so")
+
+
+def test_a_form_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"optimizer\.fused: true can't be had: complex numbers have no fused form"):
+        form(torch.complex64, Optimizer(fused=True))
+    assert form(torch.complex64, Optimizer(name="sgd", fused=False))[2] == "the spec says so"
 
 
 def test_where_nothing_may_be_skipped_no_copies_are_made() -> None:

@@ -37,6 +37,17 @@ SETTINGS: dict[str, Wrong] = {
         {"precision": "fp16"},
         "precision: fp16 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto",
     ),
+    "attention": Wrong(
+        "a kernel for attention that the device hasn't",
+        {"attention": "cudnn"},
+        "attention: there is no cudnn on cpu; use auto or flash or math",
+    ),
+    "flash": Wrong(
+        "a kernel for attention that doesn't compute it",
+        {"attention": "flash", "model": {**GPT, "dropout": 0.1}},
+        "attention: flash doesn't compute this model's attention: Both fused kernels do not support non-zero dropout; "
+        "use auto",
+    ),
 }
 
 MODELS: dict[str, Wrong] = {

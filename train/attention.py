@@ -1,0 +1,72 @@
+"""Which kernel computes attention: torch's choice in each scaled_dot_product_attention, or the one the spec names."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from train.choice import Choice
+from train.config import Attention
+from train.errors import UsageError
+
+KERNELS: Final[dict[str, SDPBackend]] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+HERE: Final = {"cuda": tuple(KERNELS), "cpu": ("flash", "math")}
+"""The kernels of each kind of device (torch 2.13); a Mac's GPU takes its own way whatever it is told."""
+
+_KERNEL = re.compile(r"\b(kernels?|attention|SDPA?|query, key)\b", re.IGNORECASE)
+_LACKING = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
+
+
+@contextmanager
+def kernel(asked: Attention, device: str) -> Iterator[None]:
+    """Inside, attention is computed as `asked` on this kind of device, of whosever model it is. Raises UsageError: the
+    device has no such kernel, or it doesn't compute what the model asks of it (its numbers, its masks, its dropout)."""
+    if asked == "auto":
+        yield
+        return
+    if asked not in HERE.get(device, ()):
+        right = " or ".join(("auto", *HERE.get(device, ())))
+        raise UsageError(f"attention: there is no {asked} on {device}; use {right}")
+    try:
+        with _reasons() as reasons, sdpa_kernel(KERNELS[asked]):
+            yield
+    except RuntimeError as error:
+        if not _LACKING.search(str(error)):
+            raise
+        why = f": {reasons[0]}" if reasons else ""
+        raise UsageError(f"attention: {asked} doesn't compute this model's attention{why}; use auto") from error
+
+
+@contextmanager
+def _reasons() -> Iterator[list[str]]:
+    """Why torch doesn't take a kernel: it warns of that, before it fails, a line for each."""
+    found, show = list[str](), warnings.showwarning
+
+    def note(message: Warning | str, *where: Any, **more: Any) -> None:
+        text = str(message).partition(" (Triggered")[0].rstrip(". ")
+        if not _KERNEL.search(text):
+            show(message, *where, **more)
+        elif not text.endswith("because:") and "runtime disabled" not in text:  # those that the spec didn't ask for
+            found.append(text)
+
+    warnings.showwarning = note
+    try:
+        yield found
+    finally:
+        warnings.showwarning = show
+
+
+def explained(asked: Attention) -> tuple[Choice, ...]:
+    """What to say of it, unless it is torch's choice."""
+    return () if asked == "auto" else (Choice("attention", asked, "the spec says so"),)
