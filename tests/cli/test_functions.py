@@ -18,7 +18,7 @@ def project(folder: Path, text: str = SPEC, *modules: str) -> Path:
     for name in modules or ("pkg/model.py", "mine.py"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("def build(): ...\n")
+        path.write_text("def build(): ...\n\n\ndef loss(): ...\n\n\nb = loss\n")
     spec = folder / "job.yaml"
     spec.write_text(text)
     return spec
@@ -62,6 +62,43 @@ def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path
     assert "Did you mean pkg/modle.py?" in said
     (tmp_path / "pkg/modle.py").unlink()
     assert "If a package brings it, name that in image.requirements." in refused("vertex", tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("class Built: ...", "Did you mean Built?"),
+        ("", "The part behind the colon is a function's name in that file."),
+        ("print(build)", "The part behind"),
+    ],
+)
+def test_a_name_that_its_file_has_not(tmp_path: Path, module: str, hint: str) -> None:
+    spec = project(tmp_path)
+    (tmp_path / "pkg/model.py").write_text(module)
+    said = refused("vertex", spec)
+    assert "run.config.model: pkg.model:build: pkg/model.py has no build" in said
+    assert hint in said
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "class build: ...",
+        "from elsewhere import make as build",
+        "import build.more",
+        "if True:\n    build = 1",
+        "def f():\n    global build\n    build = 1",
+        "from elsewhere import *",
+        "def __getattr__(name): ...",
+        "globals()['bu' 'ild'] = 1",
+        "def build(: # not this Python's",
+        "\0",
+    ],
+)
+def test_a_file_that_has_it_or_may_have_it(tmp_path: Path, module: str) -> None:
+    spec = project(tmp_path)
+    (tmp_path / "pkg/model.py").write_text(module)
+    planned(spec)
 
 
 def test_a_package_may_bring_it(tmp_path: Path) -> None:
