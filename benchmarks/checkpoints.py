@@ -77,8 +77,9 @@ def save(gigabytes: float, runs: int) -> list[str]:
 def _round(gigabytes: float, number: int) -> dict[str, float]:
     import torch
 
-    from train import contract, cutter, manifests, shards
-    from train.manifests import Manifest
+    from train import contract
+    from train.saving import cutter, manifests, shards
+    from train.saving.manifests import Manifest
     from train.storage import open_storage
 
     storage = open_storage(f"gs://my-bucket/{number}")
@@ -271,7 +272,7 @@ def resume(runs: int) -> list[str]:
 
 def _as_if_more_was_to_do(manifest: Path) -> None:
     """The checkpoint of a run of 5 steps as that of one of 10, which a resume would refuse otherwise."""
-    from train import manifests
+    from train.saving import manifests
     from train.storage import LocalFolder
 
     folder = LocalFolder(manifest.parents[3])

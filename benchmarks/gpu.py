@@ -127,8 +127,8 @@ def _beginning(said: str) -> str:
 def _flops_per_token(shape: Mapping[str, Any]) -> float:
     import torch
 
+    from train.config.settings import Gpt
     from train.models import gpt
-    from train.settings import Gpt
 
     with torch.device("meta"):
         return gpt.flops_per_token(Gpt(**shape), gpt.GPT(Gpt(**shape)))

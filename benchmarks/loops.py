@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import plain_loop, turns
 from benchmarks.plain_loop import Job
-from train.settings import Gpt
+from train.config.settings import Gpt
 
 
 def main() -> None:

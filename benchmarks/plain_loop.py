@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train.config.settings import Gpt
 from train.data.source import draw
 from train.models.gpt import GPT
-from train.settings import Gpt
 
 SMALL = Gpt(n_layer=4, n_head=4, n_embd=128, block_size=64)
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from train import interval, randomness, state
+from train import state
 from train.errors import UsageError
-from train.manifests import Manifest
-from train.resume import Resumed, changes, resume, scratch, take_over
-from train.saver import Saver, Snapshot
+from train.saving import interval, randomness
+from train.saving.manifests import Manifest
+from train.saving.resume import Resumed, changes, resume, scratch, take_over
+from train.saving.saver import Saver, Snapshot
 from train.setup import Run, seed
 from train.storage import Storage
 

@@ -11,7 +11,7 @@ A script saves and goes on in a few lines, under torchrun or not; without a run 
         if checkpoint.preempted():
             checkpoint.leave()
 
-torch is loaded with the first call that needs it. `train.manifests` says what a checkpoint is.
+torch is loaded with the first call that needs it. `train.saving.manifests` says what a checkpoint is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from train import contract, manifests, shards
+from train import contract
 from train.config import Checkpoint as Settings
-from train.manifests import CheckpointError
+from train.saving import manifests, shards
+from train.saving.manifests import CheckpointError
 from train.storage import open_storage
 
 __all__ = ["CheckpointError", "due", "leave", "load", "preempted", "restore", "save"]
@@ -39,8 +40,8 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     UsageError if another version of launch wrote it, and OutputError if the storage can't be read.
     """
     from train.pieces import wholes
-    from train.plain import decoded
-    from train.shares import joined
+    from train.saving.shares import joined
+    from train.scripts.plain import decoded
 
     storage = open_storage(url)
     wanted = [name for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
@@ -65,7 +66,7 @@ def _is_of(name: str, step: int | None) -> bool:
     return step is None or (match is not None and int(match["step"]) == step)
 
 
-# --- A script of your own: train.script does the work ----------------------------------------------------------------
+# --- A script of your own: train.scripts.script does the work --------------------------------------------------------
 
 
 def restore(
@@ -89,7 +90,7 @@ def restore(
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return 0
-    from train import script
+    from train.scripts import script
 
     step: int = script.restore(state, {} if own is None else own, Settings(minutes, keep_last, keep_every))
     return step
@@ -100,7 +101,7 @@ def due(step: int) -> bool:
     are told the same."""
     if not os.environ.get(contract.RUN_FOLDER):
         return False
-    from train import script
+    from train.scripts import script
 
     now: bool = script.due(operator.index(step))
     return now
@@ -114,7 +115,7 @@ def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None =
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return
-    from train import script
+    from train.scripts import script
 
     script.save(operator.index(step), state, own or {}, wait=wait)
 
@@ -123,13 +124,13 @@ def preempted() -> bool:
     """Whether the last `due` said that the machine is to go: the same on all ranks."""
     if not os.environ.get(contract.RUN_FOLDER):
         return False
-    from train import script
+    from train.scripts import script
 
     return script.preempted()
 
 
 def leave() -> NoReturn:
     """End this process as preempted (exit code 75): another start goes on from what was saved."""
-    from train import script
+    from train.scripts import script
 
     script.go()

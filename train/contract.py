@@ -144,7 +144,7 @@ def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
 
 
 def monitor_part(attempt: int, generation: int, node: int, part: int) -> str:
-    """Name of one create-only part of what a node saw of its machine: JSON lines (train/monitor.py)."""
+    """Name of one create-only part of what a node saw of its machine: JSON lines (train/monitoring/monitor.py)."""
     return f"{MONITOR}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from train import fsdp
 from train.pieces import whole
+from train.techniques import fsdp
 
 
 def parameters_sha256(model: nn.Module) -> str:

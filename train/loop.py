@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import attention, finite, memory, optim, progress, speed
+from train import progress
 from train.agreement import Wish
 from train.begin import begin, to_save
 from train.config import Config
@@ -26,10 +26,11 @@ from train.ending import Told, heeding_sigterm
 from train.errors import DisagreementError, SupersededError, TrainError
 from train.leaving import give_way, leave_the_dead, save_rows
 from train.pieces import whole
-from train.precision import autocast
 from train.recorder import Step
 from train.reporting import block, event, report_if_due, tell_start
 from train.setup import Run, no_trace, seed, setup
+from train.techniques import attention, finite, memory, optim, speed
+from train.techniques.precision import autocast
 
 WARM_UP_STEPS = 2
 

@@ -27,11 +27,11 @@ from typing import Any, Protocol
 
 from train import contract
 from train.errors import OutputError
-from train.rows import Row, plain, whole
-from train.spool import Outbox, open_outbox
+from train.output.rows import Row, plain, whole
+from train.output.spool import Outbox, open_outbox
+from train.output.tensorboard import Board, open_board
+from train.output.trouble import say
 from train.storage import Storage, UnreachableError, open_storage
-from train.tensorboard import Board, open_board
-from train.trouble import say
 
 FLUSH_SECONDS = 3.0
 """Rows are sent at most this much later: each part costs a request."""

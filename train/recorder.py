@@ -14,7 +14,7 @@ from torch import Tensor
 
 from train.contract import MEAN_STEPS
 from train.dist import Ranks, gather_tensors
-from train.rows import Row
+from train.output.rows import Row
 from train.timing import Stopwatch, Times, memory_gb
 
 

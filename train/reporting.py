@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from train import progress
-from train.rows import Row
+from train.output.rows import Row
 from train.setup import Run
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import attention, contract, fsdp, memory, metrics, models, optim, precision
+from train import contract, metrics, models
 from train.agreement import Agreement
 from train.bench import peaks
 from train.choice import Choice, lines
@@ -27,16 +27,17 @@ from train.data.batch import split
 from train.data.feed import Feed
 from train.data.source import draw, share
 from train.dist import Ranks, on_first
-from train.finite import Guard
-from train.manifests import Manifest
-from train.memory import Portions
-from train.monitor import Monitor, open_monitor
-from train.profile import Profiler, open_profiler
+from train.monitoring.monitor import Monitor, open_monitor
+from train.profiling.profile import Profiler, open_profiler
 from train.progress import Pace, si
 from train.recorder import Recorder
-from train.saver import Saver
-from train.speed import prepare, shaped, silently
+from train.saving.manifests import Manifest
+from train.saving.saver import Saver
 from train.storage import Storage, open_storage
+from train.techniques import attention, fsdp, memory, optim, precision
+from train.techniques.finite import Guard
+from train.techniques.memory import Portions
+from train.techniques.speed import prepare, shaped, silently
 from train.timing import Stopwatch, stopwatch
 
 DROPOUT, OWN = 2, 3

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from train.layout import as_parameters
+from train.saving.shares import State
 from train.setup import Run
-from train.shares import State
+from train.techniques.layout import as_parameters
 
 
 class Entry(NamedTuple):

@@ -213,8 +213,8 @@ class CloudLog:
 
 
 def source(job: Job, project: str) -> str:
-    """The filter that finds a job's entries: on a VM its node has written them (train/cloudlog.py). Where there are
-    several VMs, or nobody knows any more, their entries have the run in common, until the job's end."""
+    """The filter that finds a job's entries: on a VM its node has written them (train/output/cloudlog.py). Where there
+    are several VMs, or nobody knows any more, their entries have the run in common, until the job's end."""
     if job.zone is None:
         return f'resource.type="ml_job" AND resource.labels.job_id="{job.id}"'
     log = f'resource.type="gce_instance" AND logName="projects/{project}/logs/{contract.LOG}"'

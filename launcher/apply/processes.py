@@ -22,7 +22,7 @@ from launcher.errors import LaunchError
 from train import contract
 
 DRAIN_SECONDS = 5
-LEASH: Final = str(Path(contract.__file__).with_name("leash.py"))
+LEASH: Final = str(Path(contract.__file__).parent / "node" / "leash.py")
 """Ends what it starts with this process, kill -9 included: see there."""
 
 
@@ -81,7 +81,7 @@ class Started:
 def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> Started:
     """Start one replica in a process group of its own, so that the terminal's Ctrl-C reaches launch alone.
 
-    On a leash (train/leash.py): the kernel ends it with this process, so a killed launch leaves nothing running.
+    On a leash (train/node/leash.py): the kernel ends it with this process, so a killed launch leaves nothing running.
     """
     env = {**env, **replica.env}
     try:

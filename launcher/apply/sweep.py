@@ -2,7 +2,7 @@
 
 It waits at a pipe whose other end launch alone holds: the kernel closes it whatever ends launch. A word that came
 before says that nothing is left to do. Containers live on without whoever started them, so no leash
-(train/leash.py) can hold them.
+(train/node/leash.py) can hold them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the nodes of a run print, from the parts in the run folder (train/text.py): for who may not read Cloud Logging.
+"""What the nodes of a run print, from the parts in the run folder (train/output/text.py): for who may not read Cloud
+Logging.
 
 It has no times, and comes some seconds later.
 """

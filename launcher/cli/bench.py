@@ -14,7 +14,7 @@ from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
 from train import contract
 
-TORCHRUN = str(Path(contract.__file__).with_name("torchrun.py"))
+TORCHRUN = str(Path(contract.__file__).parent / "node" / "torchrun.py")
 
 
 def bench(

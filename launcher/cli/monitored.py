@@ -27,8 +27,8 @@ SHOWN = 4
 
 
 class Node(NamedTuple):
-    """The newest looks at one node, over so many seconds: how many GPUs it has, what the looks come to (train.sums),
-    and in words what is wrong, and which errors its GPUs had."""
+    """The newest looks at one node, over so many seconds: how many GPUs it has, what the looks come to
+    (train.monitoring.sums), and in words what is wrong, and which errors its GPUs had."""
 
     number: int
     seconds: float
@@ -82,8 +82,8 @@ def _time(row: Record) -> float:
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:
-    from train.alarms import Alarms
-    from train.sums import Sums
+    from train.monitoring.alarms import Alarms
+    from train.monitoring.sums import Sums
 
     alarms, sums, told = Alarms(number), Sums(), []
     for row in rows:

@@ -30,13 +30,13 @@ NOTICE = re.compile(
 """In words of the trainer's, or of the monitor's, that are about no end of its own."""
 
 KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
-"""What train/torchrun.py says of the first rank that failed, where a signal ended it."""
+"""What train/node/torchrun.py says of the first rank that failed, where a signal ended it."""
 
 REASON = re.compile(r"train\.node: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last words of a node that has not ended well."""
 
 BY_ITSELF = "(its own lines say why)"
-"""In a node's reason: the trainer ended on purpose (train/outcome.py)."""
+"""In a node's reason: the trainer ended on purpose (train/node/outcome.py)."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
 """A node's reason that names no more than the code."""

@@ -147,8 +147,8 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
 
 
 def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
-    """Numbers that the GPU hasn't, which train.precision would refuse on the paid machine. A figure that is unknown for
-    all kinds of numbers says nothing."""
+    """Numbers that the GPU hasn't, which train.techniques.precision would refuse on the paid machine. A figure that is
+    unknown for all kinds of numbers says nothing."""
     if not spec.run.is_builtin or context.target == "local":
         return
     asked, peaks = spec.run.config.get("precision"), chosen.gpu.peak_tflops

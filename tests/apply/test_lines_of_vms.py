@@ -15,9 +15,9 @@ from launcher.apply.running import Clock
 from launcher.jobs import Job
 from tests.googlecloud import FakeClock, GoogleCloud
 from train import contract
-from train.cloudlog import Wire
-from train.logentries import Chunk, Entries
-from train.machine import machine_of, source_of
+from train.node.machine import machine_of, source_of
+from train.output.cloudlog import Wire
+from train.output.logentries import Chunk, Entries
 from train.storage import LocalFolder
 
 BEGAN = 1_700_000_000.0

@@ -98,7 +98,7 @@ def test_no_secret_is_in_any_layer_nor_in_what_the_image_says_of_itself(containe
         assert CANARY.encode() not in plain
         with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
             names.update(tar.getnames())
-    assert {"workspace/train.py", "workspace/pkg/__init__.py", "opt/launch/train/node.py"} <= names
+    assert {"workspace/train.py", "workspace/pkg/__init__.py", "opt/launch/train/node/__main__.py"} <= names
     assert not {name for name in names if name.startswith("workspace/") and Path(name).name in (".env", "key.json")}
     assert not {name for name in names if Path(name).name.startswith("torch-") and name.endswith((".whl", ".lock"))}
     assert not [line for line in built.said if CANARY in line]
@@ -112,7 +112,7 @@ def test_the_image_runs_as_nobody_in_particular_and_has_all_it_needs(built: Buil
     script = (
         "import os, sys, torch, tensorboard, google_crc32c, google.cloud.storage, train\n"
         "open('/workspace/mine', 'w'); open('/tmp/scratch', 'w')\n"
-        "try: open('/opt/launch/train/node.py', 'a'); print('may write our package')\n"
+        "try: open('/opt/launch/train/node/__main__.py', 'a'); print('may write our package')\n"
         "except PermissionError: pass\n"
         "print(os.getuid(), torch.__version__, train.__file__, sys.executable, os.environ.get('SECRET_TOKEN'))"
     )

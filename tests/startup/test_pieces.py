@@ -14,7 +14,8 @@ import pytest
 
 from tests.plan.planning import request
 from tests.startup.shell import SCRIPT, call, told_text
-from train import cluster, contract
+from train import contract
+from train.node import cluster
 
 TRAINING: dict[str, Any] = {"provisioning": ["spot"], "output": "gs://b-b/a folder"}
 ME = ("42", "job-1", "my-project", "us-central1-a")

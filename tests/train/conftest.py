@@ -17,7 +17,7 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def _no_node_here() -> Iterator[None]:
     """A node ends and buries whatever descends from its process: here that would be what other tests have running."""
-    from train.process import Child
+    from train.node.process import Child
 
     start, here = Child.__init__, os.getpid()
 

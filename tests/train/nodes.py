@@ -22,8 +22,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 # The clocks are the only thing that a test may change of a node.
 _WITH_TIMING = """
 import json, os, sys
-from train.control import Timing
-from train.node import main
+from train.node.control import Timing
+from train.node.__main__ import main
 code = main(sys.argv[2:], timing=Timing(**json.loads(sys.argv[1])))
 sys.stdout.flush()
 os._exit(code)

@@ -75,7 +75,7 @@ def script(blow: Blow | None, *, ddp: bool = False, every: float = 1e-6) -> None
 
 def _under_way() -> None:
     """Wait for the save that is: a blow finds one checkpoint there, if there can be one."""
-    from train import script
+    from train.scripts import script
 
     if script._script:
         script._script.finish(30)
@@ -90,7 +90,7 @@ def note(state: Mapping[str, Any]) -> None:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["train.script", "tests.train.ownscript", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["train.scripts.script", "tests.train.ownscript", "torch._dynamo"])
 
 
 def _child(env: Mapping[str, str], blow: Blow | None, ddp: bool, every: float) -> None:

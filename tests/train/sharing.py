@@ -24,11 +24,12 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 
 from tests.train import trials
-from train import agreement, begin, contract, dist, fsdp, loop, models, precision
+from train import agreement, begin, contract, dist, loop, models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import PreemptedError
 from train.setup import Run, setup
+from train.techniques import fsdp, precision
 
 CONFIG: dict[str, Any] = {
     **trials.CONFIG,

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.train.sharing import Session
-from train import compiling, digest, dist, loop, models
+from train import digest, dist, loop, models
 from train.config import parse
 from train.errors import DisagreementError, TrainError, UsageError
+from train.techniques import compiling
 
 GPT: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 16, "dropout": 0.2}
 CONFIG: dict[str, Any] = {

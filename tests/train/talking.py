@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train import contract, dist
-from train.advice import Setup
 from train.config import Profile
 from train.metrics import Null
-from train.profile import Recording
-from train.report import Report
+from train.profiling.advice import Setup
+from train.profiling.profile import Recording
+from train.profiling.report import Report
 
 
 class Large(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.alarms import UNKNOWN, XIDS, Alarm, Alarms
+from train.monitoring.alarms import UNKNOWN, XIDS, Alarm, Alarms
 
 
 def look(time: float = 0.0, **gpu: Any) -> dict[str, Any]:

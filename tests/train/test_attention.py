@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.train.test_loop import read
 from tests.train.trials import CONFIG, losses, train
-from train import attention
 from train.config import Attention
 from train.errors import UsageError
+from train.techniques import attention
 
 
 def computed(asked: Attention, device: str = "cpu", dropout: float = 0.0) -> str:

@@ -12,9 +12,9 @@ import pytest
 from tests.train.alone import alone
 from tests.train.nodes import machines
 from train import contract
-from train.bench import preflight
-from train.bench.preflight import Result, check, measured, wanted
 from train.errors import UnfitError, UsageError
+from train.node import preflight
+from train.node.preflight import Result, check, measured, wanted
 
 ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 BENCH = {contract.PREFLIGHT: "bench"}

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from tests.train.nodes import free_port
 from train import contract
-from train.advice import Setup
 from train.config import Profile
 from train.metrics import Null
-from train.profile import Recording
-from train.report import Report
+from train.profiling.advice import Setup
+from train.profiling.profile import Recording
+from train.profiling.report import Report
 
 ROOT = Path(contract.__file__).parents[1]
 SHORT = Profile(1, 1, 2)

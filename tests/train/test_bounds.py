@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.train import chrome
 from tests.train.chrome import ADAM, ADD, ALL_REDUCE, GEMM, Event, call, host, launched, phases, steps
-from train import families
-from train.advice import Setup, shown, verdict
-from train.bounds import CAUSES, Analysis, analyse
-from train.traces import parse, read
+from train.profiling import families
+from train.profiling.advice import Setup, shown, verdict
+from train.profiling.bounds import CAUSES, Analysis, analyse
+from train.profiling.traces import parse, read
 
 One = Callable[[float], list[Event]]
 

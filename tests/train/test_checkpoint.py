@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract, cutter, manifests, pruning
-from train.cutter import CancelledError
-from train.manifests import CheckpointError, Manifest
-from train.shares import joined, shared_out, split
+from train import checkpoint, contract
+from train.saving import cutter, manifests, pruning
+from train.saving.cutter import CancelledError
+from train.saving.manifests import CheckpointError, Manifest
+from train.saving.shares import joined, shared_out, split
 from train.storage import LocalFolder
 
 STATE = {

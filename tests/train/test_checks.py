@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.train.nvidiasmi import LOST, NO_DRIVER, PROCESS, eight, gpu, install, log, matrix
-from train import checks
-from train.checks import Facts, Findings, gather, judge, wanted_gpu, whole_number
 from train.errors import UsageError
+from train.node import checks
+from train.node.checks import Facts, Findings, gather, judge, wanted_gpu, whole_number
 
 H100 = {"name": "NVIDIA H100", "min_driver": "535.104"}
 GOOD = Facts(gpus=2, gpu="NVIDIA H100 80GB HBM3", driver="550.90.07", shm_bytes=8 << 30)
@@ -92,11 +92,11 @@ def test_the_cuda_of_the_image(machine: Path, monkeypatch: pytest.MonkeyPatch) -
     (torch / "__init__.py").write_text("raise ImportError('it is not imported to be asked')")
     (torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip = None\n")
     spec = ModuleSpec("torch", None, origin=str(torch / "__init__.py"))
-    monkeypatch.setattr("train.checks.find_spec", {"torch": spec}.get)
+    monkeypatch.setattr("train.node.checks.find_spec", {"torch": spec}.get)
     said = "driver 535.104.05 supports CUDA 12.2; this image has CUDA 13.0, which needs 580 or newer"
     found = judge(gather({}), processes=1, wanted={"name": "h100", "min_driver": "580"}, cloud=True)
     assert found.unfit == said, "and the same isn't said twice"
-    monkeypatch.setattr("train.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("train.node.checks.find_spec", lambda name: None)
     assert checks._image_cuda() == ""
 
 

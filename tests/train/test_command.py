@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from train.cluster import Cluster
-from train.command import TORCHRUN, Paths, Task, child_env, command, machine_env, missing, parse_args, rehearsal_env
-from train.control import Order
+from train.node.cluster import Cluster
+from train.node.command import (
+    TORCHRUN,
+    Paths,
+    Task,
+    child_env,
+    command,
+    machine_env,
+    missing,
+    parse_args,
+    rehearsal_env,
+)
+from train.node.control import Order
 
 ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
 PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)

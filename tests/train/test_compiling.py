@@ -13,11 +13,13 @@ from torch import nn
 
 from tests.train.test_determinism import losses
 from tests.train.test_loop import read, run, steps
-from train import compilecache, compiling, manifests, models
+from train import models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutputError
+from train.saving import manifests
 from train.storage import LocalFolder
+from train.techniques import compilecache, compiling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.train.nodes import free_port, until
-from train.control import Member, MemoryStore, Order, Pulse, State, Store, StoreLostError, Timing, reserve_port
 from train.ending import NOTICE_SECONDS
 from train.errors import OutputError
 from train.metrics import LAST_SECONDS
-from train.outcome import End, Outcome
-from train.record import Record
-from train.referee import Referee
+from train.node.control import Member, MemoryStore, Order, Pulse, State, Store, StoreLostError, Timing, reserve_port
+from train.node.outcome import End, Outcome
+from train.node.record import Record
+from train.node.referee import Referee
 from train.storage import Buffer, LocalFolder, Storage, open_storage
 
 FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05, settle=0.2, patience=0.3, again=0.01)
@@ -351,7 +351,7 @@ def test_a_reserved_port_can_be_listened_on_by_the_one_who_knows_it() -> None:
 
 
 def test_the_store_of_torch_is_one_too() -> None:
-    from train.control import TorchStore
+    from train.node.control import TorchStore
 
     port = free_port()
     server: Store = TorchStore("localhost", port, serve=True)

@@ -141,7 +141,7 @@ def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path) -> 
         "class Late:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'train.loop':\n"
-        "            import time, datetime, train.dist as dist, train.manifests as manifests\n"
+        "            import time, datetime, train.dist as dist, train.saving.manifests as manifests\n"
         "            dist.TIMEOUT, commit = datetime.timedelta(seconds=3), manifests.commit\n"
         "            manifests.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
         "sys.meta_path.insert(0, Late())\n"

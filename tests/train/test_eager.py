@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.train import meeting
-from train import eager
+from train.techniques import eager
 
 CODE = """
 import json, os, sys

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from train import contract, fence
+from train import contract
 from train.errors import OutputError, SupersededError
-from train.fence import Fence, next_start
+from train.saving import fence
+from train.saving.fence import Fence, next_start
 from train.storage import LocalFolder
 
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from tests.train import trials
 from tests.train.test_loop import events, read, run, steps
-from train import checkpoint, models, optim
+from train import checkpoint, models
 from train.config import Optimizer
 from train.errors import NonFiniteError
-from train.finite import Guard, skip_unless_finite
+from train.techniques import optim
+from train.techniques.finite import Guard, skip_unless_finite
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG: dict[str, Any] = {"data": "synthetic", "steps": 8, "batch_size": 8, "eval": {"every": 0}}

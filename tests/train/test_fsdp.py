@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.train import sharing, trials
 from tests.train.sharing import CONFIG, HALF
-from train import begin, checkpoint, contract, finite, fsdp, manifests, memory, models, optim, pieces, precision
+from train import begin, checkpoint, contract, models, pieces
 from train.config import parse
 from train.data import open_data
 from train.data.feed import Feed
@@ -30,8 +30,10 @@ from train.dist import Ranks
 from train.errors import UsageError
 from train.pieces import Place, Stored
 from train.progress import si
+from train.saving import manifests
 from train.setup import fitting, setup
 from train.storage import LocalFolder
+from train.techniques import finite, fsdp, memory, optim, precision
 
 FP32, BF16 = precision.KINDS["fp32"], precision.KINDS["bf16"]
 

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.train.alone import alone
-from train import contract, generation
-from train.cluster import Cluster
-from train.command import Task
-from train.control import Member, MemoryStore, Order, Timing
-from train.generation import Plan, Stop, give_notice, prepare_notice, run_generation
+from train import contract
+from train.node import generation
+from train.node.cluster import Cluster
+from train.node.command import Task
+from train.node.control import Member, MemoryStore, Order, Timing
+from train.node.generation import Plan, Stop, give_notice, prepare_notice, run_generation
 
 TIMING = Timing(grace=22, last=3)
 
@@ -90,7 +91,7 @@ def _told(signum: int) -> Stop:
     [
         (0, Task("python", "command", "", ("sleep", "0.5")), True),
         (1, Task("python", "command", "", ("sleep", "0.5")), True),
-        (0, Task("python", "module", "train.verdict", ("--help",)), False),
+        (0, Task("python", "module", "train.profiling.verdict", ("--help",)), False),
     ],
 )
 @alone
@@ -117,7 +118,7 @@ def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
 
 def test_nothing_of_the_monitor_loads_torch() -> None:
     """It looks beside a script that may have no torch at all."""
-    code = "import sys, train.monitor, train.host, train.nvml; print('torch' in sys.modules)"
+    code = "import sys; from train.monitoring import monitor, host, nvml; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -15,12 +15,13 @@ import torch
 
 from tests.command import ROOT
 from tests.train.test_loop import events, read, steps
-from train import contract, loop, memory, precision
+from train import contract, loop
 from train.bench import peaks
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutOfMemoryError, UsageError
 from train.setup import Run, setup
+from train.techniques import memory, precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # torch names kernels that aren't deterministic
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.train.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
-from train.health import Fault, cuda_fault, faults, is_gpu
-from train.smi import Card, links, read
+from train.monitoring.health import Fault, cuda_fault, faults, is_gpu
+from train.monitoring.smi import Card, links, read
 
 
 def cards(text: str) -> tuple[Card, ...]:

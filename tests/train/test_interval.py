@@ -8,7 +8,7 @@ import pytest
 
 from train import contract
 from train.config import parse
-from train.interval import FIRST_SECONDS, Interval, chosen, expected_between, span, young
+from train.saving.interval import FIRST_SECONDS, Interval, chosen, expected_between, span, young
 
 
 def test_youngs_interval_loses_least() -> None:

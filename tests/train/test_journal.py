@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from tests.googlecloud.logs import WRITE
 from tests.train.nodes import until
-from train import cloudlog, logentries
-from train.cloudlog import Journal
-from train.logentries import Chunk, Entries, Source, batches, rfc3339
+from train.output import cloudlog, logentries
+from train.output.cloudlog import Journal
+from train.output.logentries import Chunk, Entries, Source, batches, rfc3339
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}
 SOURCE = Source("my-project", RESOURCE, {"launch-run": "demo-1", "task_name": "workerpool1-0"})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from train.leftovers import Leftovers
-from train.spooled import PREFIX
+from train.output.leftovers import Leftovers
+from train.output.spooled import PREFIX
 from train.storage import Buffer, LocalFolder, UnreachableError
 
 

@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, contract, leaving, loop, manifests, progress
+from train import checkpoint, contract, leaving, loop, progress
 from train.config import parse
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
 from train.ending import Told
 from train.errors import OutputError, UsageError
-from train.memory import portions
 from train.metrics import Null
 from train.models import build
-from train.precision import choose
 from train.recorder import Recorder
+from train.saving import manifests
 from train.storage import LocalFolder
+from train.techniques.memory import portions
+from train.techniques.precision import choose
 
 TINY: dict[str, Any] = {
     "model": {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32},

@@ -17,7 +17,7 @@ from tests.train.metadata import Metadata
 from tests.train.nodes import Machines, Node, cluster_spec, free_port, machines, until
 from train import contract
 from train.contract import Exit
-from train.machine import Machine, machine_of, source_of
+from train.node.machine import Machine, machine_of, source_of
 
 RUN = "runs/demo-1"
 TOLD = {"project": "my-project", "zone": "us-central1-a", "name": "demo-1-n1", "instance": "4242"}
@@ -26,14 +26,14 @@ STEPS = 60
 # The trainer, with steps that take their time while there is a file `slow`.
 SLOWLY = """
 import os, pathlib, runpy, time
-import train.optim
-real = train.optim.learning_rate
+import train.techniques.optim
+real = train.techniques.optim.learning_rate
 def learning_rate(step, *rest):
     if os.path.exists("slow"):
         pathlib.Path(f"step-{step}").touch()
         time.sleep(0.1)
     return real(step, *rest)
-train.optim.learning_rate = learning_rate
+train.techniques.optim.learning_rate = learning_rate
 runpy.run_module("train", run_name="__main__")
 """
 CONFIG: dict[str, Any] = {

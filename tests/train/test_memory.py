@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from tests.train.test_determinism import environment
 from tests.train.test_loop import TINY, events, read, run, steps
-from train import loop, memory, models
+from train import loop, models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutOfMemoryError
-from train.memory import LEARNED, divisors, largest, portions
 from train.storage import LocalFolder
+from train.techniques import memory
+from train.techniques.memory import LEARNED, divisors, largest, portions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
-from train import contract, metrics, rows, spool
+from train import contract, metrics
 from train.errors import OutputError
-from train.spool import Direct
+from train.output import rows, spool
+from train.output.spool import Direct
 from train.storage import Buffer, GcsFolder, LocalFolder, open_storage
 
 

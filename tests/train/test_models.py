@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from train import optim
 from train.config import Gpt, Optimizer, ResNet, parse
 from train.errors import UsageError
 from train.models import blocks, build, flops_per_sample
@@ -17,6 +16,7 @@ from train.models.gpt import GPT, flops_per_token
 from train.models.losses import losses
 from train.models.parts import counted
 from train.models.resnet import Bottleneck, resnet50
+from train.techniques import optim
 
 SMALL = Gpt(n_layer=2, n_head=2, n_embd=32, block_size=16)
 

@@ -14,15 +14,15 @@ import pytest
 
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.train.fakenvml import Device, FakeNvml
-from train import monitor
-from train.aside import Aside
 from train.dist import Ranks
 from train.errors import OutputError
 from train.metrics import Null, Sink
-from train.monitor import Late, Off, Watch, open_monitor
-from train.nvml import open_gpus
-from train.rows import Row
-from train.spool import sweep
+from train.monitoring import monitor
+from train.monitoring.aside import Aside
+from train.monitoring.monitor import Late, Off, Watch, open_monitor
+from train.monitoring.nvml import open_gpus
+from train.output.rows import Row
+from train.output.spool import sweep
 from train.storage import GcsFolder, LocalFolder
 
 
@@ -95,7 +95,7 @@ def test_a_driver_that_hangs_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr("train.alarms.SILENT_SECONDS", 0.03)
+    monkeypatch.setattr("train.monitoring.alarms.SILENT_SECONDS", 0.03)
     released, rows, calls = threading.Event(), Kept(), []
 
     def hang() -> list[Row]:

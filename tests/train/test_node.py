@@ -306,7 +306,8 @@ def test_a_reduction_server_is_not_a_node(one: Machines) -> None:
 
 
 def test_one_node_needs_no_torch(one: Machines) -> None:
-    code = "import sys; from train.node import main; main(['--command', '--', 'true']); print('torch' in sys.modules)"
+    work = "main(['--command', '--', 'true']); print('torch' in sys.modules)"
+    code = f"import sys; from train.node.__main__ import main; {work}"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True
     )

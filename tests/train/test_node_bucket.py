@@ -23,7 +23,7 @@ PART = "metrics/0001-0000-0000-000000.jsonl"
 # A process that can't reach the bucket, while its node can, and that dies with a row in its spool.
 DIES_WITH_A_ROW = f"""
 import os
-from train.spool import open_outbox
+from train.output.spool import open_outbox
 from train.storage import open_storage
 if os.environ["LAUNCH_GENERATION"] == "0":
     os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"] = "http://127.0.0.1:9/storage/v1/"

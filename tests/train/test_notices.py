@@ -12,8 +12,8 @@ import pytest
 
 from tests.train.metadata import Metadata
 from tests.train.nodes import free_port, until
-from train.generation import Stop
-from train.notices import PATIENCE, Notices
+from train.node.generation import Stop
+from train.node.notices import PATIENCE, Notices
 
 PREEMPTED, MAINTENANCE = "instance/preempted", "instance/maintenance-event"
 TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.train.fakenvml import LOST, NOT_SUPPORTED, UNKNOWN, Device, FakeNvml
-from train.nvml import READS, Gpus, open_gpus, shown
+from train.monitoring.nvml import READS, Gpus, open_gpus, shown
 
 
 def opened(nvml: FakeNvml, visible: str | None = None) -> Gpus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from train.contract import Exit
-from train.outcome import End, Outcome, decided, exhausted, own_failure
+from train.node.outcome import End, Outcome, decided, exhausted, own_failure
 
 
 def judged(*outcomes: Outcome, failures: int = 1, restarts: int = 3) -> End | None:

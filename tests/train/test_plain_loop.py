@@ -18,8 +18,8 @@ from tests.train import meeting, trials
 from train import contract, loop
 from train import dist as ranked
 from train.config import parse
+from train.config.settings import Gpt
 from train.dist import Ranks
-from train.settings import Gpt
 
 STEPS = 20
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train import optim, precision
 from train.config import Optimizer, Precision
 from train.errors import UsageError
-from train.finite import skip_unless_finite
+from train.techniques import optim, precision
+from train.techniques.finite import skip_unless_finite
 
 
 @pytest.mark.parametrize(

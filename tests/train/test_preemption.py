@@ -30,16 +30,16 @@ import os, signal, sys, time
 class Late:
     def find_spec(self, name, path=None, target=None):
         if name == 'train.loop' and os.environ.get('STOP_AT'):
-            import train.agreement, train.optim, train.setup
+            import train.agreement, train.techniques.optim, train.setup
             train.agreement.APART_SECONDS = 0.0  # the run is over in less
-            real = train.optim.learning_rate
+            real = train.techniques.optim.learning_rate
             def learning_rate(step, *rest):
                 if step > int(os.environ['STOP_AT']):
                     time.sleep(0.2)  # else all is over before torchrun has passed a signal on
                 if step == int(os.environ['STOP_AT']) and os.environ.get('RANK') == os.environ['STOP_RANK']:
                     exec(os.environ['STOP_HOW'])
                 return real(step, *rest)
-            train.optim.learning_rate = learning_rate
+            train.techniques.optim.learning_rate = learning_rate
 sys.meta_path.insert(0, Late())
 """
 """Does STOP_HOW in the rank STOP_RANK when it begins the step STOP_AT."""

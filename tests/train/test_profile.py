@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from launcher.results import results
-from train import contract, loop, report, verdict
-from train.advice import Setup
+from train import contract, loop
 from train.config import Config, Profile, parse
 from train.data.feed import Feed
 from train.dist import Ranks
 from train.errors import PreemptedError
 from train.metrics import Null
-from train.profile import Off, Recording, open_profiler, setup_of
+from train.output.rows import Row
+from train.profiling import report, verdict
+from train.profiling.advice import Setup
+from train.profiling.profile import Off, Recording, open_profiler, setup_of
+from train.profiling.report import Report
 from train.recorder import Recorder, Step
-from train.report import Report
-from train.rows import Row
 from train.storage import LocalFolder
 
 SHORT = Profile(1, 1, 2)
@@ -240,7 +241,7 @@ def stepped(recording: Recording, number: int = sum(SHORT)) -> None:
 def test_a_profiler_that_can_not_start(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("train.profile.profile", lambda **_: 1 / 0)
+    monkeypatch.setattr("train.profiling.profile.profile", lambda **_: 1 / 0)
     recording = Recording(SHORT, torch.device("cpu"), Report({}, rows, Setup()))
     stepped(recording)
     recording.close()

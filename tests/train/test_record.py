@@ -9,7 +9,7 @@ import pytest
 
 from train import contract
 from train.errors import SupersededError
-from train.record import DuplicateError, Record, ended_jobs
+from train.node.record import DuplicateError, Record, ended_jobs
 from train.storage import LocalFolder
 
 

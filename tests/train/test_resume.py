@@ -14,8 +14,9 @@ import torch
 
 from tests.train import trials
 from tests.train.trials import STEPS, differences, in_a_child, losses, preempted, read, train
-from train import checkpoint, contract, dist, fence, loop, manifests, randomness, state
+from train import checkpoint, contract, dist, loop, state
 from train.errors import OutOfMemoryError, PreemptedError, SupersededError, UsageError
+from train.saving import fence, manifests, randomness
 from train.storage import LocalFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,8 +17,9 @@ from tests.googlecloud import GoogleCloud
 from tests.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials
 from tests.train.trials import STEPS, differences, train, waiting_for_saves
-from train import checkpoint, contract, cutter, leaving, loop, manifests
+from train import checkpoint, contract, leaving, loop
 from train.errors import OutputError, PreemptedError
+from train.saving import cutter, manifests
 from train.setup import Run
 from train.storage import LocalFolder, Storage
 
@@ -81,7 +82,7 @@ def test_what_passes_by_itself_is_not_even_noticed(
 def test_a_save_that_fails_costs_a_line_and_not_the_run(
     bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.saver.LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr("train.saving.saver.LIMIT_SECONDS", 0.5)
     fault = bucket.faults.add(Fault("storage.objects.insert", Status(503), name=r"step-\d+/.*part", times=6))
     with waiting_for_saves():
         train(RUN, checkpoint=OFTEN)
@@ -129,7 +130,7 @@ def test_rows_are_durable_before_the_checkpoint_behind_them(
 def test_a_checkpoint_does_not_wait_for_rows_for_ever(
     bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("train.saver.ROWS_SECONDS", 0.3)
+    monkeypatch.setattr("train.saving.saver.ROWS_SECONDS", 0.3)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
 
     def enough(run: Run) -> None:
@@ -155,7 +156,7 @@ def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, m
 
 def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the save before hangs in the network: the one of the preemption doesn't wait for it."""
-    monkeypatch.setattr("train.saver.GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr("train.saving.saver.GIVE_UP_SECONDS", 0.2)
     bucket.faults.add(Fault("storage.objects.insert", Slow(4.0), name=r"step-00000001/.*part", times=1))
     began = time.monotonic()
     with trials.sigterm_after(3), pytest.raises(PreemptedError):

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from tests.train import trials
 from tests.train.ownscript import STEPS, Blow, environment, run, start
-from train import checkpoint, contract, plain
-from train.shares import joined, split
+from train import checkpoint, contract
+from train.saving.shares import joined, split
+from train.scripts import plain
 from train.storage import LocalFolder
 
 ROOT = Path(contract.__file__).parents[1]
@@ -147,7 +148,8 @@ def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
 
 def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     text = PLAIN.replace("checkpoint.save(3, state, wait=True)", "checkpoint.save(3, state)")
-    late = "import train.manifests as c, time\nreal = c.commit\nc.commit = lambda *a: (time.sleep(0.5), real(*a))\n"
+    late = "import time; from train.saving import manifests as c; real = c.commit\n"
+    late += "c.commit = lambda *a: (time.sleep(0.5), real(*a))\n"
     done = interpreted(late + text, **environment(tmp_path / "run"))
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3]\n", "", 0)
     assert checkpoint.load(str(tmp_path / "run"))["weights"] == [1, 2, 3]
@@ -202,8 +204,8 @@ def test_other_nodes_read_and_leave_saving_to_the_first(tmp_path: Path) -> None:
 def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
     """A worker that is told to end does so, with a handler of its own or none; its parent doesn't take it to itself."""
     text = (
-        "import os, signal, time, train.preempted\nfrom train import checkpoint as c\n"
-        "c.restore({}); train.preempted.PEER_SECONDS = 0\nfor own in (True, False):\n"
+        "import os, signal, time, train.scripts.preempted\nfrom train import checkpoint as c\n"
+        "c.restore({}); train.scripts.preempted.PEER_SECONDS = 0\nfor own in (True, False):\n"
         "    child = os.fork()\n"
         "    if not child: own and signal.signal(15, lambda *_: os._exit(3)); time.sleep(30)\n"
         "    time.sleep(0.3); os.kill(child, 15); print(os.waitpid(child, 0)[1])\n"
@@ -216,8 +218,8 @@ def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
 def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> None:
     """The thread that hears of it is before the handler."""
     text = (
-        "import os, signal, threading, time, train.preempted\nfrom train import checkpoint as c\n"
-        "c.restore({}); train.preempted.PEER_SECONDS = 0\n"
+        "import os, signal, threading, time, train.scripts.preempted\nfrom train import checkpoint as c\n"
+        "c.restore({}); train.scripts.preempted.PEER_SECONDS = 0\n"
         "threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
         "import ctypes; ctypes.CDLL(None).usleep(600_000)\n"
         "time.sleep(0.3); print(c.due(1), c.preempted())"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train.nvidiasmi import LOST, MIG_DEVICE, NO_DRIVER, PROCESS, T4, eight, gpu, log, matrix
-from train.smi import Process, links, read
+from train.monitoring.smi import Process, links, read
 
 
 def test_eight_gpus_that_are_fine() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.spans import Span, intersect, length, subtract, union
+from train.profiling.spans import Span, intersect, length, subtract, union
 
 spans = st.lists(st.builds(lambda a, b: Span(min(a, b), max(a, b)), st.integers(0, 30), st.integers(0, 30)), max_size=8)
 

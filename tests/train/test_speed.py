@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from tests.train.test_determinism import losses
 from tests.train.test_loop import read, run, steps
 from tests.train.trials import differences, preempted, train
-from train import checkpointing, layout, models, speed
+from train import models
 from train.config import Config, parse
 from train.dist import Ranks
 from train.errors import UsageError
-from train.precision import KINDS
 from train.setup import deterministic
+from train.techniques import checkpointing, layout, speed
+from train.techniques.precision import KINDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status
-from train import contract, spool, trouble
+from train import contract
 from train.errors import OutputError
-from train.spool import Direct, Spool, open_outbox, sweep
-from train.spooled import Entry, new_folder, taken_over
+from train.output import spool, trouble
+from train.output.spool import Direct, Spool, open_outbox, sweep
+from train.output.spooled import Entry, new_folder, taken_over
 from train.storage import GcsFolder, LocalFolder, Storage, UnreachableError, patience
 from train.storage.patience import World
 
@@ -406,7 +407,7 @@ def test_a_forked_child_does_not_keep_its_parents_spool_alive(tmp_path: Path) ->
     """A DataLoader's worker may outlive the process that was killed."""
     code = (
         "import os, signal, time\n"
-        "from train.spooled import new_folder\n"
+        "from train.output.spooled import new_folder\n"
         f"folder = new_folder({str(tmp_path)!r}, {URL!r})\n"
         "child = os.fork()\n"
         "if not child: os.close(1); os.close(2); time.sleep(60); os._exit(0)\n"
@@ -434,7 +435,7 @@ def test_a_forked_child_closes_nothing(outbox: Spool, bucket: Bucket, monkeypatc
 
 PUTTER = """
 import os, sys
-from train import spool
+from train.output import spool
 from train.storage import GcsFolder
 spool.SEND_SECONDS = 0.2
 outbox = spool.open_outbox(GcsFolder(sys.argv[1]), {"LAUNCH_SPOOL": sys.argv[2]})

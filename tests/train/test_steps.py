@@ -14,8 +14,8 @@ from torch import nn
 from train import loop, recorder, setup
 from train.config import parse
 from train.dist import Ranks
-from train.precision import KINDS
 from train.recorder import Recorder, Step
+from train.techniques.precision import KINDS
 from train.timing import CudaStopwatch, Times, memory_gb, stopwatch
 
 GPU = torch.device("cuda", 0)

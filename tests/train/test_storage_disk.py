@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from train.errors import OutputError
-from train.spool import Spool
-from train.spooled import new_folder
+from train.output.spool import Spool
+from train.output.spooled import new_folder
 from train.storage import LocalFolder
 
 SIZE = 4 << 20

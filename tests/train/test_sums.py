@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.sums import Sums
+from train.monitoring.sums import Sums
 
 
 def test_means_and_tops_over_all_gpus_and_looks() -> None:

@@ -19,7 +19,7 @@ from tests.train.nodes import REPOSITORY
 # A process that stands for the node: what it takes goes to a file of its own.
 _AROUND = """
 import os, subprocess, sys, time
-from train.tee import Tee
+from train.output.tee import Tee
 taken = open("taken", "wb", buffering=0)
 tee = Tee(lambda data, number: taken.write(data))
 {work}

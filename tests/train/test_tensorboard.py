@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.googlecloud import GoogleCloud
-from train import contract, metrics, tensorboard
+from train import contract, metrics
 from train.errors import OutputError
-from train.spool import Direct, Outbox, sweep
+from train.output import tensorboard
+from train.output.spool import Direct, Outbox, sweep
+from train.output.tensorboard import Board, open_board, scalars
 from train.storage import GcsFolder, LocalFolder
-from train.tensorboard import Board, open_board, scalars
 
 Points = list[tuple[int, float]]
 
@@ -109,7 +110,7 @@ def test_two_scripts_that_know_no_attempt_lose_nothing_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for now, steps in ((1_700_000_000, (1, 2)), (1_700_000_100, (3, 4))):
-        monkeypatch.setattr("train.tensorboard.time.time", lambda now=now: now)
+        monkeypatch.setattr("train.output.tensorboard.time.time", lambda now=now: now)
         drawing = board(LocalFolder(tmp_path))
         drawing.add(rows(*steps))
         drawing.close()
@@ -117,7 +118,7 @@ def test_two_scripts_that_know_no_attempt_lose_nothing_of_each_other(
 
 
 def test_two_starts_of_one_moment_lose_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.tensorboard.time.time", lambda: 1_700_000_000.25)
+    monkeypatch.setattr("train.output.tensorboard.time.time", lambda: 1_700_000_000.25)
     for _ in range(2):
         drawing = board(LocalFolder(tmp_path))
         drawing.add(rows(1))

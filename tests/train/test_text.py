@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.train.nodes import until
-from train import text
 from train.errors import OutputError
+from train.output import text
+from train.output.text import BUFFER, PART, Buffer, Keeper
 from train.storage import LocalFolder
-from train.text import BUFFER, PART, Buffer, Keeper
 
 
 class Flaky(LocalFolder):

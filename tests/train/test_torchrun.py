@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from train import contract, torchrun
+from train import contract
+from train.node import torchrun
 
 NONE = "<N/A>"
 """torch's name for no error file."""

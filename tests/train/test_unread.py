@@ -1,4 +1,4 @@
-"""Programs whose output nobody reads to its end (`python -m train.verdict TRACE | head`)."""
+"""Programs whose output nobody reads to its end (`python -m train.profiling.verdict TRACE | head`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unread(*words: str) -> subprocess.CompletedProcess[str]:
         os.close(writer)
 
 
-@pytest.mark.parametrize("words", [("-m", "train.verdict", TRACE), ("-c", PRINTS)])
+@pytest.mark.parametrize("words", [("-m", "train.profiling.verdict", TRACE), ("-c", PRINTS)])
 def test_a_reader_that_has_enough_is_no_error(words: tuple[str, ...]) -> None:
     ran = unread(*words)
     assert (ran.returncode, ran.stderr) == (UNREAD, "")

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from launcher.results import Results, results
-from train import checkpoint, contract, cutter, loop, models, precision
+from train import checkpoint, contract, loop, models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import PreemptedError
+from train.saving import cutter
 from train.setup import Run
 from train.storage import LocalFolder
+from train.techniques import precision
 
 STEPS = 24
 CONFIG: dict[str, Any] = {

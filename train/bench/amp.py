@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train import models, precision
+from train import models
 from train.bench import clock
 from train.bench.figures import Figure
 from train.bench.matmul import tf32
 from train.config import Config, Gpt, ResNet
+from train.techniques import precision
 
 LARGE_GB: Final = 36.0
 """GPUs with so much memory take larger batches: in small ones they wait for the host to start kernels."""

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from train.health import is_gpu
+from train.monitoring.health import is_gpu
 
 TABLE: Final = Path(__file__).with_name("peaks.csv")
 KINDS: Final = ("bf16", "fp16", "tf32", "fp32")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from train.config import Config, Foreign
+from train.config.rules import suggestion
 from train.data.source import Source
 from train.data.suits import Suits
 from train.errors import UsageError
 from train.models.hub import only_cached
 from train.models.losses import MaskedCrossEntropy
 from train.models.parts import enough, suited
-from train.rules import suggestion
 
 HEADS: Final = {
     "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),

@@ -1,0 +1,163 @@
+"""One generation on one node: start what the order says, watch it, end it, and say how it ended."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+from train.config.settings import DEFAULT
+from train.metrics import Null
+from train.node.cluster import Cluster
+from train.node.command import Paths, Task, child_env, command
+from train.node.control import Member, Order, Timing
+from train.node.outcome import Outcome
+from train.node.process import Child
+
+MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this node starts in every generation: `env` is its environment, `processes` how many torchrun starts, `gpus`
+    how many GPUs they can see, `code` the folder of the user's code, `spool` that of what waits to be sent, and
+    `secrets` what only its processes may know."""
+
+    task: Task
+    cluster: Cluster
+    env: Mapping[str, str]
+    processes: int
+    gpus: int
+    code: Path
+    run: str
+    restarts: int | None = None
+    spool: Path | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Stop:
+    """What the platform or the user wants: `signum` is the first signal, 0 for none, `when` the Unix time at which it
+    came and `since` the monotonic one; `hurry`: Ctrl-C came twice. `gone`: monotonic time at which the processes of the
+    last generation had ended."""
+
+    signum: int = 0
+    hurry: bool = False
+    when: float = 0.0
+    since: float = math.inf
+    gone: float = -math.inf
+
+    def note(self, signum: int, *, ctrl_c: bool) -> None:
+        """A signal came. A second one changes nothing, but for the impatience of who presses Ctrl-C again."""
+        self.hurry = self.hurry or (ctrl_c and bool(self.signum))
+        if not self.signum:
+            self.when, self.since = time.time(), time.monotonic()
+            self.signum = signum  # last: it is what everybody looks at
+
+    def left(self, until: float, timing: Timing) -> float:
+        """Seconds until the monotonic time `until` for what may still be sent. Once we are told to stop it is little,
+        counted from when the processes have gone, so that the graces nest."""
+        if self.hurry:
+            return 0.0
+        told = min(max(self.gone, self.since) + timing.last, self.since + timing.grace + timing.last)
+        return max(0.0, min(until, told if self.signum else until) - time.monotonic())
+
+    def patience(self, timing: Timing) -> float:
+        """Seconds that a node told to stop waits for the others' word: in time for its own last words."""
+        latest = self.since + timing.grace + timing.last - 2 * timing.text_least
+        return max(0.1, min(timing.leave, latest - time.monotonic()))
+
+
+def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, stop: Stop) -> Outcome:
+    """Start the order's processes and wait until they are all gone."""
+    node = plan.cluster.node
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True))
+            paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool)
+            child = _start(plan, order, paths, timing)
+        except OSError as error:  # a full disk, too many processes: of this machine, and of this moment perhaps
+            note = f"the command could not be started: {error.strerror or error}"
+            return Outcome(node, code=1, signum=stop.signum, note=note)
+        with _monitored(plan, order, paths):
+            code, note = _watch(child, order, member, timing, stop, paths.notice)
+            stop.gone = time.monotonic()
+        return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
+
+
+def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:
+    prepare_notice(paths.notice)
+    inner = timing.grace - timing.report
+    argv = command(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
+    env = {**plan.env, **plan.secrets}
+    return Child(argv, child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths))
+
+
+@contextmanager
+def _monitored(plan: Plan, order: Order, paths: Paths) -> Iterator[None]:
+    """Look at this machine (train.monitoring) beside processes that don't do it themselves: all but the trainer's.
+
+    It isn't waited for long: the end of the processes may be that of the machine, and what it has seen since the last
+    minute is little.
+    """
+    if plan.task.kind == "module" and plan.task.target.partition(".")[0] == "train":
+        yield
+        return
+    from train.monitoring.monitor import open_monitor
+
+    env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
+    # On node 0 the names of events' parts are those of the script's rows.
+    watch = open_monitor(MONITOR_SECONDS, _Looker(plan.cluster.node), env, Null())
+    try:
+        yield
+    finally:
+        closing = Thread(target=watch.close, name="monitor's end", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+
+class _Looker(NamedTuple):
+    rank: int
+    local_rank: int = 0
+
+
+def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:
+    """The command's exit code, and why we ended it (empty if it ended by itself)."""
+    while (code := child.poll()) is None:
+        if stop.signum:
+            give_notice(notice, stop.when)  # before the signal, which means something else without it
+            return child.stop(timing.grace, stop.signum, hurry=lambda: stop.hurry), ""
+        state = member.state()
+        if state.phase != "run" or state.generation != order.generation:
+            return child.stop(timing.grace, hurry=lambda: stop.hurry), "stopped with the others"
+        time.sleep(timing.tick)
+    child.kill()  # what it left behind
+    return code, ""
+
+
+def prepare_notice(path: Path) -> None:
+    """Make the file that `give_notice` will only rename: that works on a full disk too."""
+    path.with_suffix(".new").touch()
+
+
+def give_notice(path: Path, when: float) -> None:
+    """Tell the processes that this machine was told to stop at the Unix time `when`; all of it is there at once."""
+    with suppress(OSError):
+        path.with_suffix(".new").write_text(f"{when}\n")
+    with suppress(OSError):
+        path.with_suffix(".new").replace(path)
+
+
+def _marks(exit_file: Path) -> tuple[int, ...]:
+    """The exit codes that the processes wrote; a line that isn't a number is none."""
+    try:
+        lines = exit_file.read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    return tuple(int(line) for line in lines if line.isdecimal())

@@ -1,0 +1,188 @@
+"""Going on from the newest checkpoint that is whole, on all ranks alike; or refusing to, in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from train import contract, pieces
+from train.dist import Ranks, gather, meet, on_first, once_per_node
+from train.errors import OutputError, UsageError
+from train.saving import fence, manifests, shards
+from train.saving.fence import Fence
+from train.saving.manifests import CheckpointError, Manifest
+from train.saving.shares import State, joined
+from train.storage import Storage
+
+PATIENT_SECONDS = 900.0
+"""For each request while a run resumes: there is nothing else to do than to wait for the bucket."""
+
+FIXED = ("model", "steps", "batch_size", "optimizer", "seed")
+"""Settings of run.config that can't change within a run, beside the data."""
+
+
+class Resumed(NamedTuple):
+    """What was found: the manifest, and the shards of all ranks as they were saved."""
+
+    manifest: Manifest
+    shards: Sequence[Mapping[str, Any]]
+
+    @property
+    def shared(self) -> State:
+        """The state that all ranks have alike. Raises ValueError if parts of a tensor are missing."""
+        return self.laid_out(lambda _path: None)
+
+    def laid_out(self, like: Callable[[str], Tensor | None]) -> State:
+        """The same, but of what is shared out among the ranks only this rank's parts: no more of them is read. `like`
+        says of a tensor's path as which one it is to be shared out (as state.layout)."""
+        # Copies: the optimizer keeps what it is given, and would keep the file with it.
+        tensors = {path: pieces.like(like(path), saved) for path, saved in pieces.stored(self.shards).items()}
+        state: State = joined(tensors, self.shards[0]["rest"])
+        return state
+
+    def own(self, ranks: Ranks) -> State | None:
+        """This rank's own state; None if the run had another number of ranks."""
+        return dict(self.shards[ranks.rank]["own"]) if len(self.shards) == ranks.world else None
+
+
+class Claim(NamedTuple):
+    """This start's right to the run folder. `fence` is rank 0's alone: it can't travel to the others."""
+
+    start: str
+    fence: Fence | None
+
+
+def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Mapping[str, str]) -> Claim:
+    """Take the run folder over from older starts, which end; but first see that it is a folder of this run.
+
+    Raises, on all ranks alike, UsageError (it belongs to another spec), SupersededError and OutputError.
+    """
+    patient = storage.within(PATIENT_SECONDS)
+    mine: list[Fence] = []
+
+    def take() -> str:
+        look_first(patient, about)
+        mine.append(fence.taken(patient, env))
+        return mine[0].start
+
+    start = on_first(ranks, take)
+    return Claim(start, mine[0] if mine else None)
+
+
+def look_first(storage: Storage, about: Mapping[str, Any]) -> None:
+    """Raise UsageError if the run folder belongs to another spec, going by the newest manifest that can be read."""
+    for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")):
+        with suppress(CheckpointError):
+            return refuse_another(manifests.read(storage, name).about, about, storage.url)
+    return None
+
+
+def resume(
+    ranks: Ranks,
+    storage: Storage,
+    about: Mapping[str, Any],
+    use: Callable[[Resumed], None],
+    scratch: Path | None = None,
+) -> Manifest | None:
+    """Give the newest usable checkpoint to `use`, on every rank, and return its manifest; None if there is none.
+
+    `about` is what this run says of itself. A broken checkpoint is told and passed over. The shards are on this node's
+    disk, in `scratch`, until `use` returns.
+
+    Raises, on all ranks alike: UsageError if the checkpoints are those of another spec or another version, OutputError
+    if the storage can't be read.
+    """
+    patient = storage.within(PATIENT_SECONDS)
+    names = on_first(ranks, lambda: manifests.listed(patient.list(f"{contract.CHECKPOINTS}/")))
+    for name in names:
+        fetched = once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
+        try:
+            bad = next((one.reason for one in gather(ranks, fetched) if one.reason), "")
+            if fetched.manifest and not bad:
+                use(Resumed(fetched.manifest, [shards.read(path) for path in fetched.paths]))
+                return fetched.manifest
+            if ranks.rank == 0:
+                print(f"a checkpoint is passed over: {bad}", flush=True)
+        finally:
+            meet(ranks)
+            shutil.rmtree(fetched.folder, ignore_errors=True)
+    if names and ranks.rank == 0:
+        print("no checkpoint can be used: the run begins at step 1 again", flush=True)
+    return None
+
+
+def scratch(env: Mapping[str, str]) -> Path | None:
+    """Where a checkpoint is unpacked: a folder that the node removes, whatever happens to this process."""
+    return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
+
+
+class _Fetched(NamedTuple):
+    """A checkpoint on this node's disk, or why it can't be used."""
+
+    folder: Path
+    manifest: Manifest | None = None
+    paths: Sequence[Path] = ()
+    reason: str = ""
+
+
+def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path | None) -> _Fetched:
+    inside = scratch if scratch and scratch.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=inside))
+    try:
+        manifest = manifests.read(storage, name)
+        refuse_another(manifest.about, about, storage.url)
+        return _Fetched(folder, manifest, shards.fetch(storage, manifest, folder))
+    except CheckpointError as error:
+        return _Fetched(folder, reason=str(error))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        where = f"{name} doesn't get into {folder.parent}: {error.strerror or error}"
+        raise OutputError(f"{where}. TMPDIR names another disk") from error
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
+    """Raise UsageError if a checkpoint's run isn't ours: going on from it would be neither run."""
+    before, now = theirs["config"], json.loads(json.dumps(ours["config"]))
+    changed = [f"{key} was {_short(before[key])} and is {_short(now[key])}" for key in FIXED if before[key] != now[key]]
+    if theirs.get("data_sha256") != ours.get("data_sha256"):
+        changed.append(f"the data was {theirs.get('data')} with another content")
+    elif not ours.get("data_sha256") and before["data"] != now["data"]:
+        changed.append(f"data was {before['data']} and is {now['data']}")
+    if changed:
+        raise UsageError(
+            f"{url} belongs to another spec: {'; '.join(changed)}. "
+            "Set it back to go on, or begin a new run (--new, or another name)"
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What may change within a run but makes its losses differ in their last digits, in words."""
+    names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
+    names |= {"device": "device", "torch": "torch", "compiled": "torch.compile", "parallel": "parallel"}
+    before, now = _said(theirs), _said(ours)
+    return [
+        f"{words}: {before[key]} before, {now[key]} now"
+        for key, words in names.items()
+        if key in before and before[key] != now[key]
+    ]
+
+
+def _said(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {**about, "parallel": about.get("config", {}).get("parallel", "ddp")}
