@@ -59,7 +59,7 @@ def _note_gpu(test: str) -> None:
 
     file, device = Path(os.environ[RAN_ON]), torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     known = json.loads(file.read_text()) if file.is_file() else {}
-    name = "::".join((Path(test.partition("::")[0]).name, test.partition("::")[2].partition("[")[0]))
+    name = test.removeprefix("tests/train/").partition("[")[0]  # as tests/features.py has it
     known[name] = {"device": device, "date": datetime.now(UTC).date().isoformat()}
     file.write_text(json.dumps(known, indent=2) + "\n")
 

@@ -42,13 +42,16 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "FSDP2",
         "`parallel: fsdp`",
-        ("test_fsdp.py::test_it_is_ddp_within_rounding", "test_fsdp.py::test_what_is_read_is_what_was_saved"),
-        ("test_fsdp.py::test_on_a_gpu_a_model_comes_from_the_host_and_no_step_waits",),
+        (
+            "techniques/test_fsdp.py::test_it_is_ddp_within_rounding",
+            "techniques/test_fsdp.py::test_what_is_read_is_what_was_saved",
+        ),
+        ("techniques/test_fsdp.py::test_on_a_gpu_a_model_comes_from_the_host_and_no_step_waits",),
     ),
     Feature(
         "bf16, fp16, TF32 by the device",
         "`precision: auto`",
-        ("test_precision.py::test_auto_goes_by_the_device",),
+        ("techniques/test_precision.py::test_auto_goes_by_the_device",),
         ("test_gpu.py::test_each_kind_of_numbers_learns_alike", "test_gpu.py::test_fp16_finds_its_scale"),
         faked=True,
     ),
@@ -62,15 +65,15 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "kernels for attention by name",
         "`attention`",
-        ("test_attention.py::test_a_run_says_what_it_was_told_and_learns_alike",),
+        ("techniques/test_attention.py::test_a_run_says_what_it_was_told_and_learns_alike",),
         ("test_gpu.py::test_each_kernel_for_attention_learns_alike",),
     ),
     Feature(
         "torch.compile, regional and whole",
         "`compile`",
         (
-            "test_compiling.py::test_compiled_or_not_the_losses_are_the_same",
-            "test_compiling.py::test_a_model_that_cannot_be_compiled_trains_without",
+            "techniques/test_compiling.py::test_compiled_or_not_the_losses_are_the_same",
+            "techniques/test_compiling.py::test_a_model_that_cannot_be_compiled_trains_without",
         ),
         ("test_gpu.py::test_compiled_or_not_it_learns_alike",),
     ),
@@ -78,70 +81,79 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "compiled code kept in the run folder",
         "`compile`",
-        ("test_compiling.py::test_another_start_compiles_nothing_again",),
+        ("techniques/test_compiling.py::test_another_start_compiles_nothing_again",),
     ),
     Feature(
         "activation checkpointing",
         "`activation_checkpointing`",
-        ("test_speed.py::test_checkpoints_of_activations_save_memory_and_change_no_bit",),
+        ("techniques/test_speed.py::test_checkpoints_of_activations_save_memory_and_change_no_bit",),
         ("test_gpu.py::test_blocks_that_keep_less_take_less_memory",),
     ),
     Feature(
         "pixels together",
         "`channels_last`",
-        ("test_speed.py::test_pixels_lie_together_where_it_pays",),
+        ("techniques/test_speed.py::test_pixels_lie_together_where_it_pays",),
         ("test_gpu.py::test_pixels_together_learn_alike",),
     ),
     Feature(
         "the largest micro-batch that fits",
         "`micro_batch_size: auto`",
-        ("test_memory.py::test_a_probe_before_training_leaves_no_trace",),
+        ("techniques/test_memory.py::test_a_probe_before_training_leaves_no_trace",),
         ("test_gpu.py::test_the_largest_micro_batch_that_fits",),
         faked=True,
     ),
     Feature(
         "less when the memory runs out",
         "always",
-        ("test_memory.py::test_two_ranks_of_which_one_runs_out_of_memory_go_on",),
+        ("techniques/test_memory.py::test_two_ranks_of_which_one_runs_out_of_memory_go_on",),
         ("test_gpu.py::test_less_at_a_time_where_the_memory_runs_out_later",),
         faked=True,
     ),
     Feature(
-        "steps that are not finite", "`non_finite`", ("test_finite.py::test_a_skipped_step_is_told_with_its_samples",)
+        "steps that are not finite",
+        "`non_finite`",
+        ("techniques/test_finite.py::test_a_skipped_step_is_told_with_its_samples",),
     ),
-    Feature("loader processes", "`loader`", ("test_feed.py::test_any_number_of_processes_makes_the_same",)),
-    Feature("images: folders and shards", "`data`", ("test_data_images.py::test_shards_hold_the_same_as_their_files",)),
-    Feature("tokenizers", "`data: {tokenizer: …}`", ("test_data_text.py::test_a_run_with_a_tokenizer",)),
+    Feature("loader processes", "`loader`", ("data/test_feed.py::test_any_number_of_processes_makes_the_same",)),
+    Feature("images: folders and shards", "`data`", ("data/test_images.py::test_shards_hold_the_same_as_their_files",)),
+    Feature("tokenizers", "`data: {tokenizer: …}`", ("data/test_text.py::test_a_run_with_a_tokenizer",)),
     Feature(
         "transformers' models",
         "`model: hf:…`",
-        ("test_hugging_face.py::test_each_is_built_from_its_settings_and_learns",),
+        ("models/test_hugging_face.py::test_each_is_built_from_its_settings_and_learns",),
     ),
     Feature(
         "models of your own",
         "`model: my_pkg.model:build`",
-        ("test_own_model.py::test_it_learns_the_same_on_one_rank_and_on_two",),
+        ("models/test_own_model.py::test_it_learns_the_same_on_one_rank_and_on_two",),
     ),
-    Feature("scripts of your own", "`run.script`", ("test_script.py::test_a_preempted_script_comes_to_the_same",)),
+    Feature(
+        "scripts of your own", "`run.script`", ("scripts/test_script.py::test_a_preempted_script_comes_to_the_same",)
+    ),
     Feature(
         "monitor of the GPUs (NVML)",
         "`monitor`",
-        ("test_nvml.py::test_a_look_at_two_gpus",),
-        ("test_nvml.py::test_the_gpus_of_this_machine", "test_monitor.py::test_the_gpus_of_this_machine_are_looked_at"),
+        ("monitoring/test_nvml.py::test_a_look_at_two_gpus",),
+        (
+            "monitoring/test_nvml.py::test_the_gpus_of_this_machine",
+            "monitoring/test_monitor.py::test_the_gpus_of_this_machine_are_looked_at",
+        ),
         faked=True,
     ),
-    Feature("the GPUs' health before a start", "always", ("test_checks.py::test_a_good_machine_of_eight",), faked=True),
+    Feature(
+        "the GPUs' health before a start", "always", ("node/test_checks.py::test_a_good_machine_of_eight",), faked=True
+    ),
     Feature(
         "profile and its verdict",
         "`profile`",
-        ("test_bottlenecks.py::test_the_bottleneck_is_found",),
-        ("test_bottlenecks.py::test_on_a_gpu",),
+        ("profiling/test_bottlenecks.py::test_the_bottleneck_is_found",),
+        ("profiling/test_bottlenecks.py::test_on_a_gpu",),
     ),
     Feature(
         "bench",
         "`launch bench`, `run.preflight: bench`",
-        ("test_bench.py::test_alone",),
-        ("test_bench.py::test_on_a_gpu",),
+        ("bench/test_bench.py::test_alone",),
+        ("bench/test_bench.py::test_on_a_gpu",),
     ),
     Feature(
         "MFU",

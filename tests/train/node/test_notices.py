@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.train.metadata import Metadata
+from tests.train.node.metadata import Metadata
 from tests.train.nodes import free_port, until
 from train.node.generation import Stop
 from train.node.notices import PATIENCE, Notices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train.nvidiasmi import LOST, MIG_DEVICE, NO_DRIVER, PROCESS, T4, eight, gpu, log, matrix
+from tests.train.monitoring.nvidiasmi import LOST, MIG_DEVICE, NO_DRIVER, PROCESS, T4, eight, gpu, log, matrix
 from train.monitoring.smi import Process, links, read
 
 

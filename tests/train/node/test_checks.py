@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.nvidiasmi import LOST, NO_DRIVER, PROCESS, eight, gpu, install, log, matrix
+from tests.train.monitoring.nvidiasmi import LOST, NO_DRIVER, PROCESS, eight, gpu, install, log, matrix
 from train.errors import UsageError
 from train.node import checks
 from train.node.checks import Facts, Findings, gather, judge, wanted_gpu, whole_number

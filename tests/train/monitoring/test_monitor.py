@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.googlecloud import FakeClock, GoogleCloud
-from tests.train.fakenvml import Device, FakeNvml
+from tests.train.monitoring.fakenvml import Device, FakeNvml
 from train.dist import Ranks
 from train.errors import OutputError
 from train.metrics import Null, Sink

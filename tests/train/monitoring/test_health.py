@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.train.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
+from tests.train.monitoring.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
 from train.monitoring.health import Fault, cuda_fault, faults, is_gpu
 from train.monitoring.smi import Card, links, read
 

@@ -90,7 +90,7 @@ def note(state: Mapping[str, Any]) -> None:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["train.scripts.script", "tests.train.ownscript", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["train.scripts.script", "tests.train.scripts.ownscript", "torch._dynamo"])
 
 
 def _child(env: Mapping[str, str], blow: Blow | None, ddp: bool, every: float) -> None:

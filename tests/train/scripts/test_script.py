@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train import trials
-from tests.train.ownscript import STEPS, Blow, environment, run, start
+from tests.train.scripts.ownscript import STEPS, Blow, environment, run, start
 from train import checkpoint, contract
 from train.saving.shares import joined, split
 from train.scripts import plain

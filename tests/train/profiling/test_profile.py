@@ -337,8 +337,8 @@ def test_no_profile_costs_nothing() -> None:
 
 
 def test_any_trace_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.train.chrome import steps
-    from tests.train.test_bounds import input_bound
+    from tests.train.profiling.chrome import steps
+    from tests.train.profiling.test_bounds import input_bound
 
     trace = tmp_path / "a.pt.trace.json"
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": steps(input_bound)}))

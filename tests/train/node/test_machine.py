@@ -13,7 +13,7 @@ import pytest
 from launcher.results import results
 from tests.googlecloud import Fault, GoogleCloud, Stalled, Status
 from tests.googlecloud.logs import WRITE
-from tests.train.metadata import Metadata
+from tests.train.node.metadata import Metadata
 from tests.train.nodes import Machines, Node, cluster_spec, free_port, machines, until
 from train import contract
 from train.contract import Exit

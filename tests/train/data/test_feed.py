@@ -272,7 +272,7 @@ def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch:
 
 RANK = """
 import os, sys, time
-from tests.train.test_feed import *
+from tests.train.data.test_feed import *
 if __name__ == "__main__":
     feed = Feed(source(Numbers()), slice(0, 4), CPU, Loader(workers=2))
     feed.train(1)
@@ -288,7 +288,7 @@ if __name__ == "__main__":
 def test_a_signal_to_the_group_takes_no_data_away_and_nothing_outlives_the_rank(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     rank = subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": root},

@@ -16,7 +16,7 @@ from train.errors import UnfitError, UsageError
 from train.node import preflight
 from train.node.preflight import Result, check, measured, wanted
 
-ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
 BENCH = {contract.PREFLIGHT: "bench"}
 
 

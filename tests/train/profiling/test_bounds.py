@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train import chrome
-from tests.train.chrome import ADAM, ADD, ALL_REDUCE, GEMM, Event, call, host, launched, phases, steps
+from tests.train.profiling import chrome
+from tests.train.profiling.chrome import ADAM, ADD, ALL_REDUCE, GEMM, Event, call, host, launched, phases, steps
 from train.profiling import families
 from train.profiling.advice import Setup, shown, verdict
 from train.profiling.bounds import CAUSES, Analysis, analyse
@@ -229,7 +229,7 @@ def test_each_bottleneck_is_found_without_a_gpu(one: One, bound: str) -> None:
 
 
 def test_a_recorded_trace() -> None:
-    """One step of tests/train/talking.py on two ranks, its threads renumbered and arguments left out."""
+    """One step of tests/train/profiling/talking.py on two ranks, its threads renumbered and arguments left out."""
     found = analyse(read(Path(__file__).with_name("traces") / "gloo-2-ranks.json.gz"))
     assert found is not None
     assert found.bound == "communication"

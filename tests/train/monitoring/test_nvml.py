@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.train.fakenvml import LOST, NOT_SUPPORTED, UNKNOWN, Device, FakeNvml
+from tests.train.monitoring.fakenvml import LOST, NOT_SUPPORTED, UNKNOWN, Device, FakeNvml
 from train.monitoring.nvml import READS, Gpus, open_gpus, shown
 
 

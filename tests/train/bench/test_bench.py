@@ -24,7 +24,7 @@ from train.dist import Ranks
 from train.errors import OutputError, UnfitError, UsageError
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
