@@ -93,9 +93,12 @@ def test_a_gpu_test_that_passes_is_noted(tmp_path: Path, monkeypatch: pytest.Mon
     noted = tmp_path / "ran.json"
     noted.write_text('{"old.py::test_x": {"device": "T4", "date": "2026-01-01"}}')
     monkeypatch.setenv("LAUNCH_RAN_ON", str(noted))
+    folder = tmp_path / "tests" / "train" / "saving"
+    folder.mkdir(parents=True)
+    (folder / "test_more.py").write_text(MARKED)
     _pytest(tmp_path, {"test_gpu.py": MARKED, "pytest.ini": "[pytest]\nmarkers = gpu: x\n"}, no_skips="")
     found = json.loads(noted.read_text())
-    assert list(found) == ["old.py::test_x", "test_gpu.py::test_a"]
+    assert sorted(found) == ["old.py::test_x", "saving/test_more.py::test_a", "test_gpu.py::test_a"]
     assert set(found["test_gpu.py::test_a"]) == {"device", "date"}
 
 

@@ -117,8 +117,8 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     shape = shaped(model, config, ranks, numbers)
     model, sharing = fsdp.placed(model, config, ranks, numbers, models.blocks(model))
     optimizer = optim.build(model, config.optimizer)
-    probes, moments = config.micro_batch_size is None, optim.moments(config.optimizer)
-    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=probes, moments=moments)
+    probes, beside = config.micro_batch_size is None, optim.held(optimizer, config.optimizer)
+    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=probes, held=beside)
     first = partial(first_pass, model, feed, portions.size, ranks, numbers)
     prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
@@ -165,10 +165,10 @@ def fitting(
     storage: Storage | None,
     *,
     probes: bool = True,
-    moments: int = 2,
+    held: int = 2,
 ) -> Portions:
     """`whole`, or if it `probes` the largest micro-batch that this GPU's memory takes. What an earlier start of the run
-    had to come down to is not exceeded in any case: it would end where that one did. `moments` are the optimizer's
+    had to come down to is not exceeded in any case: it would end where that one did. `held` are the optimizer's
     numbers for each parameter."""
     known = on_first(ranks, lambda: memory.learned(storage))
     if known and known < whole.size:
@@ -186,7 +186,7 @@ def fitting(
                 loss.backward()
 
     with no_trace(model), torch.compiler.set_stance("force_eager"):
-        beside = memory.to_reserve(model, moments, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
+        beside = memory.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
         return memory.probed(ranks, whole.share, attempt, beside)
 
 

@@ -32,8 +32,14 @@ def _restore_model(run: Run, value: State) -> None:
 
 
 def _restore_optimizer(run: Run, value: State) -> None:
-    run.optimizer.load_state_dict(value)
+    """With this start's kernels, whatever those of the one that saved: torch would take over both."""
+    pairs = zip(value["param_groups"], run.optimizer.param_groups, strict=True)
+    groups = [{**saved, **{name: own[name] for name in _FORM}} for saved, own in pairs]
+    run.optimizer.load_state_dict({**value, "param_groups": groups})
     as_parameters(run.optimizer)
+
+
+_FORM = ("fused", "foreach")
 
 
 def _restore_loop(run: Run, value: State) -> None:

@@ -23,7 +23,7 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
     """
     for field, function in own_functions(spec.run).items():
         if path := module_of(function, names):
-            check_name(field, function, folder / path, path)
+            _check_name(field, function, folder / path, path)
         elif not (spec.image.requirements or spec.image.base):
             wanted = file_of(function)
             near = near_names(wanted, names)
@@ -33,44 +33,52 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
             )
 
 
-def check_name(field: str, function: str, file: Path, shown: str) -> None:
+def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     """A module binds the name somewhere: what it is, the trainer finds out. Nothing is said of a file that isn't this
     Python's, or that may bind names in ways of its own. Raises UsageError."""
-    import ast
+    import ast  # here, as a dry run of a spec without functions of its own needs neither
+    import warnings
 
     name = function.partition(":")[2]
     try:
-        tree = ast.parse(file.read_bytes())
+        with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
+            tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):  # the image's Python may be newer
         return
-    bound = set(_bound(tree))
+    bound = {word for node in ast.walk(tree) for word in _words(node)}
     if name in bound or bound & _ANYTHING:
         return
     from difflib import get_close_matches
 
-    public = sorted(one for one in bound if not one.startswith("_"))
-    near = get_close_matches(name, public, n=1)
+    near = get_close_matches(name, sorted(one for one in bound if not one.startswith("_")), n=1)
     raise UsageError(
         f"{field}: {function}: {shown} has no {name}",
         f"Did you mean {near[0]}?" if near else "The part behind the colon is a function's name in that file.",
     )
 
 
-_ANYTHING = frozenset({"*", "globals", "vars", "setattr", "exec", "__getattr__"})
-"""What a module may bind any name by: `from x import *`, module-level __getattr__, and these functions."""
+_REFLECTIVE = frozenset({"globals", "locals", "vars", "setattr", "exec", "modules", "__dict__"})
+_ANYTHING = _REFLECTIVE | {"*", "__getattr__"}
+"""What a module may bind any name by: `from x import *`, a __getattr__ of its own, sys.modules, and these functions."""
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
-    """The names that are bound anywhere in a module, and those of _ANYTHING that it mentions."""
-    import ast  # a dry run of a spec without functions of its own doesn't load it
+def _words(node: ast.AST) -> Iterator[str]:
+    """The name that a part of a module binds, or by which of _ANYTHING it may bind any."""
+    import ast
 
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
-        elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in _ANYTHING):
-            yield node.id
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.alias(name=name, asname=asname):
+            yield asname or name.partition(".")[0]
+        case ast.Name(id=name, ctx=context):
+            if isinstance(context, ast.Store) or name in _REFLECTIVE:
+                yield name
+        case ast.Attribute(attr=name):
+            if name in _REFLECTIVE:
+                yield name
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            yield name
 
 
 def functions_elsewhere(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:

@@ -144,6 +144,8 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
             f"run.config.batch_size {config.batch_size} can't be shared evenly by {processes} processes{each}",
             f"It is global: {near} can.",
         )
+    if config.parallel == "fsdp" and config.optimizer.name == "sgd" and config.optimizer.fused and processes > 1:
+        raise PlanRefused("run.config.optimizer.fused: parallel: fsdp has no fused SGD", "Leave it out, or use adamw.")
 
 
 def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:

@@ -82,7 +82,8 @@ class Launch:
 def source(tmp_path: Path) -> Source:
     (tmp_path / "code.py").write_text("print()\n")
     recipe = tuple(File(path.name, path) for path in CONTAINERS.iterdir() if path.is_file())
-    return Source(recipe, (File("train/node.py", tmp_path / "code.py"),), (File("code.py", tmp_path / "code.py"),))
+    code = tmp_path / "code.py"
+    return Source(recipe, (File("train/node/__main__.py", code),), (File("code.py", code),))
 
 
 @pytest.fixture

@@ -299,6 +299,10 @@ def test_config_with_dollars_is_escaped_in_the_request_only() -> None:
         ({"limits": {"usd": 5}}, "more than limits.usd"),
         ({"env": {"EMPTY": ""}}, "EMPTY is empty"),
         ({"run": {"config": {"batch_size": 5}}}, "can't be shared evenly by 2 processes"),
+        (
+            {"run": {"config": {"parallel": "fsdp", "optimizer": {"name": "sgd", "fused": True}}}},
+            "parallel: fsdp has no fused SGD",
+        ),
         ({"run": {"config": {"batch_size": 6, "micro_batch_size": 2}}}, "of micro_batch_size 2"),
         ({"machine": {"type": "t4", "gpus": 1}, "run": {"config": {"precision": "bf16"}}}, "T4 has no bf16"),
         ({"machine": {"type": "v100", "gpus": 1}, "run": {"config": {"precision": "tf32"}}}, "V100 has no tf32"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def forked(**fixtures: Any) -> None:
         reading, writing = os.pipe()
-        if pid := os.fork():
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads are no use to it
+            pid = os.fork()
+        if pid:
             os.close(writing)
             with os.fdopen(reading) as pipe:
                 wrong = pipe.read()

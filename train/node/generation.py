@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from train.config.settings import DEFAULT
+from train.config import DEFAULT
 from train.metrics import Null
 from train.node.cluster import Cluster
 from train.node.command import Paths, Task, child_env, command

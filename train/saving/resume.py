@@ -153,7 +153,7 @@ def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path 
 
 def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
     """Raise UsageError if a checkpoint's run isn't ours: going on from it would be neither run."""
-    before, now = theirs["config"], json.loads(json.dumps(ours["config"]))
+    before, now = _fixed(theirs["config"]), _fixed(json.loads(json.dumps(ours["config"])))
     changed = [f"{key} was {_short(before[key])} and is {_short(now[key])}" for key in FIXED if before[key] != now[key]]
     if theirs.get("data_sha256") != ours.get("data_sha256"):
         changed.append(f"the data was {theirs.get('data')} with another content")
@@ -166,6 +166,11 @@ def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str)
         )
 
 
+def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what only says by which kernels the optimizer works."""
+    return {**config, "optimizer": {key: item for key, item in config["optimizer"].items() if key != "fused"}}
+
+
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
@@ -176,6 +181,7 @@ def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """What may change within a run but makes its losses differ in their last digits, in words."""
     names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
     names |= {"device": "device", "torch": "torch", "compiled": "torch.compile", "parallel": "parallel"}
+    names |= {"attention": "attention", "fused": "optimizer.fused"}
     before, now = _said(theirs), _said(ours)
     return [
         f"{words}: {before[key]} before, {now[key]} now"
@@ -185,4 +191,7 @@ def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
 
 
 def _said(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {**about, "parallel": about.get("config", {}).get("parallel", "ddp")}
+    config = about.get("config", {})
+    fused = config.get("optimizer", {}).get("fused")
+    found = {"parallel": config.get("parallel", "ddp"), "attention": config.get("attention", "auto")}
+    return {**about, **found, "fused": "auto" if fused is None else str(fused).lower()}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
+import torch.compiler.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from train.choice import Choice
@@ -24,7 +26,6 @@ KERNELS: Final[dict[str, SDPBackend]] = {
 HERE: Final = {"cuda": tuple(KERNELS), "cpu": ("flash", "math")}
 """The kernels of each kind of device (torch 2.13); a Mac's GPU takes its own way whatever it is told."""
 
-_KERNEL = re.compile(r"\b(kernels?|attention|SDPA?|query, key)\b", re.IGNORECASE)
 _LACKING = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
 
 
@@ -39,7 +40,7 @@ def kernel(asked: Attention, device: str) -> Iterator[None]:
         right = " or ".join(("auto", *HERE.get(device, ())))
         raise UsageError(f"attention: there is no {asked} on {device}; use {right}")
     try:
-        with _reasons() as reasons, sdpa_kernel(KERNELS[asked]):
+        with _reasons() as reasons, _compiled_apart(asked), sdpa_kernel(KERNELS[asked]):
             yield
     except RuntimeError as error:
         if not _LACKING.search(str(error)):
@@ -50,12 +51,13 @@ def kernel(asked: Attention, device: str) -> Iterator[None]:
 
 @contextmanager
 def _reasons() -> Iterator[list[str]]:
-    """Why torch doesn't take a kernel: it warns of that, before it fails, a line for each."""
+    """Why torch doesn't take a kernel: before it fails it warns of that, a line each, from the file that chooses."""
     found, show = list[str](), warnings.showwarning
 
     def note(message: Warning | str, *where: Any, **more: Any) -> None:
-        text = str(message).partition(" (Triggered")[0].rstrip(". ")
-        if not _KERNEL.search(text):
+        text, _, place = str(message).partition(" (Triggered")
+        text = text.rstrip(". ")
+        if "sdp_utils" not in place:
             show(message, *where, **more)
         elif not text.endswith("because:") and "runtime disabled" not in text:  # those that the spec didn't ask for
             found.append(text)
@@ -65,6 +67,18 @@ def _reasons() -> Iterator[list[str]]:
         yield found
     finally:
         warnings.showwarning = show
+
+
+@contextmanager
+def _compiled_apart(asked: Attention) -> Iterator[None]:
+    """torch's caches of compiled code don't ask which kernels were allowed when it was compiled (torch 2.13)."""
+    settings: Any = torch.compiler.config
+    before = settings.cache_key_tag
+    settings.cache_key_tag = f"attention: {asked}"
+    try:
+        yield
+    finally:
+        settings.cache_key_tag = before
 
 
 def explained(asked: Attention) -> tuple[Choice, ...]:

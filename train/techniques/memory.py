@@ -180,11 +180,11 @@ def agreed(ranks: Ranks, mine: bool) -> bool:
     return bool(flag.item())
 
 
-def to_reserve(model: nn.Module, moments: int, *, buckets: bool) -> int:
-    """Bytes that training will hold beside the model, its gradients and its activations: the optimizer's `moments` for
+def to_reserve(model: nn.Module, held: int, *, buckets: bool) -> int:
+    """Bytes that training will hold beside the model, its gradients and its activations: `held` by the optimizer for
     each parameter, and as much again where DDP puts the gradients into `buckets`: other ones after the first step."""
     here = [pieces.local(p) for p in model.parameters() if p.requires_grad]
-    return sum(p.numel() * p.element_size() for p in here) * (moments + buckets)
+    return sum(p.numel() * p.element_size() for p in here) * (held + buckets)
 
 
 def memory_text(device: torch.device) -> str:

@@ -53,8 +53,8 @@ def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
 
 
 def unfused(model: nn.Module, name: str = "adamw") -> str:
-    """Why this model's optimizer has no fused form, empty if it has one: SGD not for parameters that are shared out
-    among the ranks (torch 2.13's DTensor doesn't know that operator), neither for complex numbers."""
+    """Why this model's optimizer has no fused form, empty if it has one: no SGD for parameters that are shared out
+    among the ranks (torch 2.13's DTensor doesn't know that operator), and none at all for complex numbers."""
     if name == "sgd" and any(map(is_shared_out, model.parameters())):
         return "parallel: fsdp has no fused SGD"
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -71,6 +71,13 @@ FUSED = frozenset({"cpu", "cuda", "mps"})
 def moments(settings: Optimizer) -> int:
     """Numbers that it keeps for each parameter."""
     return 2 if settings.name == "adamw" else int(settings.momentum > 0)
+
+
+def held(optimizer: torch.optim.Optimizer, settings: Optimizer) -> int:
+    """Numbers for each parameter that it holds beside the model at the most: its moments; where it isn't fused, in a
+    step also copies of them and of the parameter, and one more for what foreach computes."""
+    kept = moments(settings)
+    return kept if optimizer.defaults["fused"] else 2 * kept + 2
 
 
 def explained(optimizer: torch.optim.Optimizer, asked: bool | None, model: nn.Module) -> Choice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from tests.train import trials
-from tests.train.trials import STEPS, differences, in_a_child, losses, preempted, read, train
+from tests.train.trials import STEPS, differences, in_a_child, losses, preempted, read, train, waiting_for_saves
 from train import checkpoint, contract, dist, loop, state
+from train.config import as_data, parse
 from train.errors import OutOfMemoryError, PreemptedError, SupersededError, UsageError
-from train.saving import fence, manifests, randomness
+from train.saving import fence, manifests, randomness, resume
+from train.setup import Run
 from train.storage import LocalFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -255,6 +258,33 @@ def test_the_same_data_elsewhere_is_the_same_data(tmp_path: Path) -> None:
         (tmp_path / name).write_text("one and two and three " * 100)
     preempted(tmp_path / "run", 3, data=str(tmp_path / "here"))
     train(tmp_path / "run", generation=1, data=str(tmp_path / "there"))
+
+
+def test_other_kernels_go_on_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of this start: what the checkpoint says of them, torch would take over."""
+    used: list[tuple[bool, bool]] = []
+
+    def kernels(run: Run) -> None:
+        (group, *_) = run.optimizer.param_groups
+        used.append((group["fused"], group["foreach"]))
+
+    preempted(tmp_path / "run", 3)
+    slow = {**trials.CONFIG["optimizer"], "fused": False}
+    with waiting_for_saves(kernels):
+        train(tmp_path / "run", generation=1, optimizer=slow, attention="math")
+    assert set(used) == {(False, True)}
+    said = capsys.readouterr().out
+    assert "attention: auto before, math now: same global batch" in said
+    assert "optimizer.fused: auto before, false now: same global batch" in said
+
+
+def test_a_checkpoint_from_before_a_setting_was_there_is_the_same_spec() -> None:
+    now = as_data(parse(trials.CONFIG))
+    before = {key: value for key, value in now.items() if key != "attention"}
+    before["optimizer"] = {key: value for key, value in now["optimizer"].items() if key != "fused"}
+    before = json.loads(json.dumps(before))
+    resume.refuse_another({"config": before}, {"config": now}, "gs://b/runs/a")
+    assert resume.changes({"config": before}, {"config": now}) == []
 
 
 def test_another_micro_batch_goes_on_and_says_so(

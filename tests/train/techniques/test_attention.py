@@ -48,7 +48,7 @@ def test_what_it_does_not_compute_is_told_in_a_line(recwarn: pytest.WarningsReco
 
 @attention.kernel("flash", "cpu")
 def fails() -> None:
-    warnings.warn("a warning of yours", stacklevel=1)
+    warnings.warn("a warning of yours: the attention kernel", stacklevel=1)
     raise RuntimeError("something else")
 
 

@@ -19,7 +19,7 @@ from train.dist import Ranks
 from train.errors import OutputError
 from train.saving import manifests
 from train.storage import LocalFolder
-from train.techniques import compilecache, compiling
+from train.techniques import attention, compilecache, compiling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -183,6 +183,29 @@ def test_another_start_compiles_nothing_again(
     (kept,) = LocalFolder(tmp_path / "run").list("compile/")
     assert ", cached)" in capsys.readouterr().out
     compilecache.unsealed(LocalFolder(tmp_path / "run").read(kept))
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_was_compiled_for_one_kernel_for_attention_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13's own key of its caches doesn't hold it."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    query = torch.randn(1, 2, 8, 16, requires_grad=True)
+    made: list[tuple[int, torch.Tensor]] = []
+    for asked in ("math", "flash", "math"):
+        torch._dynamo.reset()
+        counters.clear()
+        with attention.kernel(asked, "cpu"):
+            out = torch.compile(nn.functional.scaled_dot_product_attention)(query, query, query, is_causal=True)
+            (grad,) = torch.autograd.grad(out.square().sum(), query)
+        made.append((counters["aot_autograd"]["autograd_cache_hit"], grad))
+    assert [hits for hits, _ in made] == [0, 0, 1]
+    assert torch.equal(made[0][1], made[2][1])
+    assert not torch.equal(made[0][1], made[1][1])
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(100)])

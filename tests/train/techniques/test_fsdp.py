@@ -279,7 +279,7 @@ def test_the_memory_to_reserve_is_that_of_the_parts() -> None:
     """Of a model that is shared out a rank holds a part, and no peer can give it a second try."""
     plain = model()
     parameters = sum(one.numel() for one in plain.parameters())
-    assert memory.to_reserve(plain, moments=2, buckets=True) == 12 * parameters
+    assert memory.to_reserve(plain, held=2, buckets=True) == 12 * parameters
     assert fsdp.state_bytes(plain, moments=2) == 16 * parameters
     assert memory.again(memory.portions(8, 4, 2), plain, Ranks(world=2))
 

@@ -112,6 +112,13 @@ def test_the_spec_may_say_the_form(fused: bool, chosen: str) -> None:
     assert form(torch.float32, Optimizer(fused=fused)) == ("optimizer", chosen, "the spec says so")
 
 
+def test_what_is_not_fused_holds_copies_of_all_that_it_changes() -> None:
+    for name, fused, other in (("adamw", 2, 6), ("sgd", 1, 4)):
+        for asked, numbers in ((True, fused), (False, other)):
+            settings = Optimizer(name=name, fused=asked)
+            assert optim.held(optim.build(Turned(torch.float32), settings), settings) == numbers
+
+
 def test_a_form_that_cannot_be_had_is_refused() -> None:
     with pytest.raises(UsageError, match=r"optimizer\.fused: true can't be had: complex numbers have no fused form"):
         form(torch.complex64, Optimizer(fused=True))
