@@ -51,7 +51,7 @@ def test_everything_lies_where_the_dockerfile_looks_for_it(tmp_path: Path) -> No
         "code/run.sh", "code/pkg/deep/a.py", "code/link", "torch/torch.whl",
     }  # fmt: skip
     assert {name for name, one in found.items() if one.isdir()} == {
-        "train", "train/data", "code", "code/pkg", "code/pkg/deep", "torch",
+        "train", "train/data", "train/node", "code", "code/pkg", "code/pkg/deep", "torch",
     }  # fmt: skip
     assert {name: one.mode for name, one in found.items() if one.isfile()} == {
         name: 0o755 if name == "code/run.sh" else 0o644 for name, one in found.items() if one.isfile()

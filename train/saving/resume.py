@@ -167,8 +167,11 @@ def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str)
 
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what only says by which kernels the optimizer works."""
-    return {**config, "optimizer": {key: item for key, item in config["optimizer"].items() if key != "fused"}}
+    """Without what only says by which kernels the optimizer works. A script of the user's own has no such settings."""
+    optimizer = config["optimizer"]
+    if not isinstance(optimizer, Mapping):
+        return dict(config)
+    return {**config, "optimizer": {key: item for key, item in optimizer.items() if key != "fused"}}
 
 
 def _short(value: Any) -> str:
@@ -192,6 +195,7 @@ def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
 
 def _said(about: Mapping[str, Any]) -> dict[str, Any]:
     config = about.get("config", {})
-    fused = config.get("optimizer", {}).get("fused")
+    optimizer = config.get("optimizer")
+    fused = optimizer.get("fused") if isinstance(optimizer, Mapping) else None
     found = {"parallel": config.get("parallel", "ddp"), "attention": config.get("attention", "auto")}
     return {**about, **found, "fused": "auto" if fused is None else str(fused).lower()}
