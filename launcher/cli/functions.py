@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +38,11 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
 def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     """A module binds the name somewhere: what it is, the trainer finds out. Nothing is said of a file that isn't this
     Python's, or that may bind names in ways of its own. Raises UsageError."""
-    import ast  # here, as a dry run of a spec without functions of its own needs neither
-    import warnings
+    import ast  # here, as a dry run of a spec without functions of its own doesn't need it
 
     name = function.partition(":")[2]
     try:
-        with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
-            tree = ast.parse(file.read_bytes())
+        tree = _tree(file)
     except (SyntaxError, ValueError, RecursionError, OSError):  # the image's Python may be newer
         return
     bound = {word for node in ast.walk(tree) for word in _words(node)}
@@ -55,6 +55,32 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
         f"{field}: {function}: {shown} has no {name}",
         f"Did you mean {near[0]}?" if near else "The part behind the colon is a function's name in that file.",
     )
+
+
+def _tree(file: Path) -> ast.Module:
+    """A file as Python reads it. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
+    import ast
+    import warnings
+
+    with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
+        return ast.parse(file.read_bytes())
+
+
+def unread(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """FILE:LINE: what is no Python in the script and the modules that a spec names, as this Python has it."""
+    script = [spec.run.script] if spec.run.script and spec.run.script.endswith(".py") else []
+    modules = [module_of(function, names) for function in own_functions(spec.run).values()]
+    return tuple(filter(None, (_unread(folder / name, name) for name in dict.fromkeys([*script, *modules]) if name)))
+
+
+def _unread(file: Path, name: str) -> str:
+    with suppress(ValueError, RecursionError, OSError):
+        try:
+            _tree(file)
+        except SyntaxError as error:
+            python = ".".join(map(str, sys.version_info[:2]))
+            return f"{name}:{error.lineno or 1}: {error.msg}, says Python {python} here"
+    return ""
 
 
 _REFLECTIVE = frozenset({"globals", "locals", "vars", "setattr", "exec", "modules", "__dict__"})

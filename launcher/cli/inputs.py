@@ -13,7 +13,7 @@ import msgspec
 from launcher import __version__
 from launcher.cli import code, files, gcloud
 from launcher.cli.datafiles import check_data
-from launcher.cli.functions import check_functions, functions_elsewhere
+from launcher.cli.functions import check_functions, functions_elsewhere, unread
 from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
@@ -81,6 +81,7 @@ def gather(
         torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
         elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
+        unread=unread(spec, folder, [file.name for file in found.files]) if folder else (),
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,

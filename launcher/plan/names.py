@@ -27,7 +27,10 @@ def run_id(spec: JobSpec, context: Context, gpus: int) -> str:
 
 
 def identity(spec: JobSpec, context: Context, gpus: int) -> str:
-    """Eight hex digits of what is computed and for whom; a run id that was set by hand belongs to one of them."""
+    """Eight hex digits of what is computed and for whom; a run id that was set by hand belongs to one of them.
+
+    On this machine nobody's project or account counts: setting one is not another run."""
+    here = context.target == "local"
     what = {
         "run": msgspec.to_builtins(replace(spec.run, preflight="off")),
         "env": spec.env,
@@ -36,9 +39,9 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
         "code": context.code.digest,
         "requirements": context.requirements.digest,
         "image": [spec.image.uri, spec.image.base, spec.image.wheel, context.torch.digest],
-        "project": context.project,
+        "project": "local" if here else context.project,
         "output": spec.output,
-        "owner": context.owner,
+        "owner": "local" if here else context.owner,
     }
     return digest(what, 8)
 

@@ -39,6 +39,8 @@ def of_code(context: Context) -> Iterator[str]:
         yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"
+    for place in context.unread:
+        yield f"{place}; if the image's Python is no newer, the job can't start"
 
 
 def of_machine(

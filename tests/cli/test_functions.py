@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ def test_a_file_that_has_it_or_may_have_it(tmp_path: Path, module: str) -> None:
     spec = project(tmp_path)
     (tmp_path / "pkg/model.py").write_text(module)
     planned(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [(SPEC, "pkg/model.py"), (SPEC.partition("run:")[0] + "run: {script: train_own.py}\n", "train_own.py")],
+)
+def test_what_this_python_cannot_read_is_a_warning(tmp_path: Path, text: str, module: str) -> None:
+    """The image's may be newer."""
+    spec = project(tmp_path, text, module, "mine.py")
+    before = planned(spec)["warnings"]
+    (tmp_path / module).write_text("def build(x:\n    return x\n")
+    ours = [line for line in planned(spec)["warnings"] if line not in before]
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    said = f"{module}:1: '(' was never closed, says Python {python} here; if the image's Python is no newer, the job"
+    assert [line.removesuffix(" can't start") for line in ours] == [said]
 
 
 def test_a_package_may_bring_it(tmp_path: Path) -> None:

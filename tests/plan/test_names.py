@@ -51,6 +51,11 @@ def test_another_owner_project_or_code_is_another_run(world: dict[str, Any]) -> 
     assert planned(world=world).run != planned().run
 
 
+def test_on_this_machine_projects_and_accounts_make_no_other_run() -> None:
+    other = {"project": "local", "owner": "you@example.com"}
+    assert planned("local", world=other).run == planned("local").run
+
+
 def test_launchs_own_version_and_recipe_are_not_part_of_the_run() -> None:
     world = {"version": "9.9.9", "recipe": Content(digest="new")}
     assert planned(world=world).run == planned().run

@@ -84,6 +84,8 @@ def read(path: Path) -> Trace:
     data = path.read_bytes()
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError("it is no trace of torch.profiler: it is no JSON") from error
     except (EOFError, zlib.error) as error:
         raise ValueError(f"it was cut off, or is damaged: {error}") from error
     if isinstance(document, list):

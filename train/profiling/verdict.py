@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = judge(asked.trace, asked.setup, asked.steps)
     except (OSError, ValueError, MemoryError) as error:
-        print(f"{asked.trace.name} can't be used: {error or type(error).__name__}", file=sys.stderr)
+        said = error.strerror if isinstance(error, OSError) else error
+        print(f"{asked.trace.name} can't be used: {said or type(error).__name__}", file=sys.stderr)
         return 2
     finally:
         if asked.pack and asked.trace.exists():
