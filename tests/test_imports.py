@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.commands import MAKE, NAMES, VM, Loaded
 from tests.rendered import JOB_SPECS
 
 HEAVY = {
@@ -53,6 +54,22 @@ def test_a_dry_run_loads_nothing_heavy(target: str, spec: Path, output: str) -> 
     assert not heavy(loaded)
     assert "rich" not in loaded, "Typer's help needs rich; a plan does not"
     assert not {name for name in loaded if name.startswith("launcher.apply")}, "nothing is applied"
+
+
+def test_a_command_loads_no_other() -> None:
+    """Typer makes a command of each function that it is given: for all of them, a fifth of a dry run."""
+    loaded = modules_of_launch("vertex", str(SPEC), "--dry-run")
+    assert "launcher.cli.vertex" in loaded
+    assert not {f"launcher.cli.{name.replace('-', '_')}" for name in NAMES if name != "vertex"} & loaded
+    assert not {name for name in loaded if name.startswith("launcher.cli.vm")}
+
+
+def test_every_command_has_its_name() -> None:
+    """And its file: one a command."""
+    shown = {name: Loaded()[name].name for name in NAMES}
+    assert shown == {name: name for name in NAMES}
+    assert list(Loaded()["vm"].commands) == [MAKE, *VM]
+    assert "vmm" not in Loaded()
 
 
 def test_the_check_sees_a_heavy_module() -> None:
