@@ -1,5 +1,5 @@
 """A program for torchrun, or for what sets its variables: ranks that exchange large gradients and calculate next to
-nothing. Rank 0 profiles it.
+nothing. Rank 0 profiles it, and waits for the other.
 
 torchrun --nproc-per-node 2 talking.py RUN_FOLDER
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from train.metrics import Null
 from train.profiling.advice import Setup
 from train.profiling.profile import Recording
 from train.profiling.report import Report
+
+
+LATE = 0.8
+"""Seconds by which rank 1 is late in each step: rank 0 waits for longer than it works, on a slow machine too."""
 
 
 class Large(nn.Module):
@@ -39,6 +44,8 @@ def main(folder: str) -> None:
     report = Report({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
     recording = Recording(Profile(2, 1, 2), ranks.device, report)
     for step in range(1, 6):
+        if ranks.rank:
+            time.sleep(LATE)
         with recording.range("data"):
             batch = torch.ones(4)
         with recording.range("forward"):
