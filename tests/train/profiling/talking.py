@@ -21,7 +21,6 @@ from train.profiling.advice import Setup
 from train.profiling.profile import Recording
 from train.profiling.report import Report
 
-
 LATE = 0.8
 """Seconds by which rank 1 is late in each step: rank 0 waits for longer than it works, on a slow machine too."""
 
