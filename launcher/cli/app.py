@@ -7,18 +7,15 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.cli.commands import Commands
+from launcher.cli.commands import PLAIN, Commands
 
 app = typer.Typer(
     name="launch",
     cls=Commands,
     help="One YAML spec and one command for a multi-GPU training run on Google Cloud.",
     no_args_is_help=True,
-    # Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    **PLAIN,
 )
 
 

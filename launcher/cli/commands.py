@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,7 +21,14 @@ NAMES = (
 """In the order in which they are needed. `push-code` is the function push_code of push_code.py here."""
 
 VM = ("list", "status", "stop", "start", "extend", "delete", "code")
-"""`launch vm list` is in vm_list.py."""
+"""`launch vm list` is the function vm_list of vm_list.py."""
+
+# Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
+PLAIN: Final[dict[str, Any]] = {
+    "rich_markup_mode": None,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
 
 
 class Loaded(Mapping[str, Any]):
@@ -47,21 +54,14 @@ class Loaded(Mapping[str, Any]):
 
 def single(name: str) -> Any:
     """A command that is no group."""
-    made = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+    made = typer.Typer(**PLAIN)
     made.command(name)(function(name))
     return typer.main.get_command(made)
 
 
 def vm_group() -> Any:
     """`launch vm` with its commands."""
-    made = typer.Typer(
-        name="vm",
-        cls=VmGroup,
-        rich_markup_mode=None,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        help="A VM with GPUs: to work on, or one that trains.",
-    )
+    made = typer.Typer(name="vm", cls=VmGroup, help="A VM with GPUs: to work on, or one that trains.", **PLAIN)
     made.command(MAKE, cls=Make)(function("vm"))
     for name in VM:
         made.command(name)(function(f"vm-{name}"))
@@ -69,10 +69,9 @@ def vm_group() -> Any:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """`push-code`: push_code of push_code.py; `vm-list`: list_ of vm_list.py, as `list` is Python's."""
-    module = import_module(f"launcher.cli.{name.replace('-', '_')}")
-    own = name.removeprefix("vm-").replace("-", "_")
-    found: Callable[..., Any] = getattr(module, own, None) or getattr(module, f"{own}_")
+    """Of the file with its name: push_code of push_code.py for `push-code`."""
+    own = name.replace("-", "_")
+    found: Callable[..., Any] = getattr(import_module(f"launcher.cli.{own}"), own)
     return found
 
 

@@ -13,7 +13,7 @@ from launcher.cli.options import InZone, VmName
 from launcher.cli.reaching import Port, Tunnel, User
 
 
-def code(
+def vm_code(
     name: VmName,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Change ~/.ssh/config without asking.")] = False,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.machines import Machine
 
 
-def delete(
+def vm_delete(
     name: VmName,
     *,
     zone: InZone = None,

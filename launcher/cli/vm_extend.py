@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.machines import Machine
 
 
-def extend(
+def vm_extend(
     name: VmName,
     *,
     lease: Annotated[str | None, typer.Option("--lease", help="From now on: 90m, 4h.", metavar="TIME")] = None,

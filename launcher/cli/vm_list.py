@@ -22,7 +22,7 @@ SPARED = ("ENDS", "MACHINE", "AGE", "$/H")
 it is provisioned."""
 
 
-def list_(
+def vm_list(
     *,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only what costs money without need.")] = False,
     output_format: OutputFormat = Output.text,

@@ -17,7 +17,7 @@ NOTES = {
 }
 
 
-def start(
+def vm_start(
     name: VmName,
     *,
     zone: InZone = None,

@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     now: float
 
 
-def status(
+def vm_status(
     name: VmName,
     *,
     zone: InZone = None,

@@ -16,7 +16,7 @@ STOPPED = frozenset({"STOPPED", "TERMINATED"})
 STOPPING = frozenset({"STOPPING", "PENDING_STOP"})
 
 
-def stop(
+def vm_stop(
     name: VmName,
     *,
     zone: InZone = None,

@@ -64,7 +64,7 @@ def test_the_optimizer_is_torchs_in_all_but_its_compiler() -> None:
             model(torch.ones(2, 4)).square().sum().backward()
             made.step()
         assert len(called) == 3
-        again = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]  # as above
+        again = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]  # each kind has a rate
         again.load_state_dict(made.state_dict())
         return model.weight.flatten().tolist(), again.state_dict()["param_groups"][0]
 
