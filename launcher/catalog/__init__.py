@@ -1,7 +1,8 @@
 """The catalog: GPUs, machine types, places, prices, quotas, images and NCCL settings of Google Cloud, as data.
 
-Every figure is in data/*.csv with its source and date; sources/README.md tells what the sources are. An empty cell is
-unknown and stays so. Tables are read when they are first asked for, so a plan pays for what it uses.
+Every figure is in data/*.csv with its source and date; tools/catalog/sources/README.md of the repository says what the
+sources are. An empty cell is unknown and stays so. Tables are read when they are first asked for, so a plan pays for
+what it uses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from launcher.catalog import prices, quotas, shapes, tables
 from launcher.catalog.model import (
     UNKNOWN,
     CatalogError,
+    Component,
     Gpu,
     ImageFamily,
     Interruptions,
@@ -21,14 +23,15 @@ from launcher.catalog.model import (
     Price,
     Quota,
     Rate,
+    RegionPrices,
     Service,
-    ZonePrices,
 )
 
 __all__ = [
     "UNKNOWN",
     "Catalog",
     "CatalogError",
+    "Component",
     "Gpu",
     "ImageFamily",
     "Interruptions",
@@ -54,7 +57,9 @@ class Catalog:
     """All tables and their look-ups; pure, but for reading its own data files once."""
 
     def __init__(self) -> None:
-        self._priced: dict[tuple[str, str, str, str], Price] = {}
+        self._priced: dict[tuple[str, str, int, str, str, str], Price] = {}
+        self._prices: dict[str, Mapping[str, RegionPrices]] = {}
+        self._components: dict[str, Mapping[str, Component]] = {}
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -68,7 +73,7 @@ class Catalog:
 
     @cached_property
     def rates(self) -> Mapping[str, Rate]:
-        """local-ssd (USD a GiB and hour), vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour) …"""
+        """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour)."""
         return tables.rates()
 
     @cached_property
@@ -127,12 +132,20 @@ class Catalog:
         return zones if region is None else tuple(zone for zone in zones if zone.rpartition("-")[0] == region)
 
     def price(self, machine: MachineType, service: Service, provisioning: str, place: str) -> Price:
-        """What one node costs an hour in a zone, or in a region (there the dearest zone that is known)."""
-        key = (machine.name, service, provisioning.partition(":")[0], place)
+        """What one node costs an hour in a region or zone: prices are the same in all zones of a region."""
+        region, model = region_of(place), provisioning.partition(":")[0]
+        key = (machine.name, machine.gpu, machine.gpus, service, model, region)
         if key not in self._priced:
-            order = prices.Order(machine, service, key[2])
-            self._priced[key] = prices.price(order, place, self._prices.get(machine.name, ()), self._tariff)
+            order = prices.Order(machine, service, model, region)
+            self._priced[key] = prices.price(order, self._region_prices(machine, region), self._tariff)
         return self._priced[key]
+
+    def component(self, name: str, place: str) -> Component | None:
+        """What a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, p100, t4 or v100 costs in a region or zone; `None` is
+        unknown."""
+        if name not in self._components:
+            self._components[name] = tables.components(name)
+        return self._components[name].get(region_of(place))
 
     def disk_price(self, kind: str, region: str) -> Rate | None:
         """What a GB of a disk type costs a month, whether its VM runs or not; `None` when that is unknown."""
@@ -178,13 +191,17 @@ class Catalog:
     def _vertex_regions(self) -> frozenset[str]:
         return tables.vertex_regions()
 
-    @cached_property
-    def _prices(self) -> Mapping[str, tuple[ZonePrices, ...]]:
-        return tables.prices()
+    def _region_prices(self, machine: MachineType, region: str) -> RegionPrices | None:
+        if machine.family == "n1":
+            names = ("n1-vcpu", "n1-ram-gib", machine.gpu)
+            return prices.of_components(machine, region, *(self.component(name, region) for name in names))
+        if machine.name not in self._prices:
+            self._prices[machine.name] = tables.prices(machine.name)
+        return self._prices[machine.name].get(region)
 
     @cached_property
     def _tariff(self) -> prices.Tariff:
-        return prices.Tariff(tables.price_rules(), self.rates)
+        return prices.Tariff(tables.price_rules(), self.rates["vertex-fee"])
 
     @cached_property
     def _disk_prices(self) -> Mapping[tuple[str, str], Rate]:
@@ -201,6 +218,11 @@ class Catalog:
     @cached_property
     def _nccl(self) -> Mapping[tuple[str, str], Nccl]:
         return tables.nccl()
+
+
+def region_of(place: str) -> str:
+    """The region of a zone (us-central1-a), or the region itself."""
+    return place.rpartition("-")[0] if place.count("-") > 1 else place
 
 
 def _drives(driver: str, gpu: Gpu) -> bool:

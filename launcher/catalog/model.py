@@ -92,8 +92,7 @@ class MachineType(Struct, frozen=True, gc=False):
 class Price(Struct, frozen=True, gc=False):
     """USD for one node and hour. `usd` is `None` when unknown, and `rule` then says what is missing.
 
-    `approx`: derived by `rule`, or an upper bound, not read off a price list. `zone` is where the figure holds: of a
-    region's zones the dearest that is known, so that a cap holds.
+    `approx`: derived by `rule`, not read off a price list; `bound`: by a rule that gives at least the true price.
     """
 
     usd: float | None
@@ -102,7 +101,7 @@ class Price(Struct, frozen=True, gc=False):
     source: str
     date: str
     excludes: tuple[str, ...]
-    zone: str | None = None
+    bound: bool = False
 
 
 class Quota(Struct, frozen=True, gc=False):
@@ -163,18 +162,36 @@ class Interruptions(Struct, frozen=True, gc=False):
     certainty: str
 
 
-class ZonePrices(Struct, frozen=True, gc=False):
-    """What Compute Engine charges for a machine in a zone, without its local SSDs: USD an hour, `None` if unknown.
+class PriceRule(Struct, frozen=True, gc=False):
+    """How a figure came about. kind: exact, derived or bound (at least the true price)."""
+
+    kind: str
+    text: str
+
+
+class RegionPrices(Struct, frozen=True, gc=False):
+    """What Compute Engine charges for a machine in a region, with the local SSDs that come with it: USD an hour, `None`
+    if unknown. `local_ssds` is their part of the list price.
 
     The rules are keys of data/price_rules.csv.
     """
 
-    zone: str
+    region: str
     listed: float | None
     list_rule: str
     flex_start: float | None
     flex_rule: str
     spot: float | None
     spot_rule: str
+    local_ssds: float
+    source: str
+    date: str
+
+
+class Component(Struct, frozen=True, gc=False):
+    """The price of a unit of something in a region, USD an hour: a vCPU, a GiB of RAM or local SSD, a GPU."""
+
+    listed: float
+    spot: float | None
     source: str
     date: str

@@ -1,20 +1,20 @@
-"""From Compute Engine's prices in each zone to what one node costs on either service.
+"""From Compute Engine's prices in a region to what one node costs on either service.
 
-The rules (Vertex AI's from real bills of 2025-08): local SSDs that come with a machine are added at their on-demand
-rate, which is an upper bound for Spot. Vertex AI takes 15 % of the list price of GPUs, vCPUs and RAM on top, whatever
-the provisioning model; so without a list price its price is unknown. A reservation costs the list price.
+Local SSDs that come with a machine are in the figures. Vertex AI takes 15 % of the list price of GPUs, vCPUs and RAM
+on top, whatever the provisioning model (real bills of 2025-08), so without a list price its price is unknown. A
+reservation costs the list price.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from launcher.catalog.model import MachineType, Price, Rate, Service, ZonePrices
+from launcher.catalog.model import Component, MachineType, Price, PriceRule, Rate, RegionPrices, Service
 
 MODELS = {"standard": "list", "reservation": "list", "flex-start": "Flex-start", "spot": "Spot"}
-"""Provisioning model -> which of a zone's prices it pays."""
+"""Provisioning model -> which of a region's prices it pays."""
 
 
 class Order(Struct, frozen=True, gc=False):
@@ -23,76 +23,74 @@ class Order(Struct, frozen=True, gc=False):
     machine: MachineType
     service: Service
     model: str
+    region: str
 
 
 class Tariff(Struct, frozen=True, gc=False):
-    """What holds everywhere: the rules (key -> text, approximate) and the rates for each unit."""
+    """What holds everywhere: how figures came about, and Vertex AI's share of the list price."""
 
-    rules: Mapping[str, tuple[str, bool]]
-    rates: Mapping[str, Rate]
-
-
-def price(order: Order, place: str, known: Iterable[ZonePrices], tariff: Tariff) -> Price:
-    """The price in `place`: a zone, or a region, which takes its dearest known zone."""
-    here = [zone for zone in known if place in (zone.zone, zone.zone.rpartition("-")[0])]
-    if not here:
-        return _unknown(f"no price of {order.machine.name} in {place} is known")
-    prices = [_in_zone(order, zone, tariff) for zone in here]
-    best = max(prices, key=lambda found: -1.0 if found.usd is None else found.usd)
-    if len({found.usd for found in prices}) == 1:
-        return best
-    return structs.replace(best, rule=f"{best.rule}; of {place}'s zones the dearest, {best.zone}")
+    rules: Mapping[str, PriceRule]
+    vertex_fee: Rate
 
 
-def _in_zone(order: Order, zone: ZonePrices, tariff: Tariff) -> Price:
-    """Compute Engine's price, and Vertex AI's made of it."""
-    usd, key = _base(zone, order.model)
+def price(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price:
+    """What one node costs an hour: Compute Engine's price, and Vertex AI's made of it."""
+    if known is None:
+        return _unknown(f"no price of {order.machine.name} in {order.region} is known")
+    usd, key = _base(known, order.model)
     if usd is None:
-        return _unknown(f"no {MODELS[order.model]} price of {order.machine.name} in {zone.zone} is known")
-    rule, approx = tariff.rules[key]
+        return _unknown(f"no {MODELS[order.model]} price of {order.machine.name} in {order.region} is known")
+    rule = tariff.rules[key]
     bare = Price(
         usd=usd,
-        approx=approx or order.model == "reservation",
-        rule=rule,
-        source=zone.source,
-        date=zone.date,
+        approx=rule.kind != "exact" or order.model == "reservation",
+        bound=rule.kind == "bound",
+        rule=rule.text,
+        source=known.source,
+        date=known.date,
         excludes=_excludes(order),
-        zone=zone.zone,
     )
-    compute = _with_disks(bare, order, tariff.rates["local-ssd"])
-    return _on_vertex(compute, order.model, zone, tariff.rates["vertex-fee"]) if order.service == "vertex" else compute
+    return _on_vertex(bare, order.model, known, tariff.vertex_fee) if order.service == "vertex" else bare
 
 
-def _base(zone: ZonePrices, model: str) -> tuple[float | None, str]:
-    """The zone's figure for a provisioning model, and its rule's key."""
+def of_components(
+    machine: MachineType, region: str, vcpu: Component | None, ram: Component | None, gpu: Component | None
+) -> RegionPrices | None:
+    """The prices of an N1 machine with its GPUs; None as soon as one component's is unknown."""
+    if vcpu is None or ram is None or gpu is None or machine.memory_gb is None:
+        return None
+    parts = ((machine.vcpus, vcpu), (machine.memory_gb, ram), (machine.gpus, gpu))
+    spot = [count * part.spot for count, part in parts if part.spot is not None]
+    return RegionPrices(
+        region=region,
+        listed=round(sum(count * part.listed for count, part in parts), 6),
+        list_rule="n1-list",
+        flex_start=None,
+        flex_rule="",
+        spot=round(sum(spot), 6) if len(spot) == len(parts) else None,
+        spot_rule="n1-spot",
+        local_ssds=0.0,
+        source=_sources(*(part.source for _, part in parts)),
+        date=_sources(*(part.date for _, part in parts)),
+    )
+
+
+def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
+    """The region's figure for a provisioning model, and its rule's key."""
     if model == "flex-start":
-        return zone.flex_start, zone.flex_rule
+        return known.flex_start, known.flex_rule
     if model == "spot":
-        return zone.spot, zone.spot_rule
-    return zone.listed, zone.list_rule
+        return known.spot, known.spot_rule
+    return known.listed, known.list_rule
 
 
-def _with_disks(bare: Price, order: Order, rate: Rate) -> Price:
-    """The price with the local SSDs that come with the machine."""
-    if not order.machine.local_ssd_auto or bare.usd is None:
-        return bare
-    spot = order.model == "spot"
-    return structs.replace(
-        bare,
-        usd=bare.usd + order.machine.local_ssd_gib * rate.usd,
-        approx=bare.approx or spot,
-        rule=f"{bare.rule}, plus local SSDs" + (" at their on-demand rate (an upper bound)" if spot else ""),
-        source=_sources(bare.source, rate.source),
-    )
-
-
-def _on_vertex(compute: Price, model: str, zone: ZonePrices, fee: Rate) -> Price:
+def _on_vertex(compute: Price, model: str, known: RegionPrices, fee: Rate) -> Price:
     """Vertex AI's price for what Compute Engine would charge `compute` for."""
     share = f"{fee.usd * 100:g} %"
-    if zone.listed is None or compute.usd is None:
-        return _unknown(f"Vertex AI adds {share} of the list price, and none is known in {zone.zone}")
+    if known.listed is None or compute.usd is None:
+        return _unknown(f"Vertex AI adds {share} of the list price, and none is known in {known.region}")
     # On-demand the local SSDs are in it too: 2025's bills show none, so this is the upper side.
-    on_top = fee.usd * (compute.usd if model == "standard" else zone.listed)
+    on_top = fee.usd * (compute.usd if model == "standard" else known.listed - known.local_ssds)
     return structs.replace(
         compute,
         usd=compute.usd + on_top,

@@ -7,7 +7,17 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from launcher.catalog.model import Gpu, ImageFamily, Interruptions, MachineType, Nccl, Rate, ZonePrices
+from launcher.catalog.model import (
+    Component,
+    Gpu,
+    ImageFamily,
+    Interruptions,
+    MachineType,
+    Nccl,
+    PriceRule,
+    Rate,
+    RegionPrices,
+)
 
 DATA = os.path.join(os.path.dirname(__file__), "data")  # noqa: PTH118, PTH120 -- pathlib would cost 2 ms of import
 Row = Mapping[str, str]
@@ -45,22 +55,24 @@ def vertex_regions() -> frozenset[str]:
     return frozenset(row["region"] for row in rows("vertex_regions"))
 
 
-def prices() -> dict[str, tuple[ZonePrices, ...]]:
-    """Machine type -> what it costs in each zone that has a price."""
-    found: dict[str, list[ZonePrices]] = {}
+def prices(machine: str) -> dict[str, RegionPrices]:
+    """Region -> what a machine costs there. Only the machine's own lines are parsed."""
     with _open("prices") as file:
-        lines = csv.reader(file)
-        next(lines)
-        for machine, zone, listed, list_rule, flex, flex_rule, spot, spot_rule, source, date, _certainty in lines:
-            found.setdefault(machine, []).append(
-                ZonePrices(zone, _usd(listed), list_rule, _usd(flex), flex_rule, _usd(spot), spot_rule, source, date)
-            )
-    return {machine: tuple(known) for machine, known in found.items()}
+        return {cells[0]: _region_prices(cells) for _, *cells in csv.reader(_starting(file, machine))}
 
 
-def price_rules() -> dict[str, tuple[str, bool]]:
-    """Key -> (the rule in words, whether its figures are approximate)."""
-    return {row["rule"]: (row["text"], row["approx"] == "yes") for row in rows("price_rules")}
+def components(name: str) -> dict[str, Component]:
+    """Region -> the price of a unit of a component."""
+    with _open("price_components") as file:
+        return {
+            region: Component(float(listed), _usd(spot), source, date)
+            for _, region, listed, spot, source, date, _ in csv.reader(_starting(file, name))
+        }
+
+
+def price_rules() -> dict[str, PriceRule]:
+    """Key -> how a figure came about."""
+    return {row["rule"]: PriceRule(row["kind"], row["text"]) for row in rows("price_rules")}
 
 
 def rates() -> dict[str, Rate]:
@@ -125,6 +137,19 @@ def rows(table: str) -> Iterator[dict[str, str]]:
 
 def _open(table: str) -> TextIO:
     return open(os.path.join(DATA, f"{table}.csv"), encoding="utf-8", newline="")  # noqa: PTH118, PTH123
+
+
+def _starting(file: TextIO, first: str) -> Iterator[str]:
+    """The lines whose first cell is `first`."""
+    start = f"{first},"
+    return (line for line in file if line.startswith(start))
+
+
+def _region_prices(cells: list[str]) -> RegionPrices:
+    region, listed, list_rule, flex, flex_rule, spot, spot_rule, disks, source, date, _ = cells
+    return RegionPrices(
+        region, _usd(listed), list_rule, _usd(flex), flex_rule, _usd(spot), spot_rule, float(disks or 0), source, date
+    )
 
 
 def _gpu(row: Row, min_driver: str | None) -> Gpu:
@@ -212,7 +237,7 @@ def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
             gpus=int(count),
             share=None,
             vcpus=int(row["vcpus"]),
-            memory_gb=None,
+            memory_gb=float(row["memory_gb"]),
             local_ssd_gib=0,
             local_ssd_max_gib=None,
             nics=None,

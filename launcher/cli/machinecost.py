@@ -34,7 +34,8 @@ def price_of(machine: Machine, said: float | None = None) -> Price:
     else:
         price = known.price(shape, "compute", machine.provisioning, machine.zone)
         if not shape.local_ssd_auto:
-            price = with_local_ssds(price, local_ssds(machine), known.rates["local-ssd"])
+            rate = known.component("local-ssd-gib", machine.zone)
+            price = with_local_ssds(price, local_ssds(machine), rate, spot=machine.provisioning == "spot")
     if price.usd is None and said is not None:
         return replace(price, usd=said, approx=False, rule="as --price says")
     return price

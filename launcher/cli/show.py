@@ -230,10 +230,11 @@ def attempt_table(plan: Plan) -> Iterator[str]:
 
 
 def price_text(attempt: Attempt) -> str:
-    """`≈$12.87/h`, or that it is unknown."""
+    """`≈$12.87/h`, `≤$28.77/h` for an upper bound, or that it is unknown."""
     if attempt.usd_per_hour is None:
         return "price unknown"
-    return f"{'≈' if attempt.usd_approx else ''}${attempt.usd_per_hour:,.2f}/h"
+    mark = "≤" if attempt.usd_is_bound else "≈" if attempt.usd_approx else ""
+    return f"{mark}${attempt.usd_per_hour:,.2f}/h"
 
 
 COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")

@@ -20,7 +20,7 @@ from launcher.spec.models import JobSpec
 HOURS = 24.0
 HOURS_OF_A_WORKPLACE = 12.0
 REHEARSAL = Place(provisioning="standard", region="local")
-FREE = Price(usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), zone=None)
+FREE = Price(usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=())
 
 
 def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
@@ -157,6 +157,7 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
         provisioning=place.provisioning,
         usd_per_hour=cost_of_node.usd,
         usd_approx=cost_of_node.approx,
+        usd_is_bound=cost_of_node.bound,
         usd_rule=cost_of_node.rule,
         usd_excludes=cost_of_node.excludes,
         request=request(spec, catalog, context, chosen, shared, place),
@@ -169,7 +170,8 @@ def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, pla
         return FREE
     known = catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name)
     listed = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
-    return cost.priced(cost.with_local_ssds(known, listed, catalog.rates["local-ssd"]), spec.limits)
+    rate = catalog.component("local-ssd-gib", place.region) if listed else None
+    return cost.priced(cost.with_local_ssds(known, listed, rate, spot=place.provisioning == "spot"), spec.limits)
 
 
 def request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from launcher.catalog import Price, Rate
+from launcher.catalog import Component, Price
 from launcher.errors import PlanRefused
 from launcher.plan.model import Attempt
 from launcher.plan.names import seconds
@@ -19,15 +19,17 @@ def priced(price: Price, limits: Limits) -> Price:
     return price
 
 
-def with_local_ssds(price: Price, disks: int, rate: Rate) -> Price:
-    """The price with local SSDs that were asked for; on Spot their on-demand rate is an upper bound."""
+def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: bool) -> Price:
+    """The price with local SSDs that were asked for, at the region's rate; unknown as soon as that rate is."""
     if not disks or price.usd is None:
         return price
+    each = None if rate is None else rate.spot if spot else rate.listed
+    if each is None:
+        return replace(price, usd=None, approx=True, rule="no price of local SSDs is known there")
     return replace(
         price,
-        usd=price.usd + disks * LOCAL_SSD_GIB * rate.usd,
-        approx=True,
-        rule=f"{price.rule}, plus {disks} local SSDs at their on-demand rate",
+        usd=price.usd + disks * LOCAL_SSD_GIB * each,
+        rule=f"{price.rule}, plus {disks} local SSDs",
         excludes=tuple(item for item in price.excludes if item != "local SSD"),
     )
 

@@ -92,6 +92,8 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """Of one node. None is unknown."""
     usd_approx: bool
     """True: derived by a stated rule, not a listed price."""
+    usd_is_bound: bool = False
+    """True: the rule gives at least the true price."""
     usd_rule: str
     """How the price came about, in words."""
     usd_excludes: tuple[str, ...]

@@ -17,8 +17,8 @@ machine:
   gpus: 2                      # GPUs on each machine
   nodes: 1                     # machines
 
-# How the machines are had, tried in this order. Flex-start waits for capacity at a discount; Spot is cheapest and can
-# be taken away at any time; standard is the list price.
+# How the machines are had, tried in this order. Flex-start waits for capacity at a discount; Spot changes its price
+# up to once a day and can be taken away at any time; standard is the list price.
 provisioning: [flex-start, spot]
 
 # Where, tried in this order. `any` is every region that has the machine, the cheapest first.

@@ -236,7 +236,7 @@ def test_vertex_regions_leave_out_those_it_does_not_train_in() -> None:
 def test_where_n1_is_is_unknown() -> None:
     shape = CATALOG.find("t4", 1, None, "vertex")
     assert (CATALOG.regions(shape), CATALOG.vertex_regions(shape), CATALOG.zones(shape)) == ((), (), ())
-    assert shape.memory_gb is None
+    assert shape.memory_gb == 30.0
 
 
 def _shape(name: str) -> MachineType:

@@ -160,7 +160,6 @@ def test_images() -> None:
 
 
 def test_rates() -> None:
-    assert CATALOG.rates["local-ssd"].usd == 0.0001096
     assert CATALOG.rates["vertex-boot-pd-ssd"].usd * 100 == pytest.approx(0.027, abs=0.001)
 
 

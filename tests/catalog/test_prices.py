@@ -1,4 +1,4 @@
-"""Prices: the worked figures, the traps in the sources, and the rules between Compute Engine and Vertex AI."""
+"""Prices: check sums, coverage, the traps in the sources, and the rules between Compute Engine and Vertex AI."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from launcher import catalog
-from launcher.catalog import MachineType, Price, Service, derive, prices
-from launcher.catalog.model import ZonePrices
+from launcher.catalog import MachineType, Price, Service, tables
+from tests.plan.planning import planned
+from tools.catalog import derive
 
 CATALOG = catalog.load()
-SCRAPED = derive.read(derive.HERE / "sources" / "gcp_gpu_prices_by_zone.csv")
+SOURCE = derive.read(derive.SOURCES / "gpu_prices.csv")
 
 
 def usd(name: str, service: Service, provisioning: str, place: str) -> float | None:
@@ -18,21 +19,117 @@ def usd(name: str, service: Service, provisioning: str, place: str) -> float | N
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a3-highgpu-8g", 88.49),
+        ("a3-ultragpu-8g", 84.806908),
+        ("a2-ultragpu-8g", 40.550383),
+        ("g4-standard-48", 4.49993),
+        ("a4-highgpu-8g", 128.88),
+    ],
+)
+def test_list_prices_in_us_central1_are_googles_published_ones(name: str, expected: float) -> None:
+    """With the local SSDs that come with the machine: they must not be added twice."""
+    assert usd(name, "compute", "standard", "us-central1") == expected
+
+
+def test_prices_cover_the_regions_as_far_as_the_sources_do() -> None:
+    """Of the 506 pairs of machine and region; two more list prices are a third party's."""
+    pairs = [(shapes[0], region) for shapes in CATALOG.machines.values() for region in CATALOG.regions(shapes[0])]
+    known = {
+        model: [found for machine, region in pairs if (found := CATALOG.price(machine, "compute", model, region)).usd]
+        for model in ("standard", "spot", "flex-start")
+    }
+    assert len(pairs) == 506
+    assert len(known["standard"]) == 485 + 2
+    assert sum("third party" in found.rule for found in known["standard"]) == 2
+    assert len(known["spot"]) == 424
+    assert len(known["flex-start"]) == 461
+
+
+def test_no_price_is_zero_where_it_is_unknown() -> None:
+    for machine, region in (("a4x-highgpu-4g", "us-central1"), ("g4-standard-48", "asia-northeast1")):
+        assert usd(machine, "compute", "standard", region) is None
+    assert all(
+        price is None or price > 0
+        for name in CATALOG.machines
+        for known in tables.prices(name).values()
+        for price in (known.listed, known.spot, known.flex_start)
+    )
+
+
+def test_spot_is_dearer_than_flex_start_where_the_sources_say_so() -> None:
+    dearer = [
+        (row["machine"], row["zone_or_region"])
+        for row in SOURCE
+        if row["spot_usd"] and row["flex_start_usd"] and float(row["spot_usd"]) > float(row["flex_start_usd"])
+    ]
+    assert len(dearer) == 38
+    for machine, region in dearer:
+        spot, flex = (usd(machine, "compute", model, region) for model in ("spot", "flex-start"))
+        assert spot is not None
+        assert flex is not None
+        assert spot > flex, (machine, region)
+
+
+def test_any_region_begins_where_a_price_of_the_sources_is_lowest() -> None:
+    """us-central1 was the second cheapest by the prices of 2026-02; by today's it is among the dearest."""
+    spot = {
+        row["zone_or_region"]: float(row["spot_usd"])
+        for row in SOURCE
+        if row["machine"] == "a3-highgpu-8g" and row["spot_usd"]
+    }
+    tried = [
+        one.region
+        for one in planned("vm", machine={"type": "h100", "gpus": 8}, regions="any", provisioning=["spot"]).attempts
+    ]
+    known = [region for region in dict.fromkeys(tried) if region in spot]
+    assert known == sorted(known, key=lambda region: (spot[region], region))
+    assert known.index("us-central1") == len(known) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "region", "model", "expected"),
+    [
+        ("n1-standard-4", "t4", 1, "us-central1", "standard", 0.189999 + 0.35),
+        ("n1-standard-8", "v100", 2, "us-central1", "standard", 2 * 0.189999 + 2 * 2.48),
+        ("n1-standard-8", "p100", 1, "us-central1", "standard", 2 * 0.189999 + 1.46),
+        ("n1-highmem-2", "p4", 1, "us-central1", "standard", 2 * 0.031611 + 13 * 0.004237 + 0.6),
+        ("n1-standard-4", "t4", 1, "us-central1", "spot", 4 * 0.01115 + 15 * 0.001494 + 0.1915),
+    ],
+)
+def test_n1_is_the_sum_of_its_components(
+    name: str, gpu: str, gpus: int, region: str, model: str, expected: float
+) -> None:
+    (shape,) = [one for one in CATALOG.machines[name] if (one.gpu, one.gpus) == (gpu, gpus)]
+    found = CATALOG.price(shape, "compute", model, region)
+    assert found.usd == pytest.approx(expected, abs=1e-6)
+    assert (found.source, found.approx) == (f"CYC-PRICES; JUM{'; SK9' if 'SK9' in found.source else ''}", False)
+
+
+def test_a_component_without_a_price_leaves_n1_unknown() -> None:
+    shape = _shape("n1-standard-4")
+    assert CATALOG.price(shape, "compute", "standard", "us-east7").usd is None
+    assert CATALOG.price(shape, "compute", "spot", "africa-south1").usd is None  # its Spot price of T4 is stale
+
+
+def test_local_ssds_differ_by_region() -> None:
+    rates = [CATALOG.component("local-ssd-gib", place) for place in ("us-central1", "asia-northeast1-b")]
+    assert [rate and (rate.listed, rate.spot) for rate in rates] == [(0.0001096, 0.0000586), (0.0001425, 0.0000855)]
+
+
+@pytest.mark.parametrize(
     ("name", "service", "provisioning", "place", "expected"),
     [
         ("a3-highgpu-2g", "vertex", "flex-start", "us-central1", 12.87),
-        ("a3-highgpu-2g", "vertex", "spot", "us-central1", 10.17),
+        ("a3-highgpu-2g", "vertex", "spot", "us-central1", 15.95),
         ("a2-ultragpu-2g", "vertex", "standard", "us-central1", 11.66),
         ("g2-standard-24", "vertex", "standard", "us-central1", 2.30),
         ("a3-highgpu-2g", "compute", "flex-start", "us-central1", 9.58),
-        ("a3-highgpu-2g", "compute", "standard", "us-central1", 22.12),
+        ("a3-highgpu-2g", "compute", "spot", "us-central1", 12.65),
         ("a3-highgpu-8g", "compute", "flex-start", "us-central1", 38.32),
-        ("a3-highgpu-8g", "compute", "standard", "us-central1", 88.49),
-        ("a2-ultragpu-2g", "compute", "standard", "us-central1", 10.14),
-        ("g2-standard-24", "compute", "standard", "us-central1", 2.00),
-        ("g2-standard-24", "compute", "spot", "us-central1", 0.80),
-        ("a4-highgpu-8g", "compute", "flex-start", "us-east4-b", 64.44 + 12000 * 0.0001096),
-        ("a3-ultragpu-8g", "compute", "spot", "us-east4", 31.46 + 12000 * 0.0001096),
+        ("a3-highgpu-8g", "compute", "spot", "us-central1-a", 52.96),
+        ("a4-highgpu-8g", "compute", "flex-start", "us-east4-b", 64.44),
     ],
 )
 def test_worked_figures(name: str, service: Service, provisioning: str, place: str, expected: float) -> None:
@@ -49,85 +146,60 @@ def test_the_fee_is_what_the_bills_show() -> None:
     assert on_vertex - on_compute == pytest.approx(fee, abs=0.001)
 
 
-def test_a_flex_start_figure_is_never_taken_for_a_list_price() -> None:
-    found = _price("a3-highgpu-2g", "compute", "standard", "us-west1")
-    assert found.usd is None
-    assert "no list price of a3-highgpu-2g in us-west1-a is known" in found.rule
-    assert usd("a3-highgpu-2g", "compute", "flex-start", "us-west1") == pytest.approx(10.77 + 0.16, abs=0.01)
+def test_a_reservation_costs_the_list_price_however_it_is_written() -> None:
+    named = "reservation:projects/p/zones/us-central1-a/reservations/r"
+    assert usd("a3-highgpu-8g", "compute", named, "us-central1-a") == pytest.approx(88.49, abs=0.01)
+    assert usd("a3-highgpu-8g", "vertex", named, "us-central1-a") == pytest.approx(88.49 + 0.15 * 87.832466, abs=0.001)
 
 
-def test_no_flagged_row_gives_a_list_price() -> None:
-    flagged = [row for row in SCRAPED if "is_DWS" in row["Flag"] and row["InstanceType"] != "a4-highgpu-8g"]
-    assert len(flagged) > 40
-    for row in flagged:
-        assert usd(row["InstanceType"], "compute", "standard", row["Zone"]) is None
+def test_l4_has_no_flex_start_price_of_its_own() -> None:
+    found = _price("g2-standard-24", "compute", "flex-start", "us-central1")
+    assert (found.usd, found.approx) == (2.000833, True)
+    assert "list price" in found.rule
 
 
 def test_without_a_list_price_vertex_is_unknown() -> None:
-    found = _price("a3-highgpu-2g", "vertex", "spot", "us-west1")
-    assert found.usd is None
-    assert found.approx
-    assert found.rule == "Vertex AI adds 15 % of the list price, and none is known in us-west1-a"
+    found = _price("a4-highgpu-8g", "vertex", "spot", "europe-west4")
+    assert (found.usd, found.approx) == (None, True)
+    assert "europe-west4" in found.rule
 
 
 def test_an_unknown_flex_start_price_stays_unknown() -> None:
-    assert usd("a3-highgpu-2g", "compute", "flex-start", "us-east4") is None
+    assert usd("a3-edgegpu-8g", "compute", "flex-start", "us-east4") is None
 
 
-@pytest.mark.parametrize(("name", "place"), [("a2-highgpu-1g", "us-central1"), ("a3-highgpu-2g", "moon-base1")])
+@pytest.mark.parametrize(("name", "place"), [("a4x-highgpu-4g", "us-central1"), ("a3-highgpu-2g", "moon-base1")])
 def test_a_place_without_prices(name: str, place: str) -> None:
     assert _price(name, "compute", "spot", place) == Price(
         usd=None, approx=True, rule=f"no price of {name} in {place} is known", source="", date="", excludes=()
     )
 
 
-@pytest.mark.parametrize("row", SCRAPED[::7], ids=lambda row: f"{row['InstanceType']}-{row['Zone']}")
-def test_spot_is_the_scraped_price_and_the_disks(row: dict[str, str]) -> None:
-    disks = int(row["BundledLocalSsdGiB(not_in_price)"]) * 0.0001096
-    found = _price(row["InstanceType"], "compute", "spot", row["Zone"])
-    assert found.usd == pytest.approx(float(row["SpotPriceUSDh"]) + disks)
-    assert found.approx == (disks > 0)
-
-
 @pytest.mark.parametrize(
-    ("service", "provisioning", "place", "approx"),
+    ("name", "service", "provisioning", "place", "marks"),
     [
-        ("compute", "standard", "us-central1", False),
-        ("compute", "flex-start", "us-central1", False),
-        ("compute", "flex-start", "us-west1", True),
-        ("compute", "spot", "us-central1", True),
-        ("compute", "reservation", "us-central1", True),
-        ("vertex", "standard", "us-central1", True),
-        ("vertex", "flex-start", "us-central1", True),
+        ("a3-highgpu-8g", "compute", "standard", "us-central1", (False, False)),
+        ("a3-highgpu-8g", "compute", "flex-start", "us-central1", (False, False)),
+        ("a3-highgpu-8g", "compute", "flex-start", "us-east4", (True, True)),
+        ("a3-highgpu-8g", "compute", "spot", "us-central1", (False, False)),
+        ("a3-highgpu-8g", "compute", "reservation", "us-central1", (True, False)),
+        ("a3-highgpu-8g", "vertex", "standard", "us-central1", (True, False)),
+        ("a3-highgpu-8g", "vertex", "flex-start", "us-east4", (True, True)),
+        ("a3-edgegpu-8g", "compute", "standard", "us-central1", (True, False)),
+        ("a4-highgpu-8g", "compute", "standard", "us-east4", (True, False)),
     ],
 )
-def test_what_a_rule_derived_is_marked(service: Service, provisioning: str, place: str, approx: bool) -> None:
-    assert _price("a3-highgpu-8g", service, provisioning, place).approx is approx
-
-
-def test_a_reservation_costs_the_list_price_however_it_is_written() -> None:
-    named = "reservation:projects/p/zones/us-central1-a/reservations/r"
-    assert usd("a3-highgpu-8g", "compute", named, "us-central1-a") == pytest.approx(88.49, abs=0.01)
-    assert usd("a3-highgpu-8g", "vertex", named, "us-central1-a") == pytest.approx(88.49 + 0.15 * 87.83, abs=0.01)
-
-
-def test_l4_has_no_flex_start_price_of_its_own() -> None:
-    found = _price("g2-standard-24", "compute", "flex-start", "us-central1")
-    assert (found.usd, found.approx) == (2.00082, True)
-    assert "list price" in found.rule
-
-
-def test_a_third_partys_figure_is_marked() -> None:
-    found = _price("a4-highgpu-8g", "compute", "standard", "us-central1")
-    assert found.usd == pytest.approx(128.88 + 12000 * 0.0001096)
-    assert found.approx
-    assert "third party" in found.rule
+def test_derived_figures_and_upper_bounds_are_marked(
+    name: str, service: Service, provisioning: str, place: str, marks: tuple[bool, bool]
+) -> None:
+    found = _price(name, service, provisioning, place)
+    assert (found.approx, found.bound) == marks
 
 
 def test_where_a_figure_comes_from_and_what_it_leaves_out() -> None:
     found = _price("a3-highgpu-2g", "vertex", "flex-start", "us-central1")
-    assert found.source == "SKYCAT 006059e0; ZENN"
-    assert found.date == "2026"
+    assert found.source == "CYC-PRICES; SK9; ZENN"
+    assert found.date == "2026-07-30; 2025-08; 2026-07"
     assert found.excludes == ("boot disk", "network traffic")
     assert _price("g2-standard-8", "compute", "spot", "us-central1").excludes == (
         "boot disk",
@@ -136,13 +208,10 @@ def test_where_a_figure_comes_from_and_what_it_leaves_out() -> None:
     )
 
 
-def test_a_region_takes_its_dearest_known_zone() -> None:
-    zones = [_zone("us-east9-a", 3.0), _zone("us-east9-b", 5.0), _zone("us-east9-c", None), _zone("us-east99-a", 9.0)]
-    found = _made("us-east9", zones)
-    assert (found.usd, found.zone) == (5.0, "us-east9-b")
-    assert found.rule == "list price; of us-east9's zones the dearest, us-east9-b"
-    assert _made("us-east9-a", zones).usd == 3.0
-    assert _made("us-east9-c", zones).usd is None
+def test_a_zone_costs_what_its_region_does() -> None:
+    assert _price("a3-highgpu-2g", "compute", "spot", "us-central1-a") == _price(
+        "a3-highgpu-2g", "compute", "spot", "us-central1"
+    )
 
 
 def test_what_a_disk_costs_a_month() -> None:
@@ -152,15 +221,6 @@ def test_what_a_disk_costs_a_month() -> None:
     assert CATALOG.disk_price("pd-ssd", "europe-west10") == catalog.Rate(0.2618, *msgspec.structs.astuple(found)[1:])
     assert CATALOG.disk_price("hyperdisk-balanced", "us-central1") is None
     assert CATALOG.disk_price("pd-balanced", "us-nowhere1") is None
-
-
-def _zone(name: str, listed: float | None) -> ZonePrices:
-    return ZonePrices(name, listed, "list", None, "", None, "", "SKYCAT", "2026")
-
-
-def _made(place: str, zones: list[ZonePrices]) -> Price:
-    order = prices.Order(_shape("g2-standard-24"), "compute", "standard")
-    return prices.price(order, place, zones, prices.Tariff({"list": ("list price", False)}, CATALOG.rates))
 
 
 def _price(name: str, service: Service, provisioning: str, place: str) -> Price:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.catalog import derive, tables
+from launcher.catalog import tables
+from tools.catalog import derive
 
-HERE = derive.HERE
-LISTED = derive.read(HERE / "sources" / "gcp_gpu_machine_regions.csv")
-SCRAPED = derive.read(HERE / "sources" / "gcp_gpu_prices_by_zone.csv")
+LISTED = derive.read(derive.SOURCES / "gcp_gpu_machine_regions.csv")
+SCRAPED = derive.read(derive.SOURCES / "gcp_gpu_prices_by_zone.csv")
 CATALOG = catalog.load()
 
 
@@ -23,29 +23,44 @@ CATALOG = catalog.load()
     ("name", "digest"),
     [
         ("gcp_gpu_machine_regions.csv", "858d997c789f515786620bc3e14e5c9c7968c04eb57ee8d7af3245c4c7e63ee9"),
+        ("gpu_prices.csv", "96922c61634984a9e31262363b9822d5ae2aff8f18317c2a3ca8d44b0085afca"),
+        ("gpu_price_components.csv", "da21dfa679d00b381eed19a0ae90230ecb54f91a9c11b4a7645f283e4b4e2ba8"),
         ("gcp_gpu_prices_by_zone.csv", "0e777176c2ba31e021437ee79ed716cdb3ceaeaa3b2240ab26841fb2e0ddb838"),
     ],
 )
 def test_sources_are_unchanged(name: str, digest: str) -> None:
-    assert hashlib.sha256((HERE / "sources" / name).read_bytes()).hexdigest() == digest
+    assert hashlib.sha256((derive.SOURCES / name).read_bytes()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("name", ["regions.csv", "zones.csv", "prices.csv"])
+@pytest.mark.parametrize("name", ["regions.csv", "zones.csv", "prices.csv", "price_components.csv"])
 def test_derived_tables_are_what_the_sources_give(name: str) -> None:
-    assert (HERE / "data" / name).read_text(encoding="utf-8") == derive.derive(HERE)[name]
+    assert (derive.DATA / name).read_text(encoding="utf-8") == derive.derive(derive.SOURCES, derive.DATA)[name]
 
 
 def test_check_finds_a_price_changed_by_hand(tmp_path: Path) -> None:
-    folder = tmp_path / "catalog"
-    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    assert derive.main(["--check"], folder) is None
-    prices = folder / "data" / "prices.csv"
-    prices.write_text(prices.read_text(encoding="utf-8").replace("21.95812", "20.95812"), encoding="utf-8")
-    assert derive.main(["--check"], folder) == (
-        "not what sources/ give: prices.csv; run python -m launcher.catalog.derive"
+    sources, data = tmp_path / "sources", tmp_path / "data"
+    shutil.copytree(derive.SOURCES, sources)
+    shutil.copytree(derive.DATA, data)
+    assert derive.main(["--check"], sources, data) is None
+    prices = data / "prices.csv"
+    prices.write_text(prices.read_text(encoding="utf-8").replace("52.962297", "26.83"), encoding="utf-8")
+    assert derive.main(["--check"], sources, data) == (
+        "not what sources/ give: prices.csv; run python -m tools.catalog.derive"
     )
-    assert derive.main([], folder) is None
-    assert derive.main(["--check"], folder) is None
+    assert derive.main([], sources, data) is None
+    assert derive.main(["--check"], sources, data) is None
+
+
+def test_a_price_of_an_unknown_kind_or_source_is_not_taken() -> None:
+    with pytest.raises(ValueError, match="a guess"):
+        derive.figure("list", "1", derive.LIST_RULES, "list=a guess")
+    with pytest.raises(ValueError, match="no key"):
+        derive.source_keys("someone's blog")
+
+
+def test_the_derivation_and_its_sources_are_not_shipped() -> None:
+    assert not (derive.DATA.parent / "sources").exists()
+    assert derive.SOURCES.is_relative_to(Path(__file__).parents[2] / "tools")
 
 
 def test_every_row_says_where_it_comes_from_and_how_certain_that_is() -> None:
@@ -56,7 +71,7 @@ def test_every_row_says_where_it_comes_from_and_how_certain_that_is() -> None:
 
 
 def test_every_source_key_is_explained() -> None:
-    readme = (HERE / "sources" / "README.md").read_text(encoding="utf-8")
+    readme = (derive.SOURCES / "README.md").read_text(encoding="utf-8")
     keys = {
         part.split()[0]
         for _, row in _rows()
@@ -128,16 +143,17 @@ def test_prices_know_only_rules_that_are_written_down() -> None:
     rules = tables.price_rules()
     used = {
         rule
-        for zones in tables.prices().values()
-        for zone in zones
+        for machine in CATALOG.machines
+        for known in tables.prices(machine).values()
         for usd, rule in (
-            (zone.listed, zone.list_rule),
-            (zone.flex_start, zone.flex_rule),
-            (zone.spot, zone.spot_rule),
+            (known.listed, known.list_rule),
+            (known.flex_start, known.flex_rule),
+            (known.spot, known.spot_rule),
         )
         if usd is not None
     }
-    assert used == set(rules)
+    assert used | {"n1-list", "n1-spot"} == set(rules)
+    assert {rule.kind for rule in rules.values()} == {"exact", "derived", "bound"}
 
 
 def test_zones_lie_in_listed_regions() -> None:
@@ -148,7 +164,7 @@ def test_zones_lie_in_listed_regions() -> None:
 
 def _rows() -> Iterator[tuple[Path, dict[str, str]]]:
     """All rows of all tables that hold facts; price_rules.csv explains ours."""
-    for path in sorted((HERE / "data").glob("*.csv")):
+    for path in sorted(derive.DATA.glob("*.csv")):
         if path.name != "price_rules.csv":
             with path.open(encoding="utf-8", newline="") as file:
                 yield from ((path, row) for row in csv.DictReader(file))

@@ -136,7 +136,7 @@ def test_a_price_is_the_catalogs() -> None:
     n1 = {
         "guestAccelerators": [{"acceleratorType": "https://x/acceleratorTypes/nvidia-tesla-t4", "acceleratorCount": 1}]
     }
-    assert price_of(replace(DEV, machine_type="n1-standard-8", request=n1)).rule.startswith("no price of n1-standard-8")
+    assert price_of(replace(DEV, machine_type="n1-standard-8", request=n1)).usd == pytest.approx(2 * 0.189999 + 0.35)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_the_list(vms: Vms) -> None:
     assert vms.launch("list").out.splitlines() == [
         "NAME  STATE    MACHINE         ZONE           AGE  $/H   COST       ENDS",
         "dev   RUNNING  g2-standard-24  us-east4-a     3 h  1.99  $5.98      02:15",
-        "old   STOPPED  g2-standard-24  us-central1-a  3 h  0.80  $20/month  -",
+        "old   STOPPED  g2-standard-24  us-central1-a  3 h  1.12  $20/month  -",
     ]
 
 

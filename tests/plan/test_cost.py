@@ -19,23 +19,29 @@ def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
 def test_the_refusal_shows_the_sum_and_what_fits() -> None:
     with pytest.raises(PlanRefused) as refused:
         planned(limits={"hours": 10, "usd": 100})
-    assert "$128.74" in refused.value.problem
+    assert "$159.46" in refused.value.problem
     assert "x 1 node x 10 h" in refused.value.problem
-    assert "--hours 7.76" in refused.value.hint
-    planned(limits={"hours": 7.76, "usd": 100})
+    assert "--hours 6.27" in refused.value.hint
+    planned(limits={"hours": 6.27, "usd": 100})
+
+
+UNPRICED: dict[str, Any] = {
+    "machine": {"type": "a4x-highgpu-4g"},
+    "provisioning": ["reservation:projects/p/zones/us-central1-a/reservations/r"],
+}
+"""No source has a price of it."""
 
 
 def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
-    fields: dict[str, Any] = {"machine": {"type": "t4", "gpus": 1}, "provisioning": ["standard"]}
     with pytest.raises(PlanRefused, match="is unknown"):
-        planned(**fields, limits={"usd": 100})
-    plan = planned(**fields, limits={"usd": 100, "price": 0.6})
+        planned(**UNPRICED, limits={"usd": 100})
+    plan = planned(**UNPRICED, limits={"usd": 100, "price": 0.6})
     assert plan.limits.usd_at_most == pytest.approx(0.6 * 24)
     assert plan.attempts[0].usd_rule == "as --price says"
 
 
 def test_without_a_cap_an_unknown_price_is_told() -> None:
-    plan = planned(machine={"type": "t4", "gpus": 1}, provisioning=["standard"])
+    plan = planned(**UNPRICED)
     assert plan.limits.usd_at_most is None
     assert any("unknown" in warning for warning in plan.warnings)
 
@@ -53,6 +59,22 @@ def test_local_ssds_that_were_asked_for_are_in_the_sum() -> None:
     with_two = planned("vm", machine={"type": "l4", "gpus": 2, "local_ssds": 2}, **fields)
     assert with_two.limits.usd_at_most == pytest.approx((bare or 0) + 2 * 375 * 0.0001096 * 10)
     assert "local SSD" not in with_two.attempts[0].usd_excludes
+
+
+@pytest.mark.parametrize(("model", "rate"), [("standard", 0.0001425), ("spot", 0.0000855)])
+def test_local_ssds_cost_what_their_region_takes(model: str, rate: float) -> None:
+    fields: dict[str, Any] = {"provisioning": [model], "regions": ["asia-northeast1"], "limits": {"hours": 1}}
+    bare, with_two = (
+        planned("vm", machine={"type": "l4", "gpus": 2, "local_ssds": disks}, **fields).attempts[0].usd_per_hour
+        for disks in (None, 2)
+    )
+    assert bare
+    assert with_two == pytest.approx(bare + 2 * 375 * rate)
+
+
+def test_an_upper_bound_is_marked() -> None:
+    exact, bound = planned(provisioning=["flex-start"], regions=["us-central1", "us-east4"]).attempts
+    assert (exact.usd_is_bound, bound.usd_is_bound) == (False, True)
 
 
 def test_reduction_servers_have_no_known_price_and_so_no_cap() -> None:
