@@ -98,8 +98,18 @@ def _device(local_rank: int, seen: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise UnfitError(f"process {local_rank} of this node has no GPU: there are {torch.cuda.device_count()}")
     device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
+    use_device(device)
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current one of this thread.
+
+    Every thread starts with GPU 0: without this the first CUDA call of a rank's background thread opens a context of
+    some hundred MB on rank 0's GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:

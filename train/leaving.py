@@ -10,6 +10,7 @@ from threading import Thread
 from typing import NoReturn
 
 from train.begin import to_save
+from train.dist import use_device
 from train.ending import NOTICE_SECONDS, PEER_SECONDS, Told, leave
 from train.errors import OutputError, PreemptedError
 from train.reporting import event, with_events
@@ -67,6 +68,7 @@ def save_rows(run: Run) -> None:
 
 
 def _save_rows(run: Run) -> None:
+    use_device(run.ranks.device)
     with suppress(Exception):
         run.sink.put(run.recorder.block(alone=True))
     with suppress(Exception):

@@ -12,6 +12,7 @@ import torch
 
 from train.data.batch import mapped, to
 from train.data.loading import Key, Made
+from train.dist import use_device
 
 POLL_SECONDS = 0.1
 
@@ -50,6 +51,7 @@ class Ahead:
         self._thread.join(5 * POLL_SECONDS)
 
     def _copy(self) -> None:
+        use_device(self._device)
         while not self._stop.is_set():
             try:
                 made = next(self._source)

@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from train.config import Config, Profile
-from train.dist import Ranks
+from train.dist import Ranks, use_device
 from train.errors import PreemptedError
 from train.metrics import Sink
 from train.profiling.advice import Setup
@@ -196,6 +196,7 @@ class Recording:
 
     def _export(self, held: profile, path: str) -> None:
         """What comes after it is another process's work, and slows no step."""
+        use_device(self._device)
         try:
             held.export_chrome_trace(path)
         finally:

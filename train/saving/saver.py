@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from train import contract
 from train.config import Checkpoint
-from train.dist import Ranks
+from train.dist import Ranks, use_device
 from train.errors import OutputError, SupersededError, TrainError
 from train.metrics import Sink
 from train.saving import manifests, pruning
@@ -118,7 +118,7 @@ class Saver:
         if self._current and self._current.step == step:  # an evaluation has boundaries too
             return
         save = self._snapshot(step, snapshot, LIMIT_SECONDS)
-        save.thread = threading.Thread(target=self._run, args=(save,), name="checkpoint", daemon=True)
+        save.thread = threading.Thread(target=self._beside, args=(save,), name="checkpoint", daemon=True)
         save.thread.start()
 
     def save(self, step: int, snapshot: Snapshot, *, limit: float = LIMIT_SECONDS) -> None:
@@ -187,6 +187,11 @@ class Saver:
         self._current = Save(self._serial, step, began + limit, content, snapshot.about, began)
         self._current.blocked = time.monotonic() - began
         return self._current
+
+    def _beside(self, save: Save) -> None:
+        """In a thread of its own."""
+        use_device(self._ranks.device)
+        self._run(save)
 
     def _run(self, save: Save) -> None:
         """Write this rank's share; rank 0 makes a checkpoint of all of them."""
