@@ -28,7 +28,7 @@ NOTICE_SECONDS = 14.0
 """From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
 
 PEER_SECONDS = 3.0
-"""How long a rank that was told to stop waits for a peer that may be dead, beyond the usual length of a step."""
+"""Once a peer has failed: what a rank gets to exit by itself before its watching thread ends it."""
 
 
 class Told:
@@ -38,18 +38,16 @@ class Told:
         self.signum = 0
         self.at = 0.0
         """time.monotonic() of the first signal."""
-        self.alive = time.monotonic()
-        """When a piece of work last ended: no peer was dead then."""
         self.saving = False
-        """At work that may take longer than a step, and for which no peer is waited for in native code."""
+        """At work for the last time: saving, or at the end of the run."""
         self.inside = True
         """False once the loop is over."""
         self._notice = env.get(contract.NOTICE)
 
     @property
     def preempted(self) -> bool:
-        """The whole machine is told to stop, so all ranks are there to save. Without a node above (no name for its
-        notice) every signal means that."""
+        """The whole machine must stop, so all ranks can save. Without a node above (no name for its notice) every
+        signal means that. The node takes its notice back when another node reports that its processes have failed."""
         return bool(self.signum) and (not self._notice or Path(self._notice).exists())
 
     def obey(self) -> None:

@@ -13,6 +13,7 @@ from train.begin import to_save
 from train.dist import use_device
 from train.ending import NOTICE_SECONDS, PEER_SECONDS, Told, leave
 from train.errors import OutputError, PreemptedError
+from train.peers import Peers
 from train.reporting import event, with_events
 from train.setup import Run
 
@@ -43,17 +44,31 @@ def give_way(run: Run, told: Told) -> NoReturn:
     raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
 
 
-def leave_the_dead(run: Run, told: Told) -> None:
-    """From a thread, after SIGTERM: leave if the loop stays in a step for much longer than a step takes. It waits, in
-    native code, for a peer that has gone, and the others wait for this process."""
-    while told.saving or time.monotonic() - max(told.alive, told.at) < PEER_SECONDS + run.recorder.lately:
+def leave_if_stuck(run: Run, peers: Peers, told: Told) -> None:
+    """From a thread, after SIGTERM: end this process if its loop can't, as it waits in native code for a peer.
+
+    After a preemption notice a peer that still runs is waited for, however long its step takes, while a save fits into
+    what is left. Once a peer has failed nothing can be saved any more.
+    """
+    while time.monotonic() < told.at + _patience(run, peers, told) or told.saving:
         if run.ranks.world == 1 or not told.inside:
             return
         time.sleep(0.1)
-    print(f"train: rank {run.ranks.rank} waits for a peer that has gone, and leaves", file=sys.stderr, flush=True)
+    if told.preempted and not peers.failed():
+        why = f"the step did not end within {time.monotonic() - told.at:.0f} s of the preemption notice; not saved"
+    else:
+        why = "another rank has failed"
+    print(f"train: rank {run.ranks.rank} exits: {why}", file=sys.stderr, flush=True)
     with suppress(Exception):
         run.sink.close(ROWS_SECONDS)
     leave(128 + signal.SIGTERM)
+
+
+def _patience(run: Run, peers: Peers, told: Told) -> float:
+    """Seconds from the signal for the loop to come to the end of its step."""
+    if not told.preempted or peers.failed():
+        return PEER_SECONDS
+    return max(PEER_SECONDS, NOTICE_SECONDS - (run.saver.seconds if run.saver else 0.0))
 
 
 def save_rows(run: Run) -> None:

@@ -5,7 +5,6 @@ torchrun --standalone --nproc-per-node 2 -m train
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial, reduce
@@ -24,7 +23,8 @@ from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks, gather, mean, meet, same_buffers
 from train.ending import Told, heeding_sigterm
 from train.errors import DisagreementError, SupersededError, TrainError
-from train.leaving import give_way, leave_the_dead, save_rows
+from train.leaving import give_way, leave_if_stuck, save_rows
+from train.peers import Peers
 from train.pieces import whole
 from train.recorder import Step
 from train.reporting import block, event, report_if_due, tell_start
@@ -49,7 +49,7 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
         run = setup(config, ranks, env)
         warm_up(run)
         run = begin(run, env)
-        with heeding_sigterm(env, partial(leave_the_dead, run)) as told:
+        with heeding_sigterm(env, partial(leave_if_stuck, run, Peers(ranks))) as told:
             to_the_end(run, told)
 
 
@@ -215,7 +215,6 @@ def evaluate(run: Run, told: Told) -> None:
 
 def boundary(run: Run, told: Told) -> None:
     """Between two pieces of work the ranks do what they agreed on: go on, save, or save and leave."""
-    told.alive = time.monotonic()
     told.obey()
     saver = run.saver
     wish = Wish(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
@@ -227,11 +226,9 @@ def boundary(run: Run, told: Told) -> None:
     if saver:
         saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
-            told.saving = True
             block(run)
             with run.profiler.range("checkpoint"):
                 saver.begin(run.state["step"], to_save(run))
-            told.saving, told.alive = False, time.monotonic()
 
 
 def conclude(run: Run, told: Told) -> None:

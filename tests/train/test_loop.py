@@ -19,9 +19,7 @@ from train import checkpoint, contract, leaving, loop, progress
 from train.config import parse
 from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
-from train.ending import Told
 from train.errors import OutputError, UsageError
-from train.metrics import Null
 from train.models import build
 from train.recorder import Recorder
 from train.saving import manifests
@@ -341,24 +339,3 @@ def test_rates_have_three_figures(value: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (41.2, "0:41"), (725, "12:05"), (10800, "3:00:00")])
 def test_times(seconds: float, text: str) -> None:
     assert progress.clock(seconds) == text
-
-
-@pytest.mark.parametrize(("world", "saving", "leaves"), [(2, False, True), (2, True, False), (1, False, False)])
-def test_who_waits_for_a_dead_peer_leaves_and_who_saves_does_not(
-    monkeypatch: pytest.MonkeyPatch, world: int, saving: bool, leaves: bool
-) -> None:
-    class Fake:
-        ranks, sink = Ranks(world=world), Null()
-        recorder = type("", (), {"lately": 0.0})
-
-    told = Told({})
-    told.at, told.saving = time.monotonic(), saving
-    left = threading.Event()
-    monkeypatch.setattr(leaving, "PEER_SECONDS", 0.2)
-    monkeypatch.setattr(leaving, "leave", lambda code: left.set())
-    thread = threading.Thread(target=leaving.leave_the_dead, args=(Fake, told))
-    thread.start()
-    assert left.wait(0.8) == leaves
-    told.inside = False
-    thread.join(5)
-    assert not thread.is_alive()

@@ -198,6 +198,11 @@ class Member:
         """Whether this line, and not one before it, is meant by an order."""
         return order.members[self.node] == self.incarnation
 
+    def runs(self, order: Order) -> bool:
+        """Whether all nodes still work on that generation, as far as this one knows."""
+        state = self.state()
+        return state.phase == "run" and state.generation == order.generation
+
     def report(self, generation: int, outcome: Outcome) -> None:
         """Say how a generation ended here."""
         self._outbox.put((f"outcome/{generation}/{self.node}", json.dumps(asdict(outcome))))

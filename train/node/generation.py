@@ -131,14 +131,25 @@ def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Sto
     """The command's exit code, and why we ended it (empty if it ended by itself)."""
     while (code := child.poll()) is None:
         if stop.signum:
-            give_notice(notice, stop.when)  # before the signal, which means something else without it
-            return child.stop(timing.grace, stop.signum, hurry=lambda: stop.hurry), ""
-        state = member.state()
-        if state.phase != "run" or state.generation != order.generation:
+            return _preempted(child, order, member, timing, stop, notice), ""
+        if not member.runs(order):
             return child.stop(timing.grace, hurry=lambda: stop.hurry), "stopped with the others"
         time.sleep(timing.tick)
     child.kill()  # what it left behind
     return code, ""
+
+
+def _preempted(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> int:
+    """Let the processes save and exit; the exit code. Once another node has reported that its own have failed, nothing
+    can be saved: the notice is taken back, and nobody waits for those any more."""
+
+    def hurry() -> bool:
+        if not member.runs(order):
+            notice.unlink(missing_ok=True)
+        return stop.hurry
+
+    give_notice(notice, stop.when)  # before the signal, which means something else without it
+    return child.stop(timing.grace, stop.signum, hurry)
 
 
 def prepare_notice(path: Path) -> None:

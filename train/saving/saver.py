@@ -37,6 +37,9 @@ ROWS_SECONDS = 300.0
 PRUNE_SECONDS = 20.0
 """For one old object to go: the next save tries again."""
 
+FIRST_SECONDS = 3.0
+"""What a save is expected to take before one was measured."""
+
 GIVE_UP_SECONDS = 2.0
 """For the save before to end, once it was given up."""
 
@@ -102,6 +105,8 @@ class Saver:
         self._serial = 0
         self._last = time.monotonic()
         self._asked = False
+        self.seconds = FIRST_SECONDS
+        """From the beginning of a save until it was written: the last one's."""
         self.superseded: SupersededError | None = None
         """Why this start must not go on, if another has taken the run over."""
 
@@ -209,6 +214,8 @@ class Saver:
                     self._notes.wait(f"{save.serial}/done", save.deadline, save.cancelled)
         except Exception as error:  # noqa: BLE001 - told by rank 0, and raised where somebody waits
             self._failed(save, error)
+        else:
+            self.seconds = time.monotonic() - save.began
         finally:
             save.ended = time.monotonic()
 

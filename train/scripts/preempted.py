@@ -17,6 +17,9 @@ ROWS_SECONDS = 1.5
 """What the last rows get when this process leaves."""
 
 
+LOOK_SECONDS = 0.1
+
+
 def listening(env: Mapping[str, str], handlers: ExitStack) -> Told:
     """SIGTERM is noted from now on. A handler of the script's own stays: then the node's notice alone counts."""
     before = signal.getsignal(signal.SIGTERM)
@@ -37,12 +40,14 @@ def heard(told: Told, signum: int, frame: FrameType | None) -> None:
 
 
 def _stuck(told: Told) -> None:
-    """From a thread: the main one may wait in native code for the peer that has gone, and not have heard yet."""
+    """From a thread: the main one may wait in native code for a peer that has failed, and not have heard yet. So it may
+    later, when the node takes back its notice."""
     told.note(signal.SIGTERM, None)
-    if not told.preempted:
-        time.sleep(PEER_SECONDS)
-        close_rows()
-        leave(128 + signal.SIGTERM)
+    while told.preempted:
+        time.sleep(LOOK_SECONDS)
+    time.sleep(PEER_SECONDS)
+    close_rows()
+    leave(128 + signal.SIGTERM)
 
 
 def close_rows() -> None:

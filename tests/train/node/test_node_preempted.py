@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,25 @@ def test_one_node_is_preempted_and_all_save_and_end_with_75(two: Machines, told_
     assert told(two, f"{1 - told_node}-0") == []  # it left by itself, undisturbed
     assert not (two.run_folder / "terminal").exists()
     assert two.left_over() == []
+
+
+def test_a_notice_is_taken_back_once_another_node_reports_a_failure(two: Machines) -> None:
+    """The processes would wait for those that have failed, as long as a save fits into the grace."""
+    waits = """
+        if node == '1':
+            while not os.path.exists('told-0-0'): time.sleep(0.01)
+            os._exit(9)
+        while not os.path.exists('told-0-0'): time.sleep(0.01)
+        while notice.exists(): time.sleep(0.01)
+        pathlib.Path('taken-back').touch()
+        os._exit(143)
+    """
+    script = TRAINER.replace("while not", f"{textwrap.dedent(waits)}\nwhile not", 1)
+    nodes = [start(two, node, script=script) for node in (0, 1)]
+    ready(two, "0-0", "1-0")
+    nodes[0].send(signal.SIGTERM)
+    until((two.folder / "taken-back").exists, "the end of the notice", limit=10)
+    assert [node.wait() for node in nodes] == [143, 143], nodes[0].text + nodes[1].text
 
 
 def test_a_node_whose_peer_has_failed_gets_no_notice_and_each_generation_has_a_path_of_its_own(two: Machines) -> None:

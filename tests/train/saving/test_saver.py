@@ -19,7 +19,7 @@ from tests.train import trials
 from tests.train.trials import STEPS, differences, train, waiting_for_saves
 from train import checkpoint, contract, leaving, loop
 from train.errors import OutputError, PreemptedError
-from train.saving import cutter, manifests
+from train.saving import cutter, manifests, saver
 from train.setup import Run
 from train.storage import LocalFolder, Storage
 
@@ -52,6 +52,15 @@ def test_a_bucket_is_like_a_folder(bucket: GoogleCloud, tmp_path: Path) -> None:
         train(RUN, checkpoint=OFTEN)
     train(RUN, generation=1, checkpoint=OFTEN)
     assert differences(tmp_path / "whole", RUN) == set()
+
+
+def test_what_a_save_takes_is_measured(tmp_path: Path) -> None:
+    """After a preemption notice the ranks wait for each other as long as such a save still fits."""
+    took = set[float]()
+    with waiting_for_saves(lambda run: took.add(run.saver.seconds if run.saver else 0.0)):
+        train(tmp_path / "run", checkpoint=OFTEN)
+    assert all(0 < seconds < saver.FIRST_SECONDS for seconds in took - {saver.FIRST_SECONDS})
+    assert len(took) >= 2
 
 
 @pytest.mark.parametrize(

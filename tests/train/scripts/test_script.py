@@ -228,6 +228,19 @@ def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> Non
     assert (done.out, done.code) == ("True True\n", 0)
 
 
+def test_a_notice_that_the_node_takes_back_ends_a_script_that_waits(tmp_path: Path) -> None:
+    """Another node's processes have failed, and this one waits for them."""
+    text = (
+        "import os, pathlib, signal, threading, time, train.scripts.preempted\nfrom train import checkpoint as c\n"
+        "c.restore({}); train.scripts.preempted.PEER_SECONDS = 0\nnotice = pathlib.Path(os.environ['LAUNCH_NOTICE'])\n"
+        "notice.touch(); threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
+        "threading.Timer(0.5, notice.unlink).start()\n"
+        "time.sleep(20); print('waited')"
+    )
+    done = run(text, tmp_path / "run", 0, {contract.NOTICE: str(tmp_path / "notice")})
+    assert (done.out, done.code) == ("", 143)
+
+
 # --- Values ---------------------------------------------------------------------------------------------------------
 
 arrays = st.builds(
