@@ -20,7 +20,7 @@ from train.config import Config
 from train.data.batch import split
 from train.data.source import Batch
 from train.digest import disagreement, parameters_sha256
-from train.dist import Ranks, gather, mean, meet, same_buffers
+from train.dist import Ranks, gather, meet, same_buffers
 from train.ending import Told, heeding_sigterm
 from train.errors import DisagreementError, SupersededError, TrainError
 from train.leaving import give_way, leave_if_stuck, save_rows
@@ -29,7 +29,7 @@ from train.pieces import whole
 from train.recorder import Step
 from train.reporting import block, event, report_if_due, tell_start
 from train.setup import Run, no_trace, seed, setup
-from train.techniques import attention, finite, memory, optim, speed
+from train.techniques import attention, counted, finite, memory, optim, speed
 from train.techniques.precision import autocast
 
 WARM_UP_STEPS = 2
@@ -121,6 +121,7 @@ def train_step(run: Run) -> None:
         batch = run.feed.train(run.state["samples"] // run.config.batch_size + 1)
     loss = gradients_that_fit(run, batch)
     with run.profiler.range("optimizer"):
+        loss = counted.normalised(run.ranks, run.parameters, loss)
         norm = update(run)
     run.watch.stop()
     run.recorder.add(Step(step, rate, loss, norm, run.feed.waited(), not run.profiler.records, run.portions.size))
@@ -165,16 +166,17 @@ def less(run: Run, before: int, said: str) -> None:
 
 
 def gradients(run: Run, batch: Batch) -> Tensor:
-    """Add up the gradients of this rank's share; the last backward averages them over the ranks. Returns the loss."""
+    """Add up the gradients of this rank's share; the last backward averages them over the ranks. Returns the loss, as
+    `counted.loss_of`."""
     parts = split(batch, run.portions.size)
     losses: list[Tensor] = []
-    for number, (x, y) in enumerate(parts, start=1):
+    for number, part in enumerate(parts, start=1):
         with nullcontext() if number == len(parts) else run.no_sync():
             with run.profiler.range("forward"), autocast(run.numbers, run.ranks.device):
-                loss = run.forward(x, y)
+                loss = counted.loss_of(run.forward, part, run.targets)
                 loss = loss / len(parts) if len(parts) > 1 else loss
             with run.profiler.range("backward"):
-                run.scaler.scale(loss).backward()
+                run.scaler.scale(counted.differentiated(loss)).backward()
         losses.append(loss.detach().clone())  # a CUDA graph writes the next one to the same place
     return reduce(torch.add, losses)
 
@@ -195,19 +197,19 @@ def update(run: Run) -> Tensor:
 def evaluate(run: Run, told: Told) -> None:
     """The mean loss on held-out batches, the same ones each time, shared among the ranks."""
     same_buffers(run.ranks, run.model)
-    batches, total = run.config.eval.batches, torch.zeros((), device=run.ranks.device)
+    batches, total = run.config.eval.batches, torch.zeros((2,) if run.targets else (), device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
         parts = split(run.feed.held_out(index, batches), run.portions.size)
-        for x, y in parts:
+        for part in parts:
             with autocast(run.numbers, run.ranks.device):
-                total += run.model(x, y) / len(parts)
+                total += counted.loss_of(run.model, part, run.targets) / len(parts)
         boundary(run, told)  # a preemption doesn't wait for an evaluation, which begins again after it
         if run.saver:
             run.saver.evaluated()
     run.model.train()
     step, run.state["eval_due"] = run.state["step"], False
-    run.state["eval_loss"] = mean(run.ranks, total / batches).item()
+    run.state["eval_loss"] = counted.mean_over_all(run.ranks, total / batches).item()
     run.sink.put([event("eval", step=step, loss=run.state["eval_loss"])])
     if run.ranks.rank == 0:
         print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}", flush=True)

@@ -34,7 +34,7 @@ from train.recorder import Recorder
 from train.saving.manifests import Manifest
 from train.saving.saver import Saver
 from train.storage import Storage, open_storage
-from train.techniques import attention, fsdp, memory, optim, precision
+from train.techniques import attention, counted, fsdp, memory, optim, precision
 from train.techniques.finite import Guard
 from train.techniques.memory import Portions
 from train.techniques.speed import prepare, shaped, silently
@@ -67,6 +67,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     numbers: precision.Numbers
+    targets: int
+    """As `counted.targets`."""
     watch: Stopwatch
     recorder: Recorder
     sink: metrics.Sink
@@ -141,6 +143,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         optimizer=optimizer,
         scaler=precision.scaler(numbers, ranks.device),
         numbers=numbers,
+        targets=counted.targets(config, source),
         watch=watch,
         recorder=_recorder(config, ranks, source, flops, watch, portions.size, _peak(env, numbers, facts["device"])),
         sink=sink,
@@ -183,7 +186,7 @@ def fitting(
             with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
                 with precision.autocast(numbers, ranks.device):
                     loss = model(inputs, targets)
-                loss.backward()
+                counted.differentiated(loss).backward()
 
     with no_trace(model), torch.compiler.set_stance("force_eager"):
         beside = memory.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
@@ -200,7 +203,7 @@ def first_pass(
         with silently(model, forward):
             with precision.autocast(numbers, ranks.device):
                 loss = forward(inputs, targets)
-            loss.backward()
+            counted.differentiated(loss).backward()
         yield
 
 

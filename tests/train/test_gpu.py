@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
     "eval": {"every": 0},
     "optimizer": {"lr": 1e-3, "warmup_steps": 5},
 }
+BERT: dict[str, Any] = {**GPT, "name": "bert"}
 RESNET: dict[str, Any] = {"name": "resnet50", "width": 16, "image_size": 64, "num_classes": 4}
 
 
@@ -95,7 +96,10 @@ def test_fp16_finds_its_scale(gpu: Ranks, tmp_path: Path, monkeypatch: pytest.Mo
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"micro_batch_size": 4}, {"model": RESNET}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"precision": "fp16"}, {"micro_batch_size": 4}, {"model": RESNET}, {"model": BERT, "micro_batch_size": 4}],
+)
 def test_no_step_waits_for_the_gpu(settings: dict[str, Any], gpu: Ranks) -> None:
     run = setup(parse({**CONFIG, **settings}), gpu, {})
     try:

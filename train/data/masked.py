@@ -46,7 +46,7 @@ class Masked(Usual):
             raise UsageError("data: there are no tokens to hide")
         self._rows, self._seed, self._batch_size, self._device = rows, seed, batch_size, device
         self._rule = Rule(hidden, rows.vocab_size, rows.mask, rows.end)
-        self.per_sample = rows.per_sample
+        self.per_sample = self.targets = rows.per_sample
         self.vocab_size = max(rows.vocab_size, rows.mask + 1)
         self.facts = {**rows.facts, "masked": hidden}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ class OwnSamples(Samples):
     """The user's samples; what a model that isn't the user's takes of them (`suits`) is known once it is made."""
 
     suits: Suits | None = None
+
+    def __init__(self, train: Own, held_out: Own | None, **settings: Any) -> None:
+        super().__init__(train, held_out, **settings)
+        self.targets = train.targets
 
     def train(self, step: int, share: slice) -> Batch:
         return self._looked_at(super().train(step, share), lambda at: self._named(step, share)[at])
@@ -105,7 +110,8 @@ class Own:
         self._count = self._asked(lambda: len(dataset), "len")
         if not self._count:
             raise UsageError(f"data: {name} is empty")
-        self.item(0, 0)
+        _, target = self.item(0, 0)
+        self.targets = max(1, math.prod(target.shape)) if isinstance(target, Tensor | np.ndarray) else 1
 
     def __len__(self) -> int:
         return int(self._count)

@@ -32,6 +32,8 @@ class Source(Protocol):
     """tokens, images or samples: what a rate counts."""
     per_sample: int
     """Units in one sample: the block size of text, 1 for images."""
+    targets: int
+    """Targets of one sample, if some of them may be IGNORED; 0: all of them count."""
     facts: dict[str, Any]
     """What the start event says about the data."""
     unigram_entropy: float | None
@@ -66,6 +68,7 @@ class Usual:
 
     unit = "tokens"
     per_sample = 1
+    targets = 0
     unigram_entropy: float | None = None
     vocab_size: int | None = None
     num_classes: int | None = None

@@ -1,4 +1,5 @@
-"""The user's own model and loss: functions of theirs, made into a module that returns the mean loss."""
+"""The user's own model and loss: functions of theirs, made into a module that returns the mean loss, or the sum and the
+count that it is the quotient of."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from train.config import Foreign
 from train.errors import TrainError, UsageError
 from train.usercode import Own, load, said
+
+Loss = Tensor | tuple[Tensor, Tensor]
+"""The mean of a batch, or a sum and the number of what it is the sum of."""
 
 
 def build(shape: Foreign, loss: str | None) -> nn.Module:
@@ -41,7 +45,7 @@ class Whole(nn.Module):
         super().__init__()
         self.model, self._what, self._works = model, what, False
 
-    def forward(self, inputs: Any, targets: Any) -> Tensor:
+    def forward(self, inputs: Any, targets: Any) -> Loss:
         if self._works or torch.compiler.is_compiling():
             return checked(staying(lambda: self.model(inputs, targets), self._what), self._what)
         loss = checked(first(lambda: self.model(inputs, targets), self._what, CALLED), self._what)
@@ -59,7 +63,7 @@ class Judged(nn.Module):
         self._what = f"loss: {own.name}"
         self._works = False
 
-    def forward(self, inputs: Any, targets: Any) -> Tensor:
+    def forward(self, inputs: Any, targets: Any) -> Loss:
         if self._works or torch.compiler.is_compiling():
             return checked(staying(lambda: self._loss(self.model(inputs), targets), self._what), self._what)
         outputs = first(lambda: self.model(inputs), "model")
@@ -96,11 +100,26 @@ def staying(call: Callable[[], Any], what: str) -> Any:
         raise UsageError(f"{what} left {said(error)}") from error
 
 
-def checked(loss: Any, what: str) -> Tensor:
+def checked(loss: Any, what: str) -> Loss:
     """The loss, if it is one. It costs nothing to look at each: no value is asked for.
 
-    Raises UsageError: it is no tensor of one number, or no gradient leads to it.
+    Raises UsageError: it is no tensor of one number (or a pair of it and a count), or no gradient leads to it.
     """
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return _checked_sum(loss[0], what), _checked_count(loss[1], loss[0], what)
+    return _checked_sum(loss, what)
+
+
+def _checked_count(count: Any, total: Tensor, what: str) -> Tensor:
+    if isinstance(count, int | float):
+        return total.new_full((), count, dtype=torch.float32)
+    if isinstance(count, Tensor) and count.dim() == 0:
+        return count.detach()
+    kind = f"a tensor of the shape {list(count.shape)}" if isinstance(count, Tensor) else _kind(count)
+    raise UsageError(f"{what} returned a sum with {kind} as its count; the trainer needs one number")
+
+
+def _checked_sum(loss: Any, what: str) -> Tensor:
     if not isinstance(loss, Tensor):
         raise UsageError(f"{what} returned {_kind(loss)} for a batch; the trainer needs the mean loss, a tensor")
     if loss.dim() != 0:

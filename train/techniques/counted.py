@@ -1,0 +1,80 @@
+"""Losses over targets of which some do not count: each one that does weighs the same in the step, however the global
+batch is split into micro-batches and among the ranks.
+
+The mean of means is another number: micro-batches have different counts. So a pass contributes its sum, divided by the
+number of targets that it has (a constant, which keeps the gradients in the range of half precision), and the counted
+share of them. Both add up over micro-batches and ranks; their quotient is the mean over all counted targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train.config import Config, Foreign
+from train.data.batch import samples
+from train.data.source import IGNORED, Batch, Source
+from train.dist import Ranks, mean
+from train.pieces import local
+
+
+def targets(config: Config, source: Source) -> int:
+    """Targets of one sample, if they may weigh differently: some are IGNORED, or a loss of the user's counts them. 0:
+    all weigh the same, so that means of means are right, and nothing is counted."""
+    custom = config.loss is not None or (isinstance(config.model, Foreign) and not config.model.name.startswith("hf:"))
+    return source.targets or (source.per_sample if custom else 0)
+
+
+def loss_of(forward: Callable[..., Any], batch: Batch, targets: int) -> Tensor:
+    """The mean loss of a micro-batch [], or, where targets may weigh differently, [2]: its sum over the counted ones
+    and their number, both divided by the number of all. No value is read, so the host does not wait for the GPU.
+
+    `forward` returns the mean over the targets that are not IGNORED, or a pair of their sum and their count.
+    """
+    loss = forward(*batch)
+    if not targets:
+        return loss  # type: ignore[no-any-return]  # the loop's forward is untyped
+    every, wanted = samples(batch) * targets, batch[1]
+    if isinstance(loss, tuple):
+        return torch.stack([_exact(part) / every for part in loss])
+    loss = _exact(loss)
+    if not isinstance(wanted, Tensor) or wanted.dtype != torch.int64:
+        return torch.stack([loss, torch.ones_like(loss)])
+    share = (wanted != IGNORED).sum().to(loss.dtype) / every
+    return torch.stack([torch.where(share > 0, loss * share, 0.0), share])  # the mean over none is no number
+
+
+def _exact(number: Tensor) -> Tensor:
+    """Half precision can't count to 1000."""
+    return number if number.dtype == torch.float64 else number.float()
+
+
+def differentiated(loss: Any) -> Any:
+    """The number that backward() is called on, from what a forward pass or `loss_of` returns. (torch leaves backward
+    untyped.)"""
+    return loss[0] if isinstance(loss, tuple) or loss.dim() else loss
+
+
+def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tensor:
+    """Divide the gradients of a step by the counted share of all ranks' targets; nothing is done where all count.
+    `loss` is this rank's; returns its part of the global mean, which is the mean of the ranks' parts."""
+    if not loss.dim():
+        return loss
+    total, share = loss.unbind()
+    inverse = _inverse(mean(ranks, share.clone()))
+    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], inverse)
+    return total * inverse
+
+
+def mean_over_all(ranks: Ranks, loss: Tensor) -> Tensor:
+    """The mean over the counted targets of all ranks, from each rank's loss."""
+    loss = mean(ranks, loss)
+    return loss[0] * _inverse(loss[1]) if loss.dim() else loss
+
+
+def _inverse(share: Tensor) -> Tensor:
+    """Where nothing counts, the sum is 0, and so is the mean."""
+    return torch.where(share == 0, 1.0, 1 / share)
