@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
+
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+SAFE = ("-c", "core.fsmonitor=false", "-c", "core.excludesFile=")
+"""A repository's config must not run programs, nor may the user's own excludes change which files ship."""
+QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
+SUBMODULE = "160000 "
+LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-per-directory=.gitignore")
+ELSEWHERE = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
+    | {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"}
+)
+"""Variables that lead git to another repository; they are set in hooks and by `git rebase --exec`."""
+
+
+class Listed(NamedTuple):
+    """What git lists below a folder."""
+
+    names: list[str]
+    """Files, tracked or not; a submodule by its folder's name, another repository by its folder's with a / behind."""
+    unread: list[tuple[str, str]]
+    """Folders ("…/") and .gitignore files that git could not read, with the reason."""
 
 
 class Commit(NamedTuple):
@@ -18,6 +43,50 @@ class Commit(NamedTuple):
     """Of the commit, RFC 3339."""
     source: str
     """The address of `origin`, without a user's name or password; empty when there is none."""
+
+
+def list_files(folder: str) -> Listed | None:
+    """List the files of a checkout below a folder, less what .gitignore files leave out.
+
+    None where git isn't installed, or knows nothing of the folder: it is in no checkout, or in one that ignores it.
+
+    Raises:
+        UsageError: git refuses the repository. Other files would ship than where it doesn't.
+    """
+    top = checkout_of(os.path.realpath(folder))
+    if top is None:
+        return None
+    # core.worktree may name any folder as the one that the index is of.
+    ran = run(folder, *SAFE, f"--work-tree={top}", *LIST)
+    if ran is None:
+        return None
+    said = os.fsdecode(ran.stderr).strip()
+    if ran.returncode != 0:
+        if "not a git repository" in said:  # a .git file that leads nowhere
+            return None
+        lines = [line.strip() for line in said.splitlines()]
+        what = next((line for line in lines if line.startswith("fatal: ")), said).removeprefix("fatal: ")
+        fix = [line for line in lines if line.startswith("git ")]
+        raise UsageError(
+            f"git can't list the code in {folder}: {what}",
+            "\n".join(fix) or f"git -C {folder} status",
+        )
+    names = list(dict.fromkeys(os.fsdecode(ran.stdout).split("\0")[:-1]))  # a conflict names a file three times
+    unread = re.findall(
+        r"^warning: (?:could not open directory|unable to access) '([^/].*)': (.+)$", said, re.MULTILINE
+    )
+    below = os.path.relpath(os.path.realpath(folder), top)
+    within = [(os.path.relpath(name, below) + "/" * name.endswith("/"), reason) for name, reason in unread]
+    return Listed(names, within) if names or unread else None
+
+
+def checkout_of(folder: str) -> str | None:
+    """Return the folder's checkout: the nearest folder, from itself on up, that has a .git."""
+    while not os.path.lexists(f"{folder}/.git"):
+        folder, before = os.path.dirname(folder), folder  # noqa: PTH120
+        if folder == before:
+            return None
+    return folder
 
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
@@ -32,18 +101,43 @@ def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
 
 def differs(folder: Path, names: Iterable[str]) -> bool:
     """Whether the code isn't the commit's: a file of the commit is another one, or one of `names` isn't in git."""
-    if asked(folder, "status", "--porcelain", "--untracked-files=no", "--", "."):
+    status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--", ".")
+    if asked(folder, *without_filters(folder), *status):
         return True
-    return not set(names) <= set(asked(folder, "ls-files", "-z").split("\0"))
+    entries = [entry.partition("\t")[::2] for entry in asked(folder, "ls-files", "--stage", "-z").split("\0")]
+    unknown = set(names) - {name for _, name in entries}
+    for submodule in (f"{name}/" for facts, name in entries if facts.startswith(SUBMODULE)):
+        inside = {name for name in unknown if name.startswith(submodule)}
+        if inside and differs(folder / submodule, (name.removeprefix(submodule) for name in inside)):
+            return True
+        unknown -= inside
+    return bool(unknown)
+
+
+def without_filters(folder: Path) -> Iterator[str]:
+    """Yield options that switch off the filters of the repository's own config: `git status` runs them on files."""
+    told = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
+    for scope, name in zip(told[::2], told[1::2], strict=False):
+        if scope in {"local", "worktree"}:
+            yield from ("-c", f"{name}={'false' if name.endswith('.required') else ''}")
 
 
 def asked(folder: Path, *words: str) -> str:
-    """What `git WORDS` prints; empty where it fails or isn't there."""
+    """Return what `git WORDS` prints; empty where it fails or isn't installed."""
+    ran = run(str(folder), *SAFE, *QUIET, *words)
+    return os.fsdecode(ran.stdout).strip() if ran and ran.returncode == 0 else ""
+
+
+def run(folder: str, *words: str) -> CompletedProcess[bytes] | None:
+    """Run git in a folder, in English; None where it isn't installed. It fetches nothing and writes nothing."""
+    import subprocess
+
+    kept = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    env = kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
     try:
-        ran = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return os.fsdecode(ran.stdout).strip() if ran.returncode == 0 else ""
+        return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, check=False)
+    except OSError:
+        return None
 
 
 def without_user(url: str) -> str:

@@ -126,10 +126,9 @@ def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
     if "@" in made.reference and made.reference != image.uri:
         told.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
     if not image.pinned:
-        from launcher.cli.progress import in_bytes
+        from launcher.cli.show import code_text
 
-        files = "1 file" if image.files == 1 else f"{image.files:,} files"
-        code = f"{files}, {in_bytes(image.size)}" if image.files else "none of your own"
+        code = code_text(image) if image.files else "none of your own"
         told.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
     return [*told, "", how(made, seconds)]
 

@@ -15,7 +15,7 @@ import msgspec
 from launcher.cli.options import Output
 
 if TYPE_CHECKING:
-    from launcher.plan.model import Attempt, Plan
+    from launcher.plan.model import Attempt, Image, Plan
 
 WIDTH = 80
 LABEL = 10
@@ -113,8 +113,10 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         yield "image", REHEARSED
     elif plan.image:
         yield "image", plan.image.uri
-        made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}{code_text(plan)}"
+        made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}"
         yield "", "(an image of your own, pinned by its digest)" if plan.image.pinned else f"({made})"
+        if plan.image.files:
+            yield "code", code_text(plan.image)
     if plan.command:
         yield "runs", shlex.join(plan.command)
         if config := plan.spec.get("run", {}).get("config"):
@@ -168,11 +170,11 @@ def boot_image(plan: Plan) -> str:
     return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
 
 
-def code_text(plan: Plan) -> str:
-    """How much of the user's code goes in."""
-    if not plan.image or not plan.image.files:
-        return ""
-    return f"; {plan.image.files} files of code, {plan.image.size / 1024:,.0f} KiB"
+def code_text(image: Image) -> str:
+    """How many files of the user's code go in: `12 files, 13 kB`."""
+    from launcher.cli.progress import in_bytes
+
+    return f"{image.files:,} {'file' if image.files == 1 else 'files'}, {in_bytes(image.size)}"
 
 
 def limits_text(plan: Plan) -> str:

@@ -14,6 +14,8 @@ from launcher.plan.startup import on_stop
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
 
+MUCH_CODE = 100_000_000
+"""Bytes of code beyond which data or weights are likely among it. Each push sends all of it again."""
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
@@ -37,6 +39,11 @@ def of_code(context: Context) -> Iterator[str]:
     if context.secret_files:
         shown = ", ".join(context.secret_files[:5]) + (" …" if len(context.secret_files) > 5 else "")
         yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
+    if context.code.size > MUCH_CODE:
+        yield (
+            f"the image gets {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Name in "
+            ".dockerignore what the job doesn't need; data belongs in the bucket."
+        )
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"
     for place in context.unread:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +140,30 @@ def test_code_is_part_of_the_run_and_ignored_files_are_not(tmp_path: Path) -> No
     (tmp_path / "src" / "mine.py").write_text("print(2)\n")
     assert plan()[0] != first[0]
     assert plan()[1] != first[1]
+
+
+def test_the_plan_says_how_much_code_ships_and_warns_of_much(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nmachine: {type: l4}\nregions: any\nimage: {code: src}\nrun: {module: mine}\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").write_text("print(1)\n")
+
+    def of_code() -> tuple[dict[str, Any], list[str], str]:
+        found = json.loads(launch("vertex", spec, "--dry-run", "-o", "json").out)
+        page = launch("vertex", spec, "--dry-run").out
+        (line,) = [line for line in page.splitlines() if line.startswith("code ")]
+        return found["image"], [told for told in found["warnings"] if "MB of code" in told], line
+
+    image, warnings, line = of_code()
+    assert (image["files"], image["size"], warnings) == (1, 9, [])
+    assert re.search(r"1 file\b.*\b9 B", line)
+    with (tmp_path / "src" / "weights.bin").open("wb") as file:
+        file.truncate(100_000_001)
+    image, warnings, line = of_code()
+    assert (image["files"], image["size"]) == (2, 100_000_010)
+    assert re.search(r"2 files\b.*\b100 MB", line)
+    assert len(warnings) == 1
+    assert ".dockerignore" in warnings[0]
 
 
 def test_the_spec_and_the_run_folders_are_no_code(tmp_path: Path) -> None:

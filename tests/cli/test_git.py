@@ -67,6 +67,43 @@ def test_the_address_says_no_password(code: Path) -> None:
     assert not without_user("https://me:ghp_secret@[example/a")
 
 
+def test_no_program_of_the_repositorys_config_is_run(code: Path) -> None:
+    ran = code.parent / "ran"
+    program = code.parent / "program"
+    program.write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
+    program.chmod(0o755)
+    (code.parent / ".gitattributes").write_text("* filter=mine\n")
+    git(code, "add", "--all", ":/")
+    git(code, "commit", "--quiet", "--message=two")
+    head = git(code, "rev-parse", "HEAD")
+    for name in ("filter.mine.clean", "filter.mine.process", "core.fsmonitor", "gpg.program", "core.pager"):
+        git(code, "config", name, str(program))
+    for name in ("filter.mine.required", "log.showSignature"):
+        git(code, "config", name, "true")
+    hook = code.parent / ".git" / "hooks" / "post-index-change"
+    hook.write_text(program.read_text())
+    hook.chmod(0o755)
+    os.utime(code / "a.py", (1, 1))  # git has to read it again
+    found = commit(code)
+    assert found
+    assert found.revision == head
+    assert not ran.exists()
+
+
+def test_a_submodule_counts(code: Path, tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "lib")
+    (tmp_path / "lib" / "b.py").write_text("1")
+    git(tmp_path / "lib", "add", ".")
+    git(tmp_path / "lib", "commit", "--quiet", "--message=one")
+    git(code, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "lib"), "lib")
+    git(code, "commit", "--quiet", "--message=lib")
+    head, names = git(code, "rev-parse", "HEAD"), ["a.py", "lib/b.py"]
+    found = [commit(code, names), commit(code, [*names, "lib/new.py"])]
+    (code / "lib" / "b.py").write_text("2")
+    found.append(commit(code, names))
+    assert [each.revision for each in found if each] == [head, f"{head}-dirty", f"{head}-dirty"]
+
+
 def test_no_git_says_nothing(
     code: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

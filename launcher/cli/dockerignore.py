@@ -1,0 +1,115 @@
+"""Match paths against a .dockerignore by Docker's rules, which are not git's: a pattern is anchored at the top.
+
+The rules are those of github.com/moby/patternmatcher (which Docker and BuildKit use) and of
+docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK has them too, but a dry run does
+without that SDK.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.cli.ignorefile import parsed
+
+NAME = ".dockerignore"
+CHARACTER = r"(?:\\.|[^\\\]\-])"
+TOKEN = re.compile(rf"\*\*/?|[*?]|\\.|\[\^?+(?:{CHARACTER}(?:-{CHARACTER})?)+\]|[^\\\[*?]", re.DOTALL)
+"""What a pattern is made of. An unclosed [ or a last backslash is none, as in Go's filepath.Match."""
+
+
+class Rule(NamedTuple):
+    """One line. `keeps`: it begins with `!`, and so takes back what lines before it excluded."""
+
+    pattern: re.Pattern[str]
+    keeps: bool
+
+
+def read(folder: Path) -> DockerIgnore:
+    """Read a folder's .dockerignore; one without rules where there is none. Raises UsageError."""
+    return DockerIgnore(found for found in parsed(folder / NAME, rule) if found)
+
+
+def rule(line: str) -> Rule | None:
+    """Parse a line; None for a comment and an empty line.
+
+    Raises:
+        ValueError: Docker would refuse it.
+    """
+    text = line.strip()
+    if not text or line.startswith("#"):
+        return None
+    keeps = text.startswith("!")
+    name = text[keeps:].strip()
+    if not name:
+        raise ValueError("a ! alone")
+    clean = posixpath.normpath(name)
+    return Rule(re.compile(regex(clean.lstrip("/") or "/"), re.DOTALL), keeps)
+
+
+def regex(pattern: str) -> str:
+    """Translate a pattern. Raises ValueError or re.error: it is none."""
+    tokens = TOKEN.findall(pattern)
+    if "".join(tokens) != pattern:
+        raise ValueError(pattern)
+    if tokens[0] == "**" and not any(is_special(token) for token in tokens[1:]):
+        return ".*" + re.escape(pattern[2:])  # **.py: Docker compares the end of the path, across folders
+    last = len(tokens) - 1
+    return "".join(translated(token, is_last=number == last) for number, token in enumerate(tokens))
+
+
+def is_special(token: str) -> bool:
+    """Return whether a token stands for anything but itself."""
+    return token[0] in "*?[\\"
+
+
+def translated(token: str, *, is_last: bool) -> str:
+    """Translate one token."""
+    match token[0]:
+        case "*" if len(token) == 1:
+            return "[^/]*"
+        case "*":
+            return ".*" if is_last else "(?:.*/)?"
+        case "?":
+            return "[^/]"
+        case "[":
+            inside = re.sub(r"\\(.)|([^\-])", lambda found: re.escape(found[1] or found[2]), token[1:-1].lstrip("^"))
+            return f"[{'^' if token[1] == '^' else ''}{inside}]"
+        case "\\":
+            return re.escape(token[1])
+        case _:
+            return re.escape(token)
+
+
+class DockerIgnore:
+    """The rules of a file, in their order."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(rules)
+        self._final = not any(each.keeps for each in self._rules)
+        self._folders: dict[str, list[bool]] = {"": [False] * len(self._rules)}
+
+    def excludes(self, path: str) -> bool:
+        """Return whether the file or folder is excluded: the last rule that matches it, or a folder above, decides."""
+        excluded = False
+        if not self._rules:
+            return excluded
+        for each, matches in zip(self._rules, self._matches(path), strict=True):
+            if matches:
+                excluded = not each.keeps
+        return excluded
+
+    def excludes_all_of(self, folder: str) -> bool:
+        """Return whether nothing below the folder can be kept, so that nobody need look into it."""
+        return self._final and self.excludes(folder)
+
+    def _matches(self, path: str) -> list[bool]:
+        """Which rules match a path or a folder above it; what folders gave is kept."""
+        above = path.rpartition("/")[0]
+        if (before := self._folders.get(above)) is None:
+            before = self._folders[above] = self._matches(above)
+        pairs = zip(self._rules, before, strict=True)
+        return [matched or bool(each.pattern.fullmatch(path)) for each, matched in pairs]
