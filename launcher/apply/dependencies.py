@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct
 
-from launcher.apply import sbom
+from launcher.apply import running, sbom
 from launcher.errors import LaunchError
 from launcher.plan.model import Image
 from launcher.sources import Source
@@ -37,6 +37,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     builder: Builder = "auto"
     project: str = ""
     """Whose Cloud Build may be used."""
+    bucket: str = ""
+    """Where Cloud Build finds the source (gs://NAME); empty: in the project's own."""
 
 
 class Report(Struct, frozen=True):
@@ -61,7 +63,13 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
         from launcher.apply.cloudbuild import build as build_in_cloud
 
         digest = build_in_cloud(
-            wanted.source, wanted.image, project=wanted.project, environ=environ, on_line=report.line
+            wanted.source,
+            wanted.image,
+            project=wanted.project,
+            environ=environ,
+            bucket=wanted.bucket,
+            on_line=report.line,
+            clock=running.REAL,
         )
         add_sbom(registry, base, digest, lambda: sbom.of_source(wanted.source, wanted.image), wanted, report)
         return

@@ -62,7 +62,19 @@ def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
     if known is None:
         raise UsageError(f"--builder {builder}: there is no such way", f"There are {', '.join(BUILDERS)}.")
     made = image(inputs.spec, catalog.load(), inputs.context)
-    return Wanted(image=made, source=inputs.source, stamp=stamp(inputs), builder=known, project=inputs.context.project)
+    return Wanted(
+        image=made,
+        source=inputs.source,
+        stamp=stamp(inputs),
+        builder=known,
+        project=inputs.context.project,
+        bucket=bucket_of(inputs.spec.output),
+    )
+
+
+def bucket_of(output: str | None) -> str:
+    """gs://NAME of an output in a bucket; empty where there is none."""
+    return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
 
 
 def stamp(inputs: Inputs) -> Stamp:
@@ -87,10 +99,10 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
 
 def create(job: Wanted, say: Callable[[str], None]) -> None:
     """Make the repository unless it is there. Raises LaunchError."""
-    from launcher.apply import repositories
+    from launcher.apply import repositories, running
 
     repository = job.image.uri.rpartition("/")[0]
-    made = repositories.create(repository, os.environ)
+    made = repositories.create(repository, os.environ, running.REAL)
     say(f"{repository} {'was made' if made else 'is there'}")
 
 

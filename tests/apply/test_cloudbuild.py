@@ -61,12 +61,13 @@ class Launch:
     said: list[str] = field(default_factory=list)
     interrupted_at: str = ""
 
-    def build(self, image: Image = IMAGE, options: Options | None = None) -> str:
+    def build(self, image: Image = IMAGE, options: Options | None = None, bucket: str = "") -> str:
         return build(
             self.source,
             image,
             project="my-project",
             environ=os.environ,
+            bucket=bucket,
             on_line=self.on_line,
             options=options or Options(),
             clock=Clock(self.clock, self.clock.advance),
@@ -377,10 +378,24 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_a_registry_that_is_not_googles_is_refused_before_anything_is_sent(cloud: GoogleCloud, launch: Launch) -> None:
-    with pytest.raises(UsageError, match="Cloud Build has no credentials for localhost:5000"):
-        launch.build(replace(IMAGE, dependencies="localhost:5000/launch/dependencies:4567"))
+@pytest.mark.parametrize(("host", "endpoint"), [("ghcr.io", None), ("localhost:5000", "https://example.com/")])
+def test_a_registry_that_is_not_googles_is_refused_before_anything_is_sent(
+    cloud: GoogleCloud, launch: Launch, monkeypatch: pytest.MonkeyPatch, host: str, endpoint: str | None
+) -> None:
+    """One on this machine is for a Cloud Build that is played on this machine."""
+    if endpoint:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD", endpoint)
+    with pytest.raises(UsageError, match=f"Cloud Build has no credentials for {host}"):
+        launch.build(replace(IMAGE, dependencies=f"{host}/launch/dependencies:4567"))
     assert not cloud.requests
+
+
+def test_the_source_may_lie_in_another_bucket(cloud: GoogleCloud, launch: Launch) -> None:
+    """That of the spec's output: nobody needs the project's own then."""
+    cloud.objects.add("other")
+    launch.build(bucket="gs://other")
+    assert not cloud.objects.buckets[BUCKET]
+    assert {name.partition("/")[0] for name in cloud.objects.buckets["other"]} == {"logs", "source"}
 
 
 def test_a_token_that_ends_before_the_build_does(cloud: GoogleCloud, launch: Launch) -> None:
@@ -409,3 +424,10 @@ def test_no_room_to_pack_the_source(cloud: GoogleCloud, tmp_path: Path, monkeypa
     with pytest.raises(LaunchError, match=r"can't be packed in \S+: No space left on device\nTMPDIR"):
         send(io.BytesIO(b"source"), f"gs://{BUCKET}", print)
     assert not cloud.objects.buckets[BUCKET]
+
+
+def test_code_that_was_hashed_does_not_travel(cloud: GoogleCloud, launch: Launch) -> None:
+    """As it comes from a spec with code of its own: its digest is of files that aren't in the context."""
+    launch.source = launch.source._replace(digest="0" * 64)
+    launch.build()
+    assert [made.outcome.status for made in cloud.builds.builds.values()] == ["SUCCESS"]
