@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from launcher.apply import ssh
-from launcher.apply.sshkeys import make_folder, text_of, write
+from launcher.apply.sshkeys import forget, locked, make_folder, text_of, write
 from launcher.machines import Machine
 
 HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
@@ -51,9 +51,13 @@ def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Calla
 
 
 def put(file: Path, machine: Machine, way: ssh.Way, is_gone: Callable[[str], bool]) -> None:
-    """Write a VM's block. Raises LaunchError."""
+    """Write a VM's block; forget the host keys of VMs that are gone. Raises LaunchError."""
     make_folder(file.parent)
-    write(file, with_block(text_of(file), machine, way, is_gone))
+    with locked(file.parent):
+        before = text_of(file)
+        write(file, with_block(before, machine, way, is_gone))
+    for resource in filter(is_gone, map(resource_of, blocks(before).values())):
+        forget(file.parent, f"compute.{resource.rpartition('/')[2]}")
 
 
 # --- The user's own file ------------------------------------------------------------------------------------------
@@ -75,8 +79,9 @@ def words(text: str) -> list[str]:
 def include(config: Path, file: Path) -> None:
     """Put the one line at the top of ~/.ssh/config. Raises LaunchError."""
     make_folder(config.parent)
-    before = text_of(config)
-    write(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))
+    with locked(config.parent):
+        before = text_of(config)
+        write(config, include_line(file) + "\n" + (f"\n{before}" if before else ""))
 
 
 def include_line(file: Path) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -43,12 +45,13 @@ def own_key(folder: Path, tell: Callable[[str], None]) -> Path:
     """
     key = folder / KEY
     public = key.with_name(f"{KEY}.pub")
-    if not key.is_file():
-        tell(f"making an SSH key: {key} (gcloud's own place; it has no passphrase)")
-        make_folder(folder)
-        keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
-    elif not public.is_file():
-        write(public, keygen("-y", "-f", str(key)))
+    make_folder(folder)
+    with locked(folder):  # ssh-keygen would ask whether it may overwrite the key that another launch has just made
+        if not key.is_file():
+            tell(f"making an SSH key: {key} (gcloud's own place; it has no passphrase)")
+            keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
+        elif not public.is_file():
+            write(public, keygen("-y", "-f", str(key)))
     return key
 
 
@@ -93,18 +96,40 @@ def is_base64(text: str) -> bool:
         return False
 
 
-def know(known_hosts: Path, alias: str, keys: tuple[str, ...]) -> bool:
-    """Whether the file knows a VM's host keys for sure: those given, in the place of what it had for that VM before.
-    Without any, what was learned at the first contact stays. Raises LaunchError: it can't be written."""
-    make_folder(known_hosts.parent)
-    before = text_of(known_hosts).splitlines()
-    if not keys:
+def known_hosts(settings: Path, alias: str) -> Path:
+    """Return the file with one VM's host keys. Each VM has its own: launches that run at once, and ssh, which appends
+    to it, can't lose each other's keys."""
+    return settings / "known_hosts.d" / alias
+
+
+def know(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
+    """Write the host keys that Google has of a VM, in place of those before, and return whether it has any.
+
+    Without any, what ssh learned at the first contact stays, also that in the one file of all VMs that there once was.
+    Raises LaunchError: the file can't be written.
+    """
+    file = known_hosts(settings, alias)
+    make_folder(file.parent)
+    if keys:
+        lines = [f"{alias} {key}" for key in keys]
+    elif file.exists():
         return False
-    mine = [f"{alias} {key}" for key in keys]
-    others = [line for line in before if line.partition(" ")[0] != alias]
-    if [line for line in before if line not in others] != mine:
-        write(known_hosts, "\n".join([*others, *mine]) + "\n")
-    return True
+    else:
+        before = text_of(settings / "known_hosts").splitlines()
+        lines = [line for line in before if line.partition(" ")[0] == alias]
+    text = "".join(f"{line}\n" for line in lines)
+    if text and text_of(file) != text:
+        write(file, text)
+    return bool(keys)
+
+
+def forget(settings: Path, alias: str) -> None:
+    """Remove a VM's host keys. Raises LaunchError."""
+    file = known_hosts(settings, alias)
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{file} can't be removed: {error.strerror}") from error
 
 
 def make_folder(folder: Path) -> None:
@@ -113,6 +138,23 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"{folder} can't be made: {error.strerror}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other launches of this machine out while files of the folder are read and written again.
+
+    Where the file system has no locks (some NFS), nobody is kept out.
+    """
+    descriptor = -1
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def text_of(file: Path) -> str:

@@ -47,7 +47,7 @@ def remote(
     folder = sshkeys.home(os.environ) / ".ssh"
     key = sshkeys.own_key(folder, say) if register else folder / sshkeys.KEY
     name = user or user_of(compute, machine, sshkeys.public_key(key) if register else None)
-    known_hosts = sshkeys.settings_folder(os.environ) / "known_hosts"
+    settings = sshkeys.settings_folder(os.environ)
     way = Way(
         alias=alias(machine),
         host=way_to.host,
@@ -55,8 +55,8 @@ def remote(
         port=port,
         user=name,
         key=key,
-        known_hosts=known_hosts,
-        is_known=register and sshkeys.know(known_hosts, alias(machine), host_keys(compute, machine)),
+        known_hosts=sshkeys.known_hosts(settings, alias(machine)),
+        is_known=register and sshkeys.know(settings, alias(machine), host_keys(compute, machine)),
     )
     return Remote(machine, way, account())
 

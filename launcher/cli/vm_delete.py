@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,7 +88,9 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def deleted(compute: Compute, machine: Machine) -> str:
     """`deleted`, or that somebody else was quicker. Raises LaunchError."""
+    from launcher.apply import sshkeys
     from launcher.apply.lifecycle import begun, finished
+    from launcher.apply.reach import alias
     from launcher.apply.service import GoneError, Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
@@ -96,8 +99,10 @@ def deleted(compute: Compute, machine: Machine) -> str:
         say(f"deleting {machine.name}")
         try:
             finished(compute, begun(lambda: compute.delete(machine)), say)
+            how = "deleted"
         except GoneError:
-            return "gone already"
+            how = "gone already"
         except Refused as error:
             raise explained(error, machine) from error
-    return "deleted"
+    sshkeys.forget(sshkeys.settings_folder(os.environ), alias(machine))
+    return how

@@ -117,11 +117,11 @@ def test_host_keys_that_google_vouches_for(server: SshServer, tmp_path: Path) ->
     with pytest.raises(LaunchError, match="dev shows another host key"):
         Remote(machine(), way, "").attached(["true"])  # strict, and none is known
     keys = sshkeys.host_keys(server.host_keys)
-    assert sshkeys.know(way.known_hosts, way.alias, keys)
+    assert sshkeys.know(tmp_path, way.alias, keys)
     assert Remote(machine(), way, "").attached(["true"]) == 0
     make_key(tmp_path / "another")
     kind, key, *_ = (tmp_path / "another.pub").read_text().split()
-    sshkeys.know(way.known_hosts, way.alias, sshkeys.host_keys({kind: key}))
+    sshkeys.know(tmp_path, way.alias, sshkeys.host_keys({kind: key}))
     with pytest.raises(LaunchError, match="dev shows another host key"):
         Remote(machine(), way, "").attached(["true"])
 

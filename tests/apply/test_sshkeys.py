@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.apply import sshkeys
+from launcher.apply import sshconfig, sshkeys
 from launcher.errors import LaunchError, UsageError
 from tests.ssh.server import make_key
 
@@ -73,25 +74,77 @@ def test_host_keys_are_what_a_vm_may_say(told: dict[str, str], keys: tuple[str, 
     assert sshkeys.host_keys(told) == keys
 
 
-def test_known_hosts_keep_what_is_others(tmp_path: Path) -> None:
-    file = tmp_path / "launch" / "known_hosts"
-    assert not sshkeys.know(file, "compute.1", ())
+def test_each_vm_has_its_own_known_hosts(tmp_path: Path) -> None:
+    settings = tmp_path / "launch"
+    file = sshkeys.known_hosts(settings, "compute.1")
+    assert not sshkeys.know(settings, "compute.1", ())
     assert not file.exists()
-    assert sshkeys.know(file, "compute.1", (f"ssh-rsa {RSA}",))
-    assert sshkeys.know(file, "compute.12", (f"ssh-rsa {RSA}",))
-    assert sshkeys.know(file, "compute.1", (f"ssh-ed25519 {ED}",))
-    assert file.read_text() == f"compute.12 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
-    found = subprocess.run(["ssh-keygen", "-F", "compute.12", "-f", file], capture_output=True, text=True, check=True)
-    assert RSA in found.stdout
+    assert sshkeys.know(settings, "compute.1", (f"ssh-rsa {RSA}",))
+    assert sshkeys.know(settings, "compute.12", (f"ssh-rsa {RSA}",))
+    assert sshkeys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert file.read_text() == f"compute.1 ssh-ed25519 {ED}\n"
+    assert sshkeys.known_hosts(settings, "compute.12").read_text() == f"compute.12 ssh-rsa {RSA}\n"
+    found = subprocess.run(["ssh-keygen", "-F", "compute.1", "-f", file], capture_output=True, text=True, check=True)
+    assert ED in found.stdout
     before = file.stat().st_ino
-    assert sshkeys.know(file, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert sshkeys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert not sshkeys.know(settings, "compute.1", ())
     assert file.stat().st_ino == before, "what is there already isn't written again"
+    assert file.stat().st_mode & 0o777 == 0o600
+    sshkeys.forget(settings, "compute.1")
+    sshkeys.forget(settings, "compute.1")
+    assert [one.name for one in file.parent.iterdir()] == ["compute.12"]
+
+
+def test_keys_in_the_one_file_that_there_once_was_are_taken_over(tmp_path: Path) -> None:
+    lines = f"compute.1 ssh-rsa {RSA}\ncompute.12 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
+    (tmp_path / "known_hosts").write_text(lines)
+    assert not sshkeys.know(tmp_path, "compute.1", ())
+    mine = f"compute.1 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
+    assert sshkeys.known_hosts(tmp_path, "compute.1").read_text() == mine
+    assert sshkeys.know(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
+    assert sshkeys.known_hosts(tmp_path, "compute.12").read_text() == f"compute.12 ssh-ed25519 {ED}\n"
+    assert (tmp_path / "known_hosts").read_text() == lines
+
+
+KNOW = """
+import sys
+from pathlib import Path
+from launcher.apply import sshconfig, sshkeys
+from tests.apply.test_sshconfig import nobody, way
+from tests.ssh.vms import machine
+
+settings = Path(sys.argv[1])
+sys.stdin.readline()
+for number in range(int(sys.argv[2]), 40, 8):
+    vm = machine(id=str(number), name=f"vm-{number}")
+    sshkeys.know(settings, f"compute.{number}", (f"ssh-rsa {number}",))
+    sshconfig.put(settings / "ssh_config", vm, way(vm), nobody)
+sshkeys.own_key(settings / ".ssh", print)
+"""
+
+
+def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
+    """None is lost, neither of the host keys nor of ssh's settings; and the user's key is made once."""
+    command = [sys.executable, "-c", KNOW, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    all_of_them = [
+        subprocess.Popen([*command, str(number)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in range(8)
+    ]
+    said = [process.communicate("\n", timeout=120)[0] for process in all_of_them]
+    assert [process.returncode for process in all_of_them] == [0] * 8
+    known = {file.name: file.read_text() for file in (tmp_path / "known_hosts.d").iterdir()}
+    assert known == {f"compute.{n}": f"compute.{n} ssh-rsa {n}\n" for n in range(40)}
+    assert set(sshconfig.blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
+    assert len("".join(said).splitlines()) == 1
+    assert sshkeys.public_key(tmp_path / ".ssh" / sshkeys.KEY)
 
 
 def test_a_folder_that_cant_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match="can't be made"):
-        sshkeys.know(tmp_path / "file" / "launch" / "known_hosts", "compute.1", ("ssh-rsa AAAA",))
+        sshkeys.know(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
 
 
 def test_where_settings_are(tmp_path: Path) -> None:

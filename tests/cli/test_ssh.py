@@ -74,7 +74,8 @@ def test_host_keys_come_from_google(place: Place) -> None:
     for kind, key in place.server.host_keys.items():
         place.vms.cloud.compute.set_guest("dev", f"hostkeys/{kind}", key)
     place.ssh("--", "true")
-    assert (place.settings / "known_hosts").read_text().startswith(f"compute.{place.machine.id} ssh-ed25519 ")
+    known = place.settings / "known_hosts.d" / f"compute.{place.machine.id}"
+    assert known.read_text().startswith(f"{known.name} ssh-ed25519 ")
     other = make_key(place.home / "other").with_name("other.pub").read_text().split()[1]
     place.vms.cloud.compute.set_guest("dev", "hostkeys/ssh-ed25519", other)
     assert "dev shows another host key" in place.ssh("--", "true", code=1).err
@@ -83,9 +84,9 @@ def test_host_keys_come_from_google(place: Place) -> None:
 def test_a_vm_that_is_made_again_is_another_one(place: Place) -> None:
     """Its name and address are the same, its host keys are not: its number tells."""
     place.ssh("--", "true")
-    known = place.settings / "known_hosts"
-    assert f"compute.{place.machine.id}" in known.read_text()
-    known.write_text(known.read_text().replace(place.machine.id, "4999999999999999999").replace("AAAAC3", "AAAAC4"))
+    known = place.settings / "known_hosts.d" / f"compute.{place.machine.id}"
+    text = known.read_text().replace(place.machine.id, "4999999999999999999").replace("AAAAC3", "AAAAC4")
+    known.rename(known.with_name("compute.4999999999999999999")).write_text(text)
     place.ssh("--", "true")
 
 

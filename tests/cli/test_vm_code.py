@@ -47,6 +47,8 @@ def test_a_name_that_the_user_has_already(place: Place) -> None:
 
 
 def test_a_vm_that_is_gone_is_forgotten(place: Place) -> None:
+    for kind, key in place.server.host_keys.items():
+        place.vms.cloud.compute.set_guest("dev", f"hostkeys/{kind}", key)
     place.launch("vm", "code", "dev", *place.there)
     place.vms.compute.delete(place.machine)
     place.vms.clock.advance(60)
@@ -56,3 +58,17 @@ def test_a_vm_that_is_gone_is_forgotten(place: Place) -> None:
     text = (place.settings / "ssh_config").read_text()
     assert "Host other" in text
     assert "Host dev" not in text
+    assert not known_hosts(place)
+
+
+def known_hosts(place: Place) -> list[str]:
+    return [file.name for file in (place.settings / "known_hosts.d").iterdir()]
+
+
+def test_a_vms_host_keys_go_with_it(place: Place) -> None:
+    for kind, key in place.server.host_keys.items():
+        place.vms.cloud.compute.set_guest("dev", f"hostkeys/{kind}", key)
+    place.launch("vm", "code", "dev", *place.there)
+    assert known_hosts(place) == [f"compute.{place.machine.id}"]
+    place.launch("vm", "delete", "dev", "--yes")
+    assert not known_hosts(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from launcher.apply import sshkeys
 from launcher.apply.ssh import Way
 from launcher.machines import Machine
 from tests.ssh.server import SshServer, make_key
@@ -40,13 +41,15 @@ def way_into(server: SshServer, folder: Path, **changes: Any) -> Way:
     if not key.exists():
         make_key(key)
         server.let_in(key.with_name("key.pub"))
+    known_hosts = sshkeys.known_hosts(folder, f"compute.{NUMBER}")
+    known_hosts.parent.mkdir(exist_ok=True)
     known: dict[str, Any] = {
         "alias": f"compute.{NUMBER}",
         "host": "127.0.0.1",
         "port": server.port,
         "user": server.user,
         "key": key,
-        "known_hosts": folder / "known_hosts",
+        "known_hosts": known_hosts,
         **changes,
     }
     return Way(**known)
