@@ -115,6 +115,7 @@ from tests.apply.test_sshconfig import nobody, way
 from tests.ssh.vms import machine
 
 settings = Path(sys.argv[1])
+print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[2]), 40, 8):
     vm = machine(id=str(number), name=f"vm-{number}")
@@ -132,7 +133,14 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
         subprocess.Popen([*command, str(number)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for number in range(8)
     ]
-    said = [process.communicate("\n", timeout=120)[0] for process in all_of_them]
+    for process in all_of_them:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in all_of_them:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=120)[0] for process in all_of_them]
     assert [process.returncode for process in all_of_them] == [0] * 8
     known = {file.name: file.read_text() for file in (tmp_path / "known_hosts.d").iterdir()}
     assert known == {f"compute.{n}": f"compute.{n} ssh-rsa {n}\n" for n in range(40)}
