@@ -37,6 +37,8 @@ HARMLESS: Final = (
 REFERENCE: Final = r"\$\(\w+\)|\$\{\w+\}|^\$[A-Z_][A-Z0-9_]*$"
 """Another variable's value: `$(NAME)`, as Vertex AI expands it, and as shells do."""
 RANDOM: Final = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.]{16,}"
+LONG: Final = 20
+"""Characters of a secret of which the first four may be shown."""
 SHORTEST: Final = 4
 """Characters of a password; less is a switch or a count."""
 
@@ -69,8 +71,9 @@ def secrets_in(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[tuple[st
 
 
 def masked(value: str) -> str:
-    """The first four characters: enough to tell which secret it is, too little to use it."""
-    return f"'{value[:4]}…'"
+    """Return the first four characters of a long secret: enough to tell which it is, too little to use it. Of one with
+    fewer than 20 characters nothing is shown."""
+    return f"'{value[:4] if len(value) >= LONG else ''}…'"
 
 
 PRIVATE_NAMES: Final = (

@@ -32,9 +32,14 @@ def show(node: Node, at: Path = ()) -> str:
         return "a list"
     if not isinstance(node, Scalar):
         return "an unreadable value"
-    if known_secret(node.text) or (at[:1] and at[0] in PRIVATE and len(node.text) > 8):
+    if is_private(node.text, at):
         return masked(node.text)
     return repr(clipped(node.text)) if isinstance(node.value, str) else clipped(node.text)
+
+
+def is_private(text: str, at: Path) -> bool:
+    """Return whether a value may be a secret, by its shape or its place."""
+    return known_secret(text) or (at[:1] != () and at[0] in PRIVATE)
 
 
 def mistake(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
@@ -45,7 +50,9 @@ def mistake(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
     if not isinstance(node, Scalar):
         return f"{show(node)}, not {kind}", fix
     if shape.kind in ("text", "choice") and not shape.bound("pattern"):
-        fix = f'put it in quotes to make it text: "{clipped(node.text)}"'
+        fix = "put it in quotes to make it text"
+        if not is_private(node.text, at):
+            fix += f': "{clipped(node.text)}"'
     return f"{show(node, at)} is {is_a(node)}, not {kind}", fix
 
 

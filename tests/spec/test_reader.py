@@ -96,7 +96,7 @@ def test_no_value_is_a_value_left_out_only_where_the_default_is_none() -> None:
         ("run: {command: []}", "s.yaml:3: run.command: is empty | name at least one"),
         ("run: {args: [~]}", 's.yaml:3: run.args[0]: has no value | write "" for an empty text, or remove it'),
         ("env: {A: [1]}", "s.yaml:3: env.A: a list, not text | text"),
-        ("env: {A B: 1}", "s.yaml:3: env.A B: 'A B' can't be taken | a variable's name: letters, digits and _"),
+        ("env: {A B: 1}", "s.yaml:3: env.A B: '…' can't be taken | a variable's name: letters, digits and _"),
         ("labels: {v: 1}", "s.yaml:3: labels.v: 1 is a number, not text | a label's value: a-z, 0-9, - and _"),
         ("provisioning: [spot, cheap]", "s.yaml:3: provisioning[1]: 'cheap' can't be taken | standard, spot, flex"),
         ("vertex:\n  nfs:\n  - {server: a, mount_point: a}\n", "s.yaml:5: vertex.nfs[0].path: is missing | text"),
@@ -106,7 +106,7 @@ def test_no_value_is_a_value_left_out_only_where_the_default_is_none() -> None:
             "s.yaml:3: run.config.a: -9223372036854775809 can't be sent | a whol",
         ),
         ("run: {config: {a: 99999999999999999999}}", "s.yaml:3: run.config.a: 99999999999999999999 can't be sent | "),
-        ("secrets: {A: hf_abcdefghijklmnop}", "s.yaml:3: secrets.A: 'hf_a…' can't be taken | a secret in Secret Mana"),
+        ("secrets: {A: hf_abcdefghijklmnop}", "s.yaml:3: secrets.A: '…' can't be taken | a secret in Secret Manager,"),
     ],
 )
 def test_a_bad_field(text: str, message: str) -> None:

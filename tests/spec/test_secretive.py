@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.spec.secretive import known_secret, looks_secret
+from launcher.spec.secretive import LONG, known_secret, looks_secret, masked
 from tests.spec.helpers import SMALL, lines
 
 
@@ -118,6 +118,21 @@ def test_a_known_secret_is_never_shown(text: str) -> None:
 def test_what_stands_where_secrets_belong_is_never_shown() -> None:
     (line,) = lines(SMALL + "secrets: {DB: correct horse battery}")
     assert line.startswith("s.yaml:3: secrets.DB: 'corr…' can't be taken | a secret in Secret Manager, never its value")
+
+
+@pytest.mark.parametrize("secret", ["1234", "424242", "hunter2", "correct-horse", "a" * (LONG - 1)])
+@pytest.mark.parametrize("text", ["env: {DB_PASSWORD: %s}", "secrets: {DB: %s}", "env: {DB_PASSWORD: '%s'}"])
+def test_of_a_short_secret_no_character_is_shown(text: str, secret: str) -> None:
+    """Four characters of four are the secret."""
+    shown = "\n".join(lines(SMALL + text % secret))
+    assert secret[:2] not in shown.replace("DB_PASSWORD", "")
+
+
+def test_a_long_secret_is_told_by_its_first_characters() -> None:
+    for length in range(60):
+        secret = "".join(chr(ord("A") + at % 26) for at in range(length))
+        shown = masked(secret).strip("'…")
+        assert shown == ("ABCD" if length >= LONG else "")
 
 
 @pytest.mark.parametrize(
