@@ -49,8 +49,8 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     for name in wanted:
         try:
             with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
-                paths = shards.fetch(storage, manifests.read(storage, name), Path(folder))
-                saved = [shards.read(path) for path in paths]
+                manifest = manifests.read(storage, name)
+                saved = shards.read_all(manifest.folder, shards.fetch(storage, manifest, Path(folder)))
                 tensors = wholes(saved)
         except CheckpointError as error:
             reasons.append(str(error))
@@ -85,8 +85,8 @@ def restore(
     `minutes`, `keep_last` and `keep_every` are as in run.config's `checkpoint`. Call it once, on all ranks, last before
     the loop. Without a run folder it does nothing.
 
-    A state that doesn't fit the checkpoint, a run that was taken over and a run folder that can't be used end the
-    process in one line, with their exit codes.
+    A state that can't be saved, differs between the ranks (see `save`) or doesn't fit the checkpoint, a run that was
+    taken over and a run folder that can't be used end the process in one line, with their exit codes.
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return 0
@@ -111,7 +111,9 @@ def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None =
     """Save `state`, and each rank's `own`, as they are after `step`, on all ranks. The values are copied now and
     written by a thread; with `wait`, and once the machine is to go, it returns when they are durable.
 
-    Raises TypeError for a value that a checkpoint can't hold, and ValueError for a step behind the newest.
+    The ranks compare names, types, shapes and dtypes first. Where they differ in a number, text, bytes or a tensor
+    without dimensions, rank 0's is saved and a line says so once. Other differences, a value that a checkpoint can't
+    hold and a step behind the newest end all ranks in one line, with exit code 2.
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return

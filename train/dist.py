@@ -33,6 +33,9 @@ PATIENCE = 6 * 3600.0
 FIRST_POLL_SECONDS, POLL_SECONDS = 0.001, 0.1
 """Between two looks for the other ranks: short at first, as most often they come together."""
 
+LATE_SECONDS = 60.0
+"""After which a rank that waits for the others may say so."""
+
 MOMENT = 1.0
 """Seconds that another rank gives rank 0 to say what is wrong."""
 
@@ -126,6 +129,11 @@ def on_first(ranks: Ranks, work: Callable[[], T]) -> T:
     return _results(ranks, ranks.rank == 0, work)[0]
 
 
+def on_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """What `work` returns on each rank, on all ranks; its errors too, as in `once_per_node`."""
+    return _results(ranks, True, work)
+
+
 def _results(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
     """What `work` returned on each rank that does it (`mine`); the others' places hold nothing of use."""
     result: T | None = None
@@ -151,11 +159,20 @@ def meet(ranks: Ranks) -> None:
         return
     here = f"meeting/{next(ranks.meetings)}"
     ranks.store.set(f"{here}/{ranks.rank}", "")
-    everybody, deadline = [f"{here}/{rank}" for rank in range(ranks.world)], time.monotonic() + PATIENCE
-    pause = FIRST_POLL_SECONDS
-    while not ranks.store.check(everybody):  # not wait(): in it no signal would be heard
-        if time.monotonic() > deadline:
+    wait_for_keys(ranks.store, [f"{here}/{rank}" for rank in range(ranks.world)])
+
+
+def wait_for_keys(store: Store, keys: list[str], late: Callable[[], None] = lambda: None) -> None:
+    """Wait until all ranks have set theirs, for hours if need be. `late` is called once, after LATE_SECONDS. Raises
+    TrainError."""
+    began, said, pause = time.monotonic(), False, FIRST_POLL_SECONDS
+    while not store.check(keys):  # not wait(): in it no signal would be heard
+        waited = time.monotonic() - began
+        if waited > PATIENCE:
             raise TrainError(f"not all ranks came within {PATIENCE / 3600:g} hours")
+        if waited > LATE_SECONDS and not said:
+            said = True
+            late()
         time.sleep(pause)
         pause = min(2 * pause, POLL_SECONDS)
 

@@ -47,12 +47,18 @@ def whole(tensor: Tensor) -> Tensor:
     return cast(Any, tensor).full_tensor() if is_shared_out(tensor) else tensor
 
 
+def placements(tensor: Tensor) -> tuple[Any, ...]:
+    """By dimension of its mesh, how a tensor that is shared out lies on it."""
+    return tuple(cast(Any, tensor).placements)
+
+
 def place(tensor: Tensor) -> Place:
     """Which part of a tensor that is shared out is here; maybe an empty one. Raises ValueError: it isn't shared out
     along one dimension, as FSDP does it."""
-    (placement,) = cast(Any, tensor).placements
-    if not placement.is_shard():
-        raise ValueError(f"a tensor of {tuple(tensor.shape)} is shared out in a way that can't be saved: {placement}")
+    placement = placements(tensor)[0]
+    if len(placements(tensor)) > 1 or not placement.is_shard():
+        way = f"{placements(tensor)}; it must be one Shard, as fully_shard over a mesh of one dimension makes it"
+        raise ValueError(f"a tensor of {tuple(tensor.shape)} is sharded by {way}")
     mesh, size = cast(Any, tensor).device_mesh, tuple(local(tensor).shape)
     first, each = [0] * tensor.dim(), -(-tensor.shape[placement.dim] // mesh.size())
     first[placement.dim] = min(mesh.get_local_rank() * each, tensor.shape[placement.dim])
@@ -79,6 +85,11 @@ def stored(shards: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
             before = found[path].parts if path in found else ()
             found[path] = Stored(tuple(about["of"]), (*before, part))
     return found
+
+
+def incomplete(saved: Stored) -> bool:
+    """Whether parts of it are missing."""
+    return sum(prod(place.size) for place, _ in saved.parts) != prod(saved.shape)
 
 
 def wholes(shards: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

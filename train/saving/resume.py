@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from train import contract, pieces
-from train.dist import Ranks, gather, meet, on_first, once_per_node
+from train.dist import Ranks, gather, on_all, on_first, once_per_node
 from train.errors import OutputError, UsageError
 from train.saving import fence, manifests, shards
 from train.saving.fence import Fence
@@ -35,14 +35,9 @@ class Resumed(NamedTuple):
     manifest: Manifest
     shards: Sequence[Mapping[str, Any]]
 
-    @property
-    def shared(self) -> State:
-        """The state that all ranks have alike. Raises ValueError if parts of a tensor are missing."""
-        return self.laid_out(lambda _path: None)
-
     def laid_out(self, like: Callable[[str], Tensor | None]) -> State:
-        """The same, but of what is shared out among the ranks only this rank's parts: no more of them is read. `like`
-        says of a tensor's path as which one it is to be shared out (as state.layout)."""
+        """The state that all ranks have alike; of what is shared out among them only this rank's parts: no more of them
+        is read. `like` says of a tensor's path as which one it is to be shared out (as state.layout)."""
         # Copies: the optimizer keeps what it is given, and would keep the file with it.
         tensors = {path: pieces.like(like(path), saved) for path, saved in pieces.stored(self.shards).items()}
         state: State = joined(tensors, self.shards[0]["rest"])
@@ -98,21 +93,21 @@ def resume(
     disk, in `scratch`, until `use` returns.
 
     Raises, on all ranks alike: UsageError if the checkpoints are those of another spec or another version, OutputError
-    if the storage can't be read.
+    if the storage can't be read, and what `use` raises of ours on one of them.
     """
     patient = storage.within(PATIENT_SECONDS)
     names = on_first(ranks, lambda: manifests.listed(patient.list(f"{contract.CHECKPOINTS}/")))
     for name in names:
         fetched = once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
-            bad = next((one.reason for one in gather(ranks, fetched) if one.reason), "")
-            if fetched.manifest and not bad:
-                use(Resumed(fetched.manifest, [shards.read(path) for path in fetched.paths]))
-                return fetched.manifest
+            found, reason = _read(fetched)
+            bad = next(filter(None, gather(ranks, reason)), "")
+            if found and not bad:
+                on_all(ranks, partial(use, found))
+                return found.manifest
             if ranks.rank == 0:
                 print(f"a checkpoint is passed over: {bad}", flush=True)
-        finally:
-            meet(ranks)
+        finally:  # on the ranks of this node alike: each has read what it needs
             shutil.rmtree(fetched.folder, ignore_errors=True)
     if names and ranks.rank == 0:
         print("no checkpoint can be used: the run begins at step 1 again", flush=True)
@@ -149,6 +144,16 @@ def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path 
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _read(fetched: _Fetched) -> tuple[Resumed | None, str]:
+    """What was fetched, or why it can't be used."""
+    if fetched.manifest is None:
+        return None, fetched.reason
+    try:
+        return Resumed(fetched.manifest, shards.read_all(fetched.manifest.folder, fetched.paths)), ""
+    except CheckpointError as error:
+        return None, str(error)
 
 
 def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:

@@ -25,7 +25,7 @@ from train.saving.fence import Fence
 from train.saving.interval import Interval, span
 from train.saving.manifests import Manifest
 from train.saving.notes import Notes
-from train.saving.shares import HostCopies, State, share, split
+from train.saving.shares import HostCopies, State, covered, share, split
 from train.storage import Storage
 
 LIMIT_SECONDS = 1800.0
@@ -64,6 +64,8 @@ class Save:
     content: dict[str, Any]
     about: Mapping[str, Any]
     began: float
+    expected: int
+    """What all ranks' shares must cover together, by this rank's state."""
     waits: bool = False
     """Whether the other ranks wait for rank 0's word."""
     blocked: float = 0.0
@@ -189,7 +191,7 @@ class Saver:
             content["rest"] = rest
         self._serial += 1
         self._last = began
-        self._current = Save(self._serial, step, began + limit, content, snapshot.about, began)
+        self._current = Save(self._serial, step, began + limit, content, snapshot.about, began, covered(tensors))
         self._current.blocked = time.monotonic() - began
         return self._current
 
@@ -209,7 +211,7 @@ class Saver:
             if rank == 0:
                 self._commit(save, parts)
             else:
-                self._notes.post(f"{save.serial}/{rank}", [*parts])
+                self._notes.post(f"{save.serial}/{rank}", [covered(save.content["tensors"]), [*parts]])
                 if save.waits:
                     self._notes.wait(f"{save.serial}/done", save.deadline, save.cancelled)
         except Exception as error:  # noqa: BLE001 - told by rank 0, and raised where somebody waits
@@ -226,7 +228,12 @@ class Saver:
             self._notes.wait(f"{save.serial}/{rank}", save.deadline, save.cancelled)
             for rank in range(1, self._ranks.world)
         ]
-        shards = (own, *(tuple(Part(*part) for part in parts) for parts in others))
+        if covered(save.content["tensors"]) + sum(theirs for theirs, _ in others) != save.expected:
+            raise TrainError(
+                f"what the ranks saved of step {save.step} doesn't make up rank 0's state, so it is no checkpoint: the "
+                "ranks' states differ"
+            )
+        shards = (own, *(tuple(Part(*part) for part in parts) for _, parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})
         self._rows_first(save)
         self._fence.check(self._storage.within(save.left))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,33 @@ def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: i
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What all ranks saved in the checkpoint `folder`, as `read`. Raises CheckpointError if it isn't a whole state."""
+    from train.pieces import incomplete, stored
+    from train.saving.shares import references
+
+    try:
+        saved = [read(path) for path in paths]
+        found, wanted = stored(saved), references(saved[0]["rest"])
+        for shard in saved:
+            dict(shard["own"])
+    except _OF_THIS_MACHINE:
+        raise
+    except Exception as error:  # whatever torch comes to with another program's file, or this code with its content
+        if "mmap" in str(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"{folder} is no checkpoint of launch: {type(error).__name__}: {reason}") from error
+    if missing := sorted(path for path in wanted if path not in found or incomplete(found[path])):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{folder} is incomplete: {', '.join(missing[:3])}{more} is missing, or a part of it")
+    return saved
+
+
+_OF_THIS_MACHINE = (OSError, MemoryError)
+"""Not the checkpoint's fault: an older one would do no better."""
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from train import pieces
 State = dict[str, Any]
 """Entries by name, of nested dicts and lists: tensors and plain values."""
 
-_REF = "$tensor"
+REF = "$tensor"
 """Key of the dict that stands for a tensor in the rest: its value is the tensor's path."""
 
 
@@ -35,7 +36,7 @@ def split(state: Any) -> Split:
             same = (here.data_ptr(), value.shape, value.stride())
             first = seen.setdefault(same, path) if here.numel() else path
             tensors.setdefault(first, value)
-            return {_REF: first}
+            return {REF: first}
         if isinstance(value, Mapping):
             return {key: walk(item, f"{path}/{key}" if path else str(key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -49,21 +50,31 @@ def split(state: Any) -> Split:
 def joined(tensors: Mapping[str, Tensor], rest: Any) -> Any:
     """What `split` took apart. Raises KeyError if a tensor is missing."""
     if isinstance(rest, Mapping):
-        if rest.keys() == {_REF}:
-            return tensors[rest[_REF]]
+        if rest.keys() == {REF}:
+            return tensors[rest[REF]]
         return {key: joined(tensors, item) for key, item in rest.items()}
     if isinstance(rest, (list, tuple)):
         return type(rest)([joined(tensors, item) for item in rest])
     return rest
 
 
+def references(rest: Any) -> set[str]:
+    """The paths of all tensors that `joined` needs."""
+    if isinstance(rest, Mapping):
+        if rest.keys() == {REF}:
+            return {rest[REF]}
+        rest = list(rest.values())
+    return set().union(*map(references, rest)) if isinstance(rest, (list, tuple)) else set()
+
+
 def shared_out(tensors: Mapping[str, Tensor], world: int, first_only: Collection[str]) -> list[list[str]]:
     """Paths for each rank to save, balanced by size; the same on all ranks. `first_only` are rank 0's: what isn't the
-    same on every rank (batch norm's running averages, of which rank 0's count)."""
+    same on every rank (batch norm's running averages, plain values of a script), and may not even be there."""
     shares: list[list[str]] = [[] for _ in range(world)]
-    bytes_of = [0] * world
-    for path in sorted(tensors, key=lambda path: (-tensors[path].nbytes, path)):
-        rank = 0 if path in first_only else bytes_of.index(min(bytes_of))
+    shares[0] = sorted(path for path in tensors if path in first_only)
+    bytes_of = [0] * world  # without those, which another rank may not have
+    for path in sorted(tensors.keys() - shares[0], key=lambda path: (-tensors[path].nbytes, path)):
+        rank = bytes_of.index(min(bytes_of))
         shares[rank].append(path)
         bytes_of[rank] += tensors[path].nbytes
     return shares
@@ -83,6 +94,12 @@ def share(tensors: Mapping[str, Tensor], rank: int, world: int, first_only: Coll
     mine = {path: alike[path] for path in shared_out(alike, world, first_only)[rank]}
     parts = {path: part for path, tensor in split_up.items() if (part := pieces.local(tensor)).numel()}
     return Share(mine | parts, {path: pieces.described(split_up[path]) for path in parts})
+
+
+def covered(tensors: Mapping[str, Tensor]) -> int:
+    """A checksum of which numbers these tensors hold, by path and not by value. The checksums of all ranks' shares add
+    up to that of the state only if no tensor, nor a part of one, is missing."""
+    return sum(tensor.numel() * zlib.crc32(path.encode()) for path, tensor in tensors.items())
 
 
 class HostCopies:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from train import pieces
 from train.dist import Ranks
 from train.errors import UsageError
 from train.saving import randomness
 from train.saving.resume import Resumed
+from train.saving.shares import Split, joined, split
 from train.scripts import plain
+from train.scripts.comparison import Layout, layout_of, tensors_of
 
 State = MutableMapping[str, Any]
 """Objects with `state_dict` and `load_state_dict`, torch's generators, and plain values."""
 
 
 def named(state: Any) -> Any:
-    """`state`, if its names can be those of a checkpoint. Raises TypeError or ValueError."""
-    if not isinstance(state, MutableMapping):
-        raise TypeError(f"a checkpoint's state is a dict by name, not a {type(state).__name__}")
+    """`state`, if its names can be those of a checkpoint. Raises UsageError."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"a checkpoint's state is a dict by name, not a {type(state).__name__}")
     for name in state:
         if not isinstance(name, str) or not name or "/" in name or name.startswith("$") or name == "ranks":
-            raise ValueError(f"{name!r} can't be a name in a checkpoint: text without / and $ is, but for ranks")
+            raise UsageError(f"{name!r} can't be a name in a checkpoint: text without / and $ is, but for ranks")
     return state
 
 
@@ -40,15 +43,51 @@ def bare(model: Any) -> Any:
     return model
 
 
+def check(state: Any, own: Any) -> Layout:
+    """The layout of `state`, before it is trained. Raises UsageError if a checkpoint can't hold one of the two.
+
+    Objects in `own` are not asked for their state: a data loader would start its workers to answer.
+    """
+    for name, value in named(own).items():
+        if not _keeps_state(value):
+            _split_own(name, value)
+    return layout(state, content(state), strict=True)
+
+
 def content(state: Any) -> dict[str, Any]:
-    """What a checkpoint holds of it: tensors and plain values. Raises TypeError, with the place, for anything else."""
+    """What a checkpoint holds of it: tensors and plain values. Raises UsageError, with the place, for anything else."""
     return {name: plain.encoded(_read(value), f"state[{name!r}]") for name, value in named(state).items()}
 
 
-def buffers(state: Mapping[str, Any]) -> frozenset[str]:
-    """Paths of what isn't the same on every rank: batch norm's running averages, of which rank 0's count."""
+def own_content(own: Any) -> dict[str, Any]:
+    """The same of what is one rank's own, its tensors copied to the host's memory. Raises UsageError."""
+    return {name: _copied(_split_own(name, value)) for name, value in named(own).items()}
+
+
+def _split_own(name: str, value: Any) -> Split:
+    parts = split(plain.encoded(_read(value), f"own[{name!r}]"))
+    if any(pieces.is_shared_out(tensor) for tensor in parts.tensors.values()):
+        raise UsageError(f"own[{name!r}] is sharded over the ranks: pass it in the state")
+    return parts
+
+
+def _copied(parts: Split) -> Any:
+    return joined({path: tensor.to("cpu", copy=True) for path, tensor in parts.tensors.items()}, parts.rest)
+
+
+def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool = False) -> Layout:
+    """The layout of `state`, of which a checkpoint holds `content`."""
+    return layout_of(content, [name for name, value in state.items() if isinstance(value, torch.Generator)], strict)
+
+
+def of_rank_0(state: Mapping[str, Any], layout: Layout, settled: Collection[str]) -> frozenset[str]:
+    """Paths of the tensors that rank 0 saves itself, as they aren't the same on every rank, or needn't be: batch norm's
+    running averages, `settled` differences, plain values that no object keeps."""
     modules = {name: bare(value) for name, value in state.items() if isinstance(value, nn.Module)}
-    return frozenset(f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers())
+    buffers = {f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers()}
+    loose = {name for name, value in state.items() if not _keeps_state(value)}
+    values = {path for path, entry in layout.items() if entry.plain and path.partition("/")[0] in loose}
+    return frozenset(buffers.union(*map(tensors_of, values | set(settled))))
 
 
 def _read(value: Any) -> Any:
@@ -69,7 +108,7 @@ def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
     """
     folder = found.manifest.folder
     try:
-        _put_all(state, plain.decoded(found.shared))
+        _put_all(state, plain.decoded(found.laid_out(_like(state))))
         if (mine := found.own(ranks)) is not None:
             _put_all(own, plain.decoded(mine["own"]))
             randomness.restore(mine["random"], ranks.device)
@@ -79,6 +118,19 @@ def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
         if isinstance(error, RuntimeError) and "state_dict" not in str(error):
             raise  # memory, or a device: no fault of the script
         raise UsageError(f"{folder} doesn't fit this script: {error}") from error
+
+
+def _like(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
+    """For a path in the checkpoint: the tensor of this start as which it is to be shared out, if there is one. A new
+    optimizer has no moments yet: theirs are as its parameters."""
+    now = split(content(state)).tensors
+    moments = {
+        f"{name}/state/{number}": parameter
+        for name, value in state.items()
+        if isinstance(value, torch.optim.Optimizer)
+        for number, parameter in enumerate(parameter for group in value.param_groups for parameter in group["params"])
+    }
+    return lambda path: now.get(path, moments.get(path.rpartition("/")[0]))
 
 
 def _put_all(state: State, saved: Mapping[str, Any]) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from train import pieces
+from train.errors import UsageError
+
 ARRAY: Final = "$array"
 BYTES: Final = "$bytes"
 ITEMS: Final = "$items"
@@ -18,7 +21,7 @@ KINDS: Final = frozenset("biufcSUmM")
 
 
 def encoded(value: Any, where: str = "state") -> Any:
-    """`value` as a checkpoint holds it. Raises TypeError, with the place, if it can't."""
+    """`value` as a checkpoint holds it. Raises UsageError, with the place, if it can't."""
     import numpy as np
     import torch
 
@@ -36,7 +39,7 @@ def encoded(value: Any, where: str = "state") -> Any:
         return {BYTES: _tensor_of(value)}
     if value is None or type(value) in (bool, int, float, complex, str, torch.dtype, torch.device):
         return value
-    raise TypeError(_refusal(value, where))
+    raise UsageError(_refusal(value, where))
 
 
 def decoded(value: Any) -> Any:
@@ -61,9 +64,13 @@ def _are_names(mapping: Mapping[Any, Any]) -> bool:
 
 
 def _tensor(value: Any, where: str) -> Any:
-    """Sharded tensors are each rank's own, which this way of saving doesn't know."""
-    if hasattr(value, "full_tensor") or str(value.layout) != "torch.strided":
-        raise TypeError(_refusal(value, where))
+    if pieces.is_shared_out(value):
+        try:
+            pieces.place(value)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from error
+    elif str(value.layout) != "torch.strided":
+        raise UsageError(_refusal(value, where))
     return value.detach()
 
 
@@ -71,7 +78,7 @@ def _array(value: Any, where: str) -> dict[str, Any]:
     import numpy as np
 
     if value.dtype.kind not in KINDS:
-        raise TypeError(_refusal(value, where))
+        raise UsageError(_refusal(value, where))
     about = {"dtype": value.dtype.str, "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
     return {ARRAY: {**about, "content": _tensor_of(value.tobytes())}}
 

@@ -30,11 +30,13 @@ from train.saving import interval, randomness
 from train.saving.resume import FIXED, changes, resume, scratch, take_over
 from train.saving.saver import LIMIT_SECONDS, Saver, Snapshot
 from train.scripts import keep
+from train.scripts.comparison import Comparison, Entry, Layout
 from train.scripts.preempted import close_rows, heard, listening
 from train.storage import Storage, open_storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Prepared = tuple[Snapshot, Layout]
 
 END_SECONDS, FAILED_SECONDS = 600.0, 5.0
 """How long a script that has ended, or failed, waits for the save that is under way."""
@@ -53,6 +55,7 @@ class Script:
     agreement: Agreement
     notice: str | None
     handlers: ExitStack
+    comparison: Comparison
     saver: Saver | None = None
     step: int = 0
     """The newest one that was restored or saved."""
@@ -84,15 +87,13 @@ class Script:
         return self.stop or agreed.save
 
     def save(self, step: int, state: Mapping[str, Any], own: Mapping[str, Any], *, wait: bool) -> None:
-        """Begin a checkpoint; with `wait`, or before leaving, until it is durable. Raises ValueError for a step behind
-        the newest, SupersededError, and with `wait` OutputError."""
+        """Begin a checkpoint; with `wait`, or before leaving, until it is durable. Raises UsageError for a step behind
+        the newest and a state that can't be saved, SupersededError, and with `wait` OutputError."""
         if self.saver is None:
             return
-        if self.saver.superseded:
-            raise self.saver.superseded
-        if step < self.step:
-            raise ValueError(f"checkpoint.save: step {step} comes after step {self.step}: steps must grow")
-        self.step, snapshot = step, self._snapshot(state, own)
+        snapshot, layout = self.comparison.agree(partial(self._prepared, self.saver, step, state, own, wait))
+        first_only = keep.of_rank_0(state, layout, self.comparison.settled)
+        self.step, snapshot = step, snapshot._replace(first_only=first_only)
         if self.stop:
             self._last_save(self.saver, snapshot)
         elif wait:
@@ -120,10 +121,20 @@ class Script:
         elif self.calls & (self.calls - 1) == 0:
             self.usual = max(gather(self.ranks, (time.monotonic() - self.first) / (self.calls - 1)))
 
-    def _snapshot(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> Snapshot:
+    def _prepared(
+        self, saver: Saver, step: int, state: Mapping[str, Any], own: Mapping[str, Any], wait: bool
+    ) -> tuple[Prepared, Layout]:
+        """What this rank would save, and all that the ranks must agree on."""
+        if saver.superseded:
+            raise saver.superseded
+        if step < self.step:
+            raise UsageError(f"checkpoint.save: step {step} comes after step {self.step}: steps must grow")
         past = {"seconds": self.trained, "interruptions": self.interruptions}
-        mine = {"random": randomness.read(self.ranks.device), "own": keep.content(own)}
-        return Snapshot(keep.content(state), mine, {**_about(self.ranks), "script": past}, keep.buffers(state))
+        mine = {"random": randomness.read(self.ranks.device), "own": keep.own_content(own)}
+        snapshot = Snapshot(keep.content(state), mine, {**_about(self.ranks), "script": past}, frozenset())
+        layout = keep.layout(state, snapshot.shared)
+        call = {"step": Entry(str(step), "", plain=False), "wait": Entry(str(wait), "", plain=False)}
+        return (snapshot, layout), {**layout, **{f"checkpoint.save({name}=…)": entry for name, entry in call.items()}}
 
     def _last_save(self, saver: Saver, snapshot: Snapshot) -> None:
         """Raises SystemExit if the checkpoint isn't durable in time."""
@@ -163,7 +174,7 @@ def restore(state: keep.State, own: keep.State, settings: Checkpoint) -> int:
     global _script  # noqa: PLW0603 - of the process, as its ranks and signals are
     if _script:
         raise UsageError("checkpoint.restore comes once, before the first checkpoint.due and checkpoint.save")
-    _script = _opened(keep.named(state), keep.named(own), settings, os.environ)
+    _script = _opened(state, own, settings, os.environ)
     return _script.step
 
 
@@ -211,11 +222,15 @@ def _opened(state: keep.State, own: keep.State, settings: Checkpoint, env: Mappi
     """Raises, on all ranks alike, UsageError (the state isn't that of the checkpoint), SupersededError, OutputError."""
     global _ranks  # noqa: PLW0603 - for the last words
     ranks = _ranks = _joined(env)
+    comparison = Comparison(ranks)
+    comparison.agree(lambda: (None, keep.check(state, own)))
     storage = open_storage(env[contract.RUN_FOLDER])
     saver = _saver(ranks, storage, settings, env) if "RANK" in env or int(env.get(contract.NODE) or 0) == 0 else None
     found = resume(ranks, storage, _about(ranks), partial(keep.put_back, state, own, ranks), scratch(env))
     handlers = ExitStack()
-    script = Script(ranks, storage, listening(env, handlers), Agreement(ranks), env.get(contract.NOTICE), handlers)
+    script = Script(
+        ranks, storage, listening(env, handlers), Agreement(ranks), env.get(contract.NOTICE), handlers, comparison
+    )
     script.saver = saver
     if found:
         past = found.about["script"]

@@ -8,7 +8,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import MappingProxyType
@@ -139,11 +140,38 @@ class Said(NamedTuple):
 
 def run(text: str, folder: Path, generation: int = 0, more: Mapping[str, str] = NOTHING) -> Said:
     """A script in text, in a process of its own."""
-    out, err = (f"{folder}.{generation}.{name}" for name in ("out", "err"))
-    process = CONTEXT.Process(target=_speak, args=(environment(folder, generation, more), text, out, err))
-    process.start()
-    process.join(60)
-    return Said(process.exitcode, *(Path(name).read_text() for name in (out, err)))
+    return _spoken(text, folder, environment(folder, generation, more), [{}])[0]
+
+
+def run_ranks(text: str, folder: Path, generation: int = 0, ranks: int = 2) -> list[Said]:
+    """The same on several ranks, which join by gloo. `rank` is known to the text. As under torchrun a rank that fails
+    takes the others with it; -9 is the code of one that would have waited for ever."""
+    joining = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+    leaving = "\ndist.barrier(); dist.destroy_process_group()\n"
+    with meeting.ranks(ranks) as places:
+        return _spoken(joining + text + leaving, folder, environment(folder, generation), places)
+
+
+def _spoken(
+    text: str, folder: Path, env: Mapping[str, str], places: Sequence[Mapping[str, str]], seconds: float = 60
+) -> list[Said]:
+    names = [f"{folder}.{env[contract.GENERATION]}.{place.get('RANK', '')}" for place in places]
+    processes = [
+        CONTEXT.Process(target=_speak, args=({**env, **place}, text, f"{name}out", f"{name}err"))
+        for place, name in zip(places, names, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + seconds
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + 5)
+        time.sleep(0.02)
+    for process in processes:
+        process.kill()
+        process.join()
+    said = [[Path(f"{name}{stream}").read_text() for stream in ("out", "err")] for name in names]
+    return [Said(process.exitcode, *texts) for process, texts in zip(processes, said, strict=True)]
 
 
 def environment(folder: Path, generation: int = 0, more: Mapping[str, str] = NOTHING) -> dict[str, str]:
