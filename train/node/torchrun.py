@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import get_args_parser
 from torch.distributed.run import main as torchrun
 
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """train.contract.EXIT_FILE, which can't be imported here: where a worker that ended on purpose has written its code."""
+
+SHUTDOWN: Final = "--shutdown-timeout"
 
 QUIET: Final = {
     "torch.distributed.elastic.multiprocessing.api": logging.CRITICAL,  # each failure, and what it does to the others
@@ -43,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     for name, level in QUIET.items():
         logging.getLogger(name).setLevel(level)
     try:
-        torchrun(list(argv))
+        torchrun(_understood(argv, get_args_parser()))
     except ChildFailedError as error:
         for line in lines(error, os.environ.get(EXIT_FILE, "")):
             print(f"train.node: {line}", file=sys.stderr, flush=True)
@@ -52,6 +56,16 @@ def main(argv: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def _understood(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
+    """torch 2.11 has no --shutdown-timeout, but the default of a method: the seconds until workers are killed."""
+    if SHUTDOWN in parser._option_string_actions:
+        return list(argv)
+    for word in argv:
+        if word.startswith(f"{SHUTDOWN}="):
+            PContext.close.__defaults__ = (None, int(word.partition("=")[2]))
+    return [word for word in argv if not word.startswith(f"{SHUTDOWN}=")]
 
 
 def lines(error: ChildFailedError, exit_file: str) -> Iterator[str]:

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.googlecloud import FakeClock, GoogleCloud
 from tests.train.monitoring.fakenvml import Device, FakeNvml
 from train.dist import Ranks
 from train.errors import OutputError
@@ -24,6 +23,9 @@ from train.monitoring.nvml import open_gpus
 from train.output.rows import Row
 from train.output.spool import sweep
 from train.storage import GcsFolder, LocalFolder
+
+if TYPE_CHECKING:  # a GPU machine has no Google libraries
+    from tests.googlecloud import FakeClock, GoogleCloud
 
 
 class Kept(Null):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from train import contract
@@ -65,3 +67,14 @@ def test_a_line_of_a_signal_fits_80_columns_behind_its_replicas_name() -> None:
 def test_the_loggers_that_are_quiet_are_torchs() -> None:
     for name in torchrun.QUIET:
         assert importlib.import_module(name).logger.name == name
+
+
+def test_an_older_torch_is_not_told_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 has no --shutdown-timeout; it waits as long all the same."""
+    monkeypatch.setattr(PContext.close, "__defaults__", (None, 30))
+    known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "train", "--x=1"]
+    known.add_argument("--shutdown-timeout")
+    assert torchrun._understood(argv, known) == argv
+    assert PContext.close.__defaults__ == (None, 30)
+    assert torchrun._understood(argv, ArgumentParser()) == ["--nnodes=1", "-m", "train", "--x=1"]
+    assert PContext.close.__defaults__ == (None, 18)

@@ -254,7 +254,9 @@ def _fail_in_no_sync(shared: nn.Module, modules: Sequence[Any]) -> None:
 
 
 def syncs(module: Any) -> bool:
-    return all(one.reduce_grads for one in module._get_fsdp_state()._fsdp_param_groups)
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has one
+    return all(one.reduce_grads for one in groups)
 
 
 def test_after_an_evaluation_the_outermost_parameters_go_back(group: Ranks) -> None:
