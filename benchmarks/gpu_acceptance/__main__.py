@@ -1,0 +1,286 @@
+"""One command for a GPU machine: does everything work (part 1), how fast is it (2), what would make it faster (3)?
+
+It runs straight from a checkout.
+
+    python3 -m benchmarks.gpu_acceptance --part 1 --minutes 8 --out DIR
+
+Rows are written as they end, so that a command which is cut off leaves what it had; a second one with the same --out
+goes on with the missing rows. --tiny rehearses all of it on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_acceptance import log, machine, report, running
+from benchmarks.gpu_acceptance.log import Log, Row
+from benchmarks.gpu_acceptance.running import Running
+from benchmarks.gpu_acceptance.tasks import Place, Task, Verdict
+
+SPARE = 8.0
+"""Seconds of the budget that are kept for the report."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: no row failed."""
+    options = parsed(arguments)
+    if options.row:
+        return _row(*options.row)
+    return measure(options)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.gpu_acceptance", description=__doc__.partition("\n\n")[0]
+    )
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), action="append", help="which part (default: all)")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="start no row that can't end within them (default: 8)"
+    )
+    parser.add_argument("--out", type=Path, help="the folder of the results; what it has already is not repeated")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name has this in it")
+    parser.add_argument("--jobs", type=int, help="rows at once, where they don't measure time (default: 3; tiny: 2)")
+    parser.add_argument("--retry", action="store_true", help="try failed rows again, each once")
+    parser.add_argument("--tiny", action="store_true", help="everything shrunk, on a CPU")
+    parser.add_argument("--list", action="store_true", help="print the rows and their estimates, and stop")
+    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
+    found = parser.parse_args(arguments)
+    if not (found.out or found.row or found.list):
+        parser.error("--out DIR is needed: where the results go")
+    return found
+
+
+def tasks(parts: Iterable[int]) -> list[Task]:
+    """The rows of these parts, in the order in which they are worth having."""
+    from benchmarks.gpu_acceptance import ablation, checks, speed
+
+    return [task for part in parts for task in {1: checks.TASKS, 2: speed.TASKS, 3: ablation.TASKS}[part]]
+
+
+def _row(key: str, told: str) -> int:
+    """One row's work, in this process (`running.start`, fresh)."""
+    wanted = next(task for task in tasks((1, 2, 3)) if task.key == key)
+    place = json.loads(told)
+    running.work(wanted, Place(**{**place, "folder": Path(place["folder"])}))
+    return 0
+
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Session:
+    """One command: its rows, and where they are written."""
+
+    log: Log
+    device: machine.Device
+    commit: str
+    tiny: bool
+    until: float
+    scratch: Path
+    jobs: int
+    fresh: bool = False
+    rows: dict[str, Row] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    def mine(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of the log is of this commit and device."""
+        same = (row.get("commit"), row.get("device"), row.get("tiny")) == (self.commit, self.device.key, self.tiny)
+        return same and "key" in row
+
+
+def measure(options: argparse.Namespace) -> int:
+    """All rows that are missing, as long as the time lasts."""
+    wanted = [task for task in tasks(options.part or (1, 2, 3)) if options.only in task.name]
+    if options.list:
+        print("\n".join(f"{task.part}  {task.seconds:4.0f} s  {task.name}" for task in wanted))
+        return 0
+    session = opened(options)
+    try:
+        run(session, wanted, retry=options.retry)
+    finally:
+        shutil.rmtree(session.scratch, ignore_errors=True)
+    failed = [task.name for task in wanted if session.rows.get(task.key, {}).get("status") == "failed"]
+    print(f"{len(failed)} rows failed{': ' if failed else ''}{', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def opened(options: argparse.Namespace) -> Session:
+    """Look at the machine, and load torch for the rows to come."""
+    began = time.monotonic()
+    device, scratch = machine.device(), machine.scratch()
+    if options.tiny:
+        device = machine.Device("CPU", 0, "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ |= {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
+    os.environ |= {"TRITON_CACHE_DIR": str(scratch / "triton"), "XDG_CACHE_HOME": str(scratch / "cache")}
+    session = Session(
+        log=Log(options.out.resolve()),
+        device=device,
+        commit=machine.commit(),
+        tiny=options.tiny,
+        until=began + 60 * options.minutes - SPARE,
+        scratch=scratch,
+        jobs=options.jobs or (2 if options.tiny else 3),
+    )
+    session.rows = log.newest(row for row in session.log.rows() if session.mine(row))
+    session.log.add({"machine": {**machine.described(device), "command": _command(options), "commit": session.commit}})
+    _load()
+    session.fresh = device.gpus > 0 and not _sees_the_gpu()
+    print(f"{device.key}, commit {session.commit}, {len(session.rows)} rows are there", flush=True)
+    return session
+
+
+def _command(options: argparse.Namespace) -> str:
+    parts = " ".join(f"--part {part}" for part in options.part or ())
+    more = " --tiny" if options.tiny else ""
+    return f"python3 -m benchmarks.gpu_acceptance {parts} --minutes {options.minutes:g}{more}".replace("  ", " ")
+
+
+def _load() -> None:
+    """What all rows need, once for all of them. What can't be loaded fails in the rows that need it."""
+    try:
+        import torch  # noqa: F401
+
+        from train import loop  # noqa: F401
+    except Exception as error:  # noqa: BLE001 - of whatever kind
+        print(f"not loaded beforehand: {type(error).__name__}: {error}", flush=True)
+
+
+def _sees_the_gpu() -> bool:
+    """Whether a forked process can use CUDA. This one must not have touched it."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    try:
+        import torch
+
+        os._exit(0 if float(torch.ones(2, device="cuda").sum()) == 2 else 1)
+    except BaseException:  # noqa: BLE001
+        os._exit(1)
+
+
+def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> None:
+    """Rows that measure time run alone; of the others several at once, in their order."""
+    waiting = [task for task in wanted if _is_due(session, task, retry=retry)]
+    under_way: list[Running] = []
+    while waiting or under_way:
+        for one in [one for one in under_way if one.poll()]:
+            under_way.remove(one)
+            conclude(session, one)
+        while following := _next(session, waiting, under_way):
+            waiting.remove(following)
+            _begin(session, following, under_way)
+        if under_way:
+            time.sleep(0.02)
+    for part in sorted({task.part for task in wanted}):
+        report.write(session.log, part, session.mine, [name for name in session.left if name.startswith(f"{part} ")])
+
+
+def _is_due(session: Session, task: Task, *, retry: bool) -> bool:
+    """Whether it is missing; or failed, and is to be tried once more."""
+    row = session.rows.get(task.key)
+    return row is None or (retry and row["status"] == "failed" and row["try"] == 1)
+
+
+def _next(session: Session, waiting: list[Task], under_way: Sequence[Running]) -> Task | None:
+    """The next row that may start now. Those that would not end in time are left out."""
+    left = session.until - time.monotonic()
+    for task in [task for task in waiting if _seconds(session, task) > left]:
+        waiting.remove(task)
+        session.left.append(task.key)
+        print(
+            f"left out: {task.name}: it takes {_seconds(session, task):.0f} s, {max(0, left):.0f} are left", flush=True
+        )
+    if len(under_way) >= session.jobs or any(_is_alone(session, one.task) for one in under_way):
+        return None
+    first = waiting[0] if waiting else None
+    if first and under_way and (_is_alone(session, first) or first.needs):
+        return None
+    return first
+
+
+def _seconds(session: Session, task: Task) -> float:
+    return 5.0 if session.tiny or not session.device.gpus else task.seconds
+
+
+def _is_alone(session: Session, task: Task) -> bool:
+    return task.alone and not session.tiny
+
+
+def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
+    if not session.device.gpus and task.on_cpu is None:
+        _write(session, task, {"status": "needs a GPU", "why": ""}, 0.0)
+        return
+    known = {key.partition(" ")[2]: row["measured"] for key, row in session.rows.items() if row.get("measured")}
+    name = "".join(letter if letter.isalnum() else "-" for letter in task.key)
+    folder = session.scratch / f"{name}-{time.monotonic_ns()}"
+    place = Place(folder, session.tiny, session.device.gpus, known)
+    limit = min(task.limit, session.until + SPARE / 2 - time.monotonic())
+    under_way.append(running.start(task, place, limit, fresh=session.fresh))
+
+
+def conclude(session: Session, done: Running) -> None:
+    """Judge a row, and write it."""
+    task, found = done.task, done.result()
+    row: Row = {}
+    if "measured" in found:
+        verdict = judged(task, found["measured"])
+        row = {"status": "ok" if verdict.ok else "failed", "why": verdict.why, "measured": found["measured"]}
+    elif "skip" in found:
+        row = {"status": found["skip"], "why": ""}
+    else:
+        row = {"status": "failed", "why": found["error"]}
+    if row["status"] == "failed":
+        row["output"] = running.last(done.printed()).splitlines()
+    session.log.print(f"{task.key}: {row['status']}", done.printed())
+    _note_ran_on(session.log, done.place.folder / log.RAN_ON)
+    _write(session, task, row, done.seconds)
+    shutil.rmtree(done.place.folder, ignore_errors=True)
+
+
+def judged(task: Task, measured: Mapping[str, Any]) -> Verdict:
+    """A judgement that can't cope with what was measured is none."""
+    try:
+        return task.judge(measured)
+    except Exception as error:  # noqa: BLE001 - what was measured is not what was expected
+        return Verdict(False, f"can't be judged: {type(error).__name__}: {error}")
+
+
+def _note_ran_on(out: Log, found: Path) -> None:
+    """Which GPU tests have passed, also of a file that was cut off."""
+    try:
+        new = json.loads(found.read_text())
+    except (OSError, ValueError):
+        return
+    path = out.folder / log.RAN_ON
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**known, **new}, indent=2) + "\n")
+
+
+def _write(session: Session, task: Task, row: Row, seconds: float) -> None:
+    """To the log, the part's page and the terminal."""
+    before = session.rows.get(task.key)
+    head = {"key": task.key, "part": task.part, "name": task.name, "about": task.about}
+    tail = {"seconds": round(seconds, 1), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    which = {"commit": session.commit, "device": session.device.key, "tiny": session.tiny}
+    cpu = {"cpu": task.on_cpu} if task.on_cpu and not session.device.gpus else {}
+    whole = log.clean({**head, **row, **tail, **which, **cpu, "try": before["try"] + 1 if before else 1})
+    session.rows[task.key] = whole
+    session.log.add(whole)
+    report.write(session.log, task.part, session.mine, [])
+    print(f"{whole['status']:<7} {seconds:5.1f} s  {task.name}: {whole['why']}"[:240], flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""Part 1: does it work? All rows, the cheap and most telling ones first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.gpu_acceptance import gputests, hardware, runs, techniques
+from benchmarks.gpu_acceptance.tasks import Task
+
+_ORDER: Final = (
+    *("facts", "imports", "health", "nvml", "fp32", "bf16", "gpu tests collected", "nccl", "resume", "memory probe"),
+    *("out of memory", "tf32", "fp16", "attention flash", "attention efficient", "attention cudnn", "attention math"),
+    *("activation checkpointing selective", "activation checkpointing full", "fsdp on one GPU", "ddp", "script"),
+    *("compile regional", "checkpoint beside training", "bench", "compile whole", "cuda graphs"),
+    *("verdict input", "verdict launch_overhead", "verdict compute"),
+)
+
+
+def _ordered() -> tuple[Task, ...]:
+    by_name = {task.name: task for task in (*hardware.TASKS, *techniques.TASKS, *runs.TASKS, gputests.COLLECTED)}
+    return (*(by_name.pop(name) for name in _ORDER), *by_name.values(), *gputests.TASKS)
+
+
+TASKS: Final = _ordered()

@@ -1,0 +1,122 @@
+"""The machine and the code that rows were taken on: their key, and the versions in the report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from benchmarks.gpu_acceptance.tasks import ROOT
+
+PACKAGES: Final = (
+    *("torch", "triton", "numpy", "transformers", "torchvision", "accelerate", "tensorboard", "psutil", "pillow"),
+    *("nvidia-ml-py", "tokenizers", "pytest", "hypothesis", "sortedcontainers", "msgspec", "google-crc32c"),
+)
+
+ASK: Final = """
+import json, torch
+found = torch.cuda.is_available()
+name = torch.cuda.get_device_name(0) if found else "CPU"
+print(json.dumps({"name": name, "gpus": torch.cuda.device_count() if found else 0, "cuda": torch.version.cuda or ""}))
+"""
+
+
+class Device(NamedTuple):
+    """The GPUs of this machine as torch has them; `name` is CPU where it has none."""
+
+    name: str
+    gpus: int
+    cuda: str
+
+    @property
+    def key(self) -> str:
+        """`NVIDIA H200`, `2 x NVIDIA L4`."""
+        return f"{self.gpus} x {self.name}" if self.gpus > 1 else self.name
+
+
+def device() -> Device:
+    """Asked in another process: this one must not touch CUDA before it forks. Raises SystemExit: no torch here."""
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        sys.exit(f"torch can't be used here: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    return Device(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def commit() -> str:
+    """The commit of this checkout, with + where files have changed; without git, LAUNCH_COMMIT or a digest of the code
+    (`source-…`), which --adopt replaces by the commit that has it."""
+    if told := os.environ.get("LAUNCH_COMMIT"):
+        return told[:12]
+    if (ROOT / ".git").exists() and (head := _git("rev-parse", "--short=10", "HEAD")):
+        return head + ("+" if _git("status", "--porcelain", "--", "train", "benchmarks/gpu_acceptance") else "")
+    return f"source-{source()}"
+
+
+def _git(*words: str) -> str:
+    """What git prints; empty where there is none, or it refuses."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-c", f"safe.directory={ROOT}", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return ""
+
+
+def source() -> str:
+    """A digest of the code that is measured and measures."""
+    whole = hashlib.sha256()
+    for folder in ("train", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            whole.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return whole.hexdigest()[:10]
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages; what isn't installed is named so."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def described(found: Device) -> dict[str, Any]:
+    """The machine, for the report: no name of it."""
+    return {
+        "device": found.key,
+        "cuda": found.cuda,
+        "driver": driver(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "versions": versions(),
+    }
+
+
+def driver() -> str:
+    """The NVIDIA driver's version; empty without one."""
+    with suppress(OSError, subprocess.SubprocessError):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
+        if found := re.search(r"\d+[\d.]+", done.stdout):
+            return found[0]
+    return ""
+
+
+def scratch() -> Path:
+    """A new folder where the most room is, which TMPDIR, torch's caches and all rows use."""
+    asked = os.environ.get("TMPDIR")
+    places = [Path(one) for one in ((asked,) if asked else ("/tmp", "/var/tmp", "/dev/shm")) if Path(one).is_dir()]
+    usable = [one for one in places if os.access(one, os.W_OK)]
+    best = next((one for one in usable if shutil.disk_usage(one).free > 20e9), None)
+    best = best or max(usable, key=lambda one: shutil.disk_usage(one).free, default=Path.cwd())
+    return Path(tempfile.mkdtemp(prefix="acceptance-", dir=best))

@@ -1,0 +1,186 @@
+"""A row's work in a process of its own: whatever it does, crash, hang or fill the GPU, the next row runs.
+
+The process is forked from this one, which has torch loaded but has never touched CUDA: that saves each row the seconds
+of a start. Where a forked process doesn't see the GPU, rows are started as fresh processes (`fresh`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu_acceptance.tasks import MARK, ROOT, Place, SkipRow, Task
+
+RESULT: Final = "result.json"
+PRINTED: Final = "printed.txt"
+LAST_LINES: Final = 25
+
+
+@dataclass
+class Running:
+    """A row under way."""
+
+    task: Task
+    place: Place
+    limit: float
+    pid: int
+    began: float = field(default_factory=time.monotonic)
+
+    def poll(self) -> bool:
+        """Whether it is over; past its limit it is killed, with all that it has started."""
+        done, _ = os.waitpid(self.pid, os.WNOHANG)
+        late = time.monotonic() - self.began > self.limit
+        if not done and late:
+            self.kill()
+            os.waitpid(self.pid, 0)
+        if done:
+            self.kill()  # what it left behind
+        return bool(done) or late
+
+    def kill(self) -> None:
+        """The whole group, and the programs that have a group of their own: nothing of it may hold the GPU's memory."""
+        for one, end in ((self.pid, os.killpg), *((pid, os.kill) for pid in _marked(str(self.place.folder)))):
+            with suppress(ProcessLookupError, PermissionError):
+                end(one, signal.SIGKILL)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def printed(self) -> str:
+        try:
+            return (self.place.folder / PRINTED).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def result(self) -> Mapping[str, Any]:
+        """{"measured": …}, {"skip": why} or {"error": why}."""
+        try:
+            found: Mapping[str, Any] = json.loads((self.place.folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            late = self.seconds > self.limit
+            return {"error": f"killed after {self.limit:.0f} s" if late else "its process ended without a result"}
+        return found
+
+
+def _marked(folder: str) -> Iterator[int]:
+    """Programs that a row has started, by their environment (`Place.env`)."""
+    mark = f"{MARK}={folder}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+
+
+def start(task: Task, place: Place, limit: float, *, fresh: bool = False) -> Running:
+    """Start a row's work. The scratch folder is made."""
+    place.folder.mkdir(parents=True)
+    return Running(task, place, limit, (_spawned if fresh else _forked)(task, place))
+
+
+def _forked(task: Task, place: Place) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's threads sleep; they hold no lock
+        pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    with (place.folder / PRINTED).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    code = 1
+    try:
+        os.chdir(place.folder)
+        work(task, place)
+        code = 0
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _spawned(task: Task, place: Place) -> int:
+    told = {"folder": str(place.folder), "tiny": place.tiny, "gpus": place.gpus, "known": dict(place.known)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--row", task.key, json.dumps(told)]
+    with (place.folder / PRINTED).open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=place.folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process.returncode = 0  # `Running` waits for it
+    return process.pid
+
+
+def work(task: Task, place: Place) -> None:
+    """In the row's own process: do its work, and leave the result in its folder."""
+    try:
+        found: dict[str, Any] = {"measured": dict(task.work(_single_threaded(place)))}
+    except SkipRow as reason:
+        found = {"skip": str(reason)}
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is a row
+        traceback.print_exc()
+        found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
+    path = place.folder / RESULT
+    path.with_suffix(".new").write_text(json.dumps(found, default=_plain), encoding="utf-8")
+    path.with_suffix(".new").rename(path)
+
+
+def _single_threaded(place: Place) -> Place:
+    """On a CPU each row has one thread: several run at once."""
+    if not place.gpus:
+        import torch
+
+        torch.set_num_threads(1)
+    return replace(place)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of a row to its end; what it prints is the row's output too. Raises RuntimeError where it fails."""
+    done = subprocess.run(
+        argv,
+        env={**place.env, **env},
+        cwd=place.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
+    print(done.stdout, flush=True)
+    if done.returncode:
+        raise RuntimeError(
+            f"{Path(argv[0]).name} {' '.join(argv[1:4])} ended with {done.returncode}: {last(done.stdout, 3)}"
+        )
+    return done
+
+
+def last(text: str, lines: int = LAST_LINES) -> str:
+    """The last lines that say something."""
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])

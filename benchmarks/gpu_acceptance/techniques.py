@@ -1,0 +1,340 @@
+"""Part 1: each technique of the trainer on a small run, held against a run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Final
+
+from benchmarks.gpu_acceptance.small import (
+    TINY_GPT,
+    all_of,
+    check,
+    chosen,
+    config,
+    learns_alike,
+    limited,
+    replaced,
+    trained,
+)
+from benchmarks.gpu_acceptance.tasks import Measured, Place, SkipRow, Task, Verdict
+
+KEPT: Final = ("losses", "precision", "choices", "reasons", "skipped", "micro", "memory_gb", "peak_gb", "out_of_memory")
+
+
+def _kept(found: Measured, **more: Any) -> dict[str, Any]:
+    return {name: found[name] for name in KEPT} | more
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _numbers(place: Place, kind: str) -> Measured:
+    """The same run in fp32 and in `kind`."""
+    _capable(place, kind)
+    reference = trained(place, "reference", precision="fp32")
+    found = trained(place, kind, precision=kind) if kind != "fp32" else trained(place, "again", precision="fp32")
+    return _kept(found, reference=reference["losses"], kind=kind)
+
+
+def _capable(place: Place, kind: str) -> None:
+    import torch
+
+    if place.gpus and kind in ("bf16", "tf32") and torch.cuda.get_device_capability(place.device) < (8, 0):
+        raise SkipRow("needs an Ampere GPU or newer")
+
+
+def judge_numbers(measured: Measured) -> Verdict:
+    """The trainer computed in this precision: the losses are nearly those of fp32, and not the very same."""
+    kind = measured["kind"]
+    same = measured["losses"] == measured["reference"]
+    told = check(measured["precision"] == kind, f"the run says {measured['precision']}, not {kind}")
+    rounded = check(kind == "fp32" or not same, f"the losses are fp32's to the last bit: {kind} was not in use")
+    return all_of(told, rounded, learns_alike(measured))
+
+
+def _fp16(place: Place) -> Measured:
+    """From a loss scale at which gradients overflow."""
+    import torch
+
+    from train.techniques import precision
+
+    reference = trained(place, "reference", precision="fp32")
+    high = torch.amp.GradScaler("cuda", init_scale=2.0**24)
+    with replaced(precision, scaler=lambda *_: high):
+        found = trained(place, "fp16", precision="fp16")
+    return _kept(found, reference=reference["losses"], scale=high.get_scale())
+
+
+def judge_fp16(measured: Measured) -> Verdict:
+    """Only the first steps are skipped, the scale is halved by each, and the run learns."""
+    skipped, losses = measured["skipped"], measured["losses"]
+    count, scale = len(skipped), measured["scale"]
+    return all_of(
+        check(measured["precision"] == "fp16", f"the run says {measured['precision']}"),
+        check(0 < count < 12 and skipped == list(range(1, count + 1)), f"skipped steps: {skipped}"),
+        check(scale == 2.0 ** (24 - count), f"the scale is {scale:g} after {count} skipped steps"),
+        check(losses[-1] < 0.97 * losses[0], f"the loss did not fall: {losses[0]:.3f} to {losses[-1]:.3f}"),
+        Verdict(True, f"{count} steps skipped until the scale was {scale:g}; loss {losses[0]:.3f} to {losses[-1]:.3f}"),
+    )
+
+
+# --- Attention, compiler ----------------------------------------------------------------------------------------------
+
+
+def _attention(place: Place, kernel: str) -> Measured:
+    _capable(place, "bf16" if kernel in ("flash", "cudnn") else "")
+    reference = trained(place, "reference", attention="math" if kernel != "math" else "auto", precision="bf16")
+    found = trained(place, kernel, attention=kernel, precision="bf16")
+    return _kept(found, reference=reference["losses"], kernel=kernel)
+
+
+def judge_attention(measured: Measured) -> Verdict:
+    return all_of(chosen(measured, "attention", measured["kernel"]), learns_alike(measured))
+
+
+def _compiled(place: Place, mode: str, **more: Any) -> Measured:
+    """On a CPU without the compiler's last stage, which takes a minute there."""
+    from train.techniques import compiling
+
+    backend = nullcontext() if place.gpus else replaced(compiling, BACKEND="aot_eager")
+    reference = trained(place, "eager")
+    with backend:
+        found = trained(place, mode, compile="whole" if mode == "whole" else True, **more)
+    return _kept(found, reference=reference["losses"], mode=mode)
+
+
+def judge_compiled(measured: Measured) -> Verdict:
+    return all_of(chosen(measured, "compile", measured["mode"]), learns_alike(measured))
+
+
+def judge_graphs(measured: Measured) -> Verdict:
+    return all_of(chosen(measured, "cuda graphs", "true"), judge_compiled(measured))
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def _activations(place: Place, kind: str) -> Measured:
+    """With and without; on a CPU what autograd keeps is counted."""
+    wide = TINY_GPT if place.tiny else {**TINY_GPT, "n_layer": 12, "n_embd": 256, "n_head": 4, "block_size": 512}
+    held, losses = list[float](), list[list[float]]()
+    for asked in ("none", kind):
+        with _counted(place) as kept:
+            found = trained(place, asked, model=wide, activation_checkpointing=asked, steps=6)
+        held.append(found["peak_gb"] if place.gpus else kept[0] / 1e9)
+        losses.append(found["losses"])
+    return {"losses": losses[1], "reference": losses[0], "without_gb": held[0], "with_gb": held[1]}
+
+
+@contextmanager
+def _counted(place: Place) -> Iterator[list[int]]:
+    """Bytes that autograd keeps for backward passes inside, on a CPU, whose memory nobody counts."""
+    import torch
+
+    kept = [0]
+
+    def keep(tensor: Any) -> Any:
+        kept[0] += tensor.numel() * tensor.element_size()
+        return tensor
+
+    hooks = nullcontext() if place.gpus else torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks:
+        yield kept
+
+
+def judge_activations(measured: Measured) -> Verdict:
+    without, held = measured["without_gb"], measured["with_gb"]
+    less = check(
+        held < 0.9 * without,
+        f"{held:.3g} GB, {without:.3g} GB without it",
+        f"{without:.3g} GB come down to {held:.3g} GB",
+    )
+    return all_of(less, _same(measured, 1e-3))
+
+
+def _same(measured: Measured, most: float) -> Verdict:
+    from benchmarks.gpu_acceptance.small import apart
+
+    found = apart(measured["losses"], measured["reference"])
+    return check(found <= most, f"losses differ by {found:.3%}", f"losses within {found:.2g}")
+
+
+def _fsdp(place: Place) -> Measured:
+    """`parallel: fsdp` on one rank: the trainer itself would do without, so it is made to."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    from train.techniques import fsdp
+
+    device = place.device
+    reference = trained(place, "reference", precision="fp32")
+
+    def placed(model: Any, _config: Any, ranks: Any, numbers: Any, blocks: Any) -> Any:
+        return model, fsdp.prepare(model, ranks, numbers, blocks, moments=2)
+
+    given: dict[str, Any] = {"device_id": device} if place.gpus else {}
+    dist.init_process_group("nccl" if place.gpus else "gloo", store=HashStore(), rank=0, world_size=1, **given)
+    try:
+        with replaced(fsdp, placed=placed):
+            found = trained(place, "fsdp", parallel="fsdp", precision="fp32")
+    finally:
+        dist.destroy_process_group()
+    return _kept(found, reference=reference["losses"])
+
+
+def judge_fsdp(measured: Measured) -> Verdict:
+    return all_of(chosen(measured, "parallel", "fsdp"), learns_alike(measured, 1e-3))
+
+
+LIMIT_GB: Final = 3.0
+ROOM: Final = 0.9
+"""The part of the memory that the probe may fill (train.techniques.memory)."""
+
+
+def _probe(place: Place) -> Measured:
+    """`micro_batch_size: auto` in the first 3 GB of the card: the peak of the pass that fitted, and of training."""
+    import torch
+
+    from train.techniques import memory
+
+    real, peaks = memory.probed, dict[int, float]()
+
+    def probed(ranks: Any, share: int, attempt: Callable[[int], None], reserved: int) -> Any:
+        def noted(size: int) -> None:
+            torch.cuda.reset_peak_memory_stats(ranks.device)
+            attempt(size)
+            peaks[size] = torch.cuda.max_memory_allocated(ranks.device) / 1e9
+
+        return real(ranks, share, noted, reserved)
+
+    with limited(place, LIMIT_GB * 1e9), replaced(memory, probed=probed):
+        found = trained(place, "probed", batch_size=4096, micro_batch_size="auto", steps=3)
+    size = int(found["choices"]["micro-batch"])
+    return {"chosen": size, "share": 4096, "tried": len(peaks), "predicted_gb": peaks.get(size), **_kept(found)}
+
+
+def judge_probe(measured: Measured) -> Verdict:
+    """Training takes what the probe's pass took, and neither fills the memory nor leaves most of it."""
+    predicted, peak, size = measured["predicted_gb"] or 0.0, measured["memory_gb"], measured["chosen"]
+    off = peak / predicted - 1 if predicted else float("inf")
+    return all_of(
+        check(1 <= size < measured["share"], f"micro-batch {size} of {measured['share']}: the limit did not matter"),
+        check(abs(off) <= 0.15, f"predicted {predicted:.2f} GB, but training took {peak:.2f} GB ({off:+.0%})"),
+        check(peak <= LIMIT_GB, f"{peak:.2f} GB of {LIMIT_GB} GB"),
+        check(peak >= 0.45 * ROOM * LIMIT_GB, f"only {peak:.2f} GB of {LIMIT_GB} GB are used"),
+        Verdict(True, f"micro-batch {size}: predicted {predicted:.2f} GB, measured {peak:.2f} GB ({off:+.1%})"),
+    )
+
+
+FULL_AT: Final = 4
+
+
+def _out_of_memory(place: Place) -> Measured:
+    """From step 4 on there is room for three quarters of what a micro-batch took; on a CPU that is pretended."""
+    plain = trained(place, "plain", steps=8)
+    full = _filled if place.gpus else _pretended
+    with full(place):
+        found = trained(place, "full", steps=8)
+    return _kept(found, reference=plain["losses"], steps=8)
+
+
+@contextmanager
+def _filled(place: Place) -> Iterator[None]:
+    import torch
+
+    from train import loop
+    from train.techniques import memory
+
+    real, taken = loop.train_step, list[Any]()
+
+    def step(run: Any) -> None:
+        if run.state["step"] == FULL_AT - 1:
+            pass_takes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+            memory.free(place.device)
+            left = int(1e9) - torch.cuda.memory_reserved() - pass_takes * 3 // 4
+            taken.append(torch.empty(left, dtype=torch.uint8, device=place.device))
+        real(run)
+
+    with limited(place, 1e9), replaced(loop, train_step=step):
+        torch.cuda.reset_peak_memory_stats()
+        yield
+    taken.clear()
+
+
+@contextmanager
+def _pretended(place: Place) -> Iterator[None]:
+    import torch
+
+    from train import loop
+
+    real, whole = loop.gradients, config(place)["micro_batch_size"]
+
+    def gradients(run: Any, batch: Any) -> Any:
+        if run.state["step"] >= FULL_AT - 1 and run.portions.size == whole:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return real(run, batch)
+
+    with replaced(loop, gradients=gradients):
+        yield
+
+
+def judge_out_of_memory(measured: Measured) -> Verdict:
+    micro, count = measured["micro"], measured["steps"]
+    return all_of(
+        check(measured["out_of_memory"] == [FULL_AT], f"out of memory in the steps {measured['out_of_memory']}"),
+        check(len(micro) == count, f"{len(micro)} of {count} steps"),
+        check(not any(micro[: FULL_AT - 1]) and all(micro[FULL_AT - 1 :]), f"micro-batches: {micro}"),
+        _same(measured, 0.03),
+        Verdict(True, f"out of memory in step {FULL_AT}; all {count} steps done, micro-batch then {micro[-1:]}"),
+    )
+
+
+TASKS: Final = (
+    Task(1, "fp32", "a run in fp32, twice", partial(_numbers, kind="fp32"), judge_numbers, on_cpu=""),
+    Task(1, "bf16", "bf16 beside fp32", partial(_numbers, kind="bf16"), judge_numbers, on_cpu=""),
+    Task(1, "tf32", "TF32 beside fp32", partial(_numbers, kind="tf32"), judge_numbers),
+    Task(1, "fp16", "fp16 with GradScaler, from a scale that overflows", _fp16, judge_fp16),
+    *(
+        Task(
+            *(1, f"attention {name}", f"attention by {name} beside another kernel", partial(_attention, kernel=name)),
+            *(judge_attention,),
+            on_cpu="" if name in ("flash", "math") else None,
+        )
+        for name in ("flash", "efficient", "cudnn", "math")
+    ),
+    *(
+        Task(
+            *(1, f"activation checkpointing {kind}", "memory and losses with and without"),
+            *(partial(_activations, kind=kind), judge_activations),
+            on_cpu="bytes that autograd keeps",
+        )
+        for kind in ("selective", "full")
+    ),
+    Task(1, "fsdp on one GPU", "fully_shard on one rank beside none", _fsdp, judge_fsdp, on_cpu="gloo"),
+    Task(1, "memory probe", "the probe's prediction beside the peak of training", _probe, judge_probe, seconds=15),
+    Task(
+        1, "out of memory", "provoked in step 4, and survived", _out_of_memory, judge_out_of_memory, on_cpu="pretended"
+    ),
+    *(
+        Task(
+            *(1, f"compile {mode}", "torch.compile beside eager", partial(_compiled, mode=mode), judge_compiled),
+            seconds=40,
+            limit=240,
+            on_cpu="backend aot_eager",
+        )
+        for mode in ("regional", "whole")
+    ),
+    Task(
+        *(
+            1,
+            "cuda graphs",
+            "CUDA graphs beside eager",
+            partial(_compiled, mode="whole", cuda_graphs=True),
+            judge_graphs,
+        ),
+        seconds=45,
+        limit=240,
+    ),
+)

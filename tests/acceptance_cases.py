@@ -1,0 +1,287 @@
+"""For each row of the GPU acceptance: what is measured where all is well, and changes to it that its check refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu_acceptance import gputests
+
+Case = tuple[dict[str, Any], dict[str, dict[str, Any]]]
+
+LOSSES = [4.0, 3.5, 3.0, 2.5]
+NEAR = [4.0, 3.52, 2.99, 2.51]
+FAR = [4.0, 3.9, 3.4, 2.9]
+FLAT = [4.0, 4.0, 4.0, 4.0]
+NAN = [4.0, 3.5, float("nan"), 2.5]
+
+LEARNS: dict[str, dict[str, Any]] = {
+    "other losses": {"reference": FAR},
+    "does not learn": {"losses": FLAT, "reference": FLAT},
+    "a loss that is no number": {"losses": NAN},
+    "a step is missing": {"losses": LOSSES[:3]},
+}
+
+
+def numbers(kind: str) -> Case:
+    good = {"kind": kind, "precision": kind, "losses": NEAR, "reference": LOSSES, "choices": {}}
+    broken = {**LEARNS, "another precision": {"precision": "fp64"}}
+    if kind != "fp32":
+        broken["the very bits of fp32"] = {"losses": LOSSES}
+    return good, broken
+
+
+def attention(kernel: str) -> Case:
+    good = {"kernel": kernel, "losses": NEAR, "reference": LOSSES, "choices": {"attention": kernel}}
+    return good, {**LEARNS, "another kernel": {"choices": {}}}
+
+
+def compiled(mode: str, **choices: str) -> Case:
+    good = {"mode": mode, "losses": NEAR, "reference": LOSSES, "choices": {"compile": mode, **choices}}
+    broken = {**LEARNS, "not compiled": {"choices": {"compile": "false", **choices}}}
+    return good, broken | ({"no graphs": {"choices": {"compile": mode}}} if choices else {})
+
+
+def activations() -> Case:
+    good = {"losses": LOSSES, "reference": LOSSES, "without_gb": 2.0, "with_gb": 1.0}
+    return good, {"no less memory": {"with_gb": 1.9}, "other losses": {"losses": NEAR}}
+
+
+def tested() -> Case:
+    good = {"outcomes": {"passed": ["a", "b"], "skipped": ["c"]}, "end": ["2 passed"]}
+    return good, {
+        "a failure": {"outcomes": {"passed": ["a"], "failed": ["b"]}},
+        "an error": {"outcomes": {"passed": ["a"], "error": ["b"]}},
+        "nothing ran": {"outcomes": {}},
+        "all skipped": {"outcomes": {"skipped": ["a"]}},
+    }
+
+
+def bound(expected: str) -> Case:
+    other = "compute" if expected != "compute" else "memory"
+    shares = {expected: 0.8, other: 0.1}
+    good = {"expected": expected, "bound": expected, "shares": shares, "step_s": 0.01, "advice": "…"}
+    return good, {"another verdict": {"bound": other}}
+
+
+SMI = {
+    "memory.used": "8200",
+    "memory.total": "81559",
+    "temperature.gpu": "40",
+    "power.draw": "300.5",
+    "enforced.power.limit": "700.00",
+    "clocks.mem": "2619",
+}
+NVML = {
+    "gpu": 0,
+    "memory_gb": 9.1,
+    "memory_total_gb": 85.52,
+    "temp_c": 41,
+    "power_w": 310.0,
+    "power_limit_w": 700.0,
+    "memory_mhz": 2619,
+}
+
+PART_1: dict[str, Case] = {
+    "facts": (
+        {
+            "gpus": 1,
+            "smi": [{"name": "NVIDIA H200"}],
+            "torch": {"version": "2.11.0+cu130", "names": ["NVIDIA H200"], "cudnn": 91002, "nccl": "2.28.3"},
+            "product": 64.0**3,
+        },
+        {
+            "an old torch": {"torch": {"version": "2.9.1", "names": ["NVIDIA H200"], "cudnn": 1, "nccl": "2"}},
+            "a wrong product": {"product": 64.0**3 - 64},
+            "another GPU": {"smi": [{"name": "NVIDIA L4"}]},
+            "nvidia-smi says nothing": {"smi": []},
+            "no NCCL": {"torch": {"version": "2.11.0", "names": ["NVIDIA H200"], "cudnn": 1, "nccl": ""}},
+        },
+    ),
+    "imports": (
+        {"count": 150, "failed": {}},
+        {"one fails": {"failed": {"train.dist": "ImportError: …"}}, "none were found": {"count": 0}},
+    ),
+    "health": (
+        {
+            "gpus": 1,
+            "here": 1,
+            "driver": "580.1",
+            "cuda": "13.0",
+            "unfit": "",
+            "warnings": [],
+            "cards": [{"name": "NVIDIA H200", "memory_gb": 150.8}],
+        },
+        {
+            "unfit": {"unfit": "GPU 0: it needs a reset"},
+            "a GPU is not counted": {"gpus": 0},
+            "no driver": {"driver": ""},
+            "no memory": {"cards": [{"name": "NVIDIA H200", "memory_gb": None}]},
+            "no cards": {"cards": []},
+        },
+    ),
+    "nvml": (
+        {"held_gb": 8.0, "nvml": [NVML], "smi": [SMI]},
+        {
+            "memory off by a fifth": {"nvml": [{**NVML, "memory_gb": 1.2 * 9.1}]},
+            "total off by a fifth": {"nvml": [{**NVML, "memory_total_gb": 0.8 * 85.5}]},
+            "power off by a fifth": {"nvml": [{**NVML, "power_limit_w": 560.0}]},
+            "temperature off": {"nvml": [{**NVML, "temp_c": 55}]},
+            "draws half": {"nvml": [{**NVML, "power_w": 150.0}]},
+            "clocks off by a fifth": {"nvml": [{**NVML, "memory_mhz": 2100}]},
+            "what is held is not seen": {"held_gb": 20.0},
+            "no NVML": {"nvml": []},
+            "one GPU is not seen": {"smi": [SMI, SMI]},
+            "nothing to compare": {"smi": [{"memory.used": "[N/A]"}]},
+        },
+    ),
+    "nccl": (
+        {
+            "backend": "nccl",
+            "world": 2,
+            "expected": ["nccl", 2],
+            "wrong": [],
+            "checked": 9,
+            "gbs": {"all-reduce 16 MB": 200.0},
+        },
+        {
+            "another backend": {"backend": "gloo"},
+            "a wrong sum": {"wrong": ["rank 1: all-reduce of 1"]},
+            "nothing was checked": {"checked": 0},
+            "no bandwidth": {"gbs": {}},
+            "bandwidth of nothing": {"gbs": {"all-reduce 16 MB": 0.0}},
+            "ranks are missing": {"world": 1},
+        },
+    ),
+    "ddp": (
+        {"backend": "nccl", "world_size": 2, "expected": ["nccl", 2], "losses": NEAR, "reference": LOSSES},
+        {**LEARNS, "another backend": {"backend": "gloo"}, "one rank only": {"world_size": 1}},
+    ),
+    "bench": (
+        {
+            "gpus": 1,
+            "ok": True,
+            "findings": [],
+            "troubles": [],
+            "figures": {
+                "memory copy": [3000.0, "GB/s", 3350],
+                "matmul bf16": [700.0, "TFLOP/s", 989],
+                "to GPU, pinned": [50.0, "GB/s", None],
+            },
+        },
+        {
+            "far too slow": {"ok": False},
+            "a part failed": {"troubles": [["amp", "CUDA error"]]},
+            "a figure is missing": {"figures": {"memory copy": [3000.0, "GB/s", 3350]}},
+            "a figure of nothing": {
+                "figures": {
+                    "memory copy": [0.0, "GB/s", 3350],
+                    "matmul bf16": [700.0, "TFLOP/s", 989],
+                    "to GPU, pinned": [50.0, "GB/s", None],
+                }
+            },
+        },
+    ),
+    **{kind: numbers(kind) for kind in ("fp32", "bf16", "tf32")},
+    "fp16": (
+        {"precision": "fp16", "losses": LOSSES, "reference": LOSSES, "skipped": [1, 2, 3], "scale": 2.0**21},
+        {
+            "nothing was skipped": {"skipped": [], "scale": 2.0**24},
+            "skipped later": {"skipped": [1, 2, 9]},
+            "skipped always": {"skipped": list(range(1, 31)), "scale": 2.0**-6},
+            "the scale stays": {"scale": 2.0**24},
+            "another precision": {"precision": "bf16"},
+            "does not learn": {"losses": FLAT},
+        },
+    ),
+    **{f"attention {kernel}": attention(kernel) for kernel in ("flash", "efficient", "cudnn", "math")},
+    **{f"activation checkpointing {kind}": activations() for kind in ("selective", "full")},
+    "fsdp on one GPU": (
+        {"losses": LOSSES, "reference": LOSSES, "choices": {"parallel": "fsdp"}},
+        {**LEARNS, "losses nearly alike": {"losses": NEAR}, "not in use": {"choices": {"parallel": "none"}}},
+    ),
+    "memory probe": (
+        {"chosen": 512, "share": 4096, "predicted_gb": 2.2, "memory_gb": 2.1},
+        {
+            "takes a third more": {"memory_gb": 2.9},
+            "takes far less": {"memory_gb": 1.0, "predicted_gb": 1.0, "chosen": 64},
+            "all of it fitted": {"chosen": 4096},
+            "over the limit": {"memory_gb": 3.1, "predicted_gb": 3.0},
+            "no prediction": {"predicted_gb": None},
+        },
+    ),
+    "out of memory": (
+        {
+            "out_of_memory": [4],
+            "micro": [0, 0, 0, 8, 8],
+            "steps": 5,
+            "losses": LOSSES,
+            "reference": LOSSES,
+        },
+        {
+            "it did not happen": {"out_of_memory": [], "micro": [0] * 5},
+            "in another step": {"out_of_memory": [2]},
+            "not survived": {"micro": [0, 0, 0]},
+            "whole again": {"micro": [0, 0, 0, 8, 0]},
+            "other losses": {"losses": FAR},
+        },
+    ),
+    **{f"compile {mode}": compiled(mode) for mode in ("regional", "whole")},
+    "cuda graphs": compiled("whole", **{"cuda graphs": "true"}),
+    "resume": (
+        {
+            "codes": [75, 0, 0],
+            "steps": 4,
+            "resumed": [2],
+            "losses": LOSSES,
+            "reference": LOSSES,
+            "sha256": ["ab", "ab"],
+            "said": "",
+        },
+        {
+            "one bit of one loss": {"losses": [*LOSSES[:3], 2.5000000000000004]},
+            "other parameters": {"sha256": ["ab", "ac"]},
+            "no parameters": {"sha256": ["", ""]},
+            "it ended before": {"codes": [0, 0, 0], "resumed": []},
+            "it failed after": {"codes": [75, 1, 0]},
+            "from the beginning": {"resumed": []},
+            "steps are missing": {"losses": LOSSES[:3], "reference": LOSSES[:3]},
+        },
+    ),
+    "checkpoint beside training": (
+        {
+            "gpus": 1,
+            "saved": 8,
+            "typical_s": [0.01, 0.0102],
+            "mean_s": [0.01, 0.0105],
+            "longest_s": [0.011, 0.02],
+        },
+        {"none was written": {"saved": 0}, "steps take longer": {"typical_s": [0.01, 0.013]}},
+    ),
+    "script": (
+        {
+            "codes": [0, 0],
+            "losses": {str(step): 1 / step for step in range(10, 61, 10)},
+            "saved": 60,
+            "state": ["best", "model", "optimizer", "ranks"],
+        },
+        {
+            "it failed": {"codes": [1, 0]},
+            "no rows": {"losses": {}},
+            "does not learn": {"losses": {str(step): 1.0 for step in range(10, 61, 10)}},
+            "an older checkpoint": {"saved": 30},
+            "no optimizer in it": {"state": ["model"]},
+        },
+    ),
+    **{f"verdict {one}": bound(one) for one in ("input", "launch_overhead", "compute")},
+    "gpu tests collected": (
+        {"files": list("abcde"), "collected": list("abcde"), "errors": [], "because": []},
+        {
+            "one can't be": {"collected": list("abcd")},
+            "an error": {"errors": ["e"]},
+            "no file is marked": {"files": [], "collected": []},
+        },
+    ),
+    **{f"pytest {file}": tested() for file in gputests.files()},
+}
+
+CASES: dict[str, Case] = {f"1 {name}": case for name, case in PART_1.items()}

@@ -1,0 +1,282 @@
+"""The acceptance of a GPU machine: each check can fail, no row ends the others, and nothing private is kept."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_acceptance import __main__ as program
+from benchmarks.gpu_acceptance import gputests, log, machine, running
+from benchmarks.gpu_acceptance.__main__ import Session
+from benchmarks.gpu_acceptance.log import Log
+from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
+from tests.acceptance_cases import CASES
+from tests.features import FEATURES
+
+TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
+
+
+# --- Each check can fail ----------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_a_case() -> None:
+    """A new check comes with a result that it refuses."""
+    assert set(CASES) == set(TASKS)
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_a_check_passes_what_is_right_and_refuses_what_is_not(key: str) -> None:
+    good, broken = CASES[key]
+    assert TASKS[key].judge(good).ok, TASKS[key].judge(good).why
+    assert broken
+    for name, wrong in broken.items():
+        found = TASKS[key].judge({**good, **wrong})
+        assert not found.ok, f"{name}: {found.why}"
+
+
+def test_a_judgement_that_breaks_is_a_failure() -> None:
+    assert not program.judged(TASKS["1 bf16"], {"nothing": "of what it needs"}).ok
+
+
+# --- One row takes no other with it -----------------------------------------------------------------------------------
+
+
+def _fine(_: Place) -> Measured:
+    return {"value": 1}
+
+
+def _crashes(_: Place) -> Measured:
+    print("the last words")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def _raises(_: Place) -> Measured:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def _hangs(place: Place) -> Measured:
+    """With a program that has a session of its own, and would keep the GPU's memory."""
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    process = subprocess.Popen(sleeps, env=place.env, start_new_session=True)
+    (place.folder.parent / "pid").write_text(str(process.pid))
+    time.sleep(600)
+    return {}
+
+
+def _lacks(_: Place) -> Measured:
+    raise SkipRow("needs 2 GPUs")
+
+
+def _private(_: Place) -> Measured:
+    print(f"{ROOT}/train/loop.py, {Path.home()}/secret, {socket.gethostname()}, /opt/canary/inner/lib/torch/loop.py")
+    return {"path": str(ROOT / "train"), "inner": [{"name": f"on canary-host, {Path.cwd()}"}], "nan": float("nan")}
+
+
+def judge_value(measured: Measured) -> Verdict:
+    return Verdict(measured.get("value", 1) == 1, "as expected")
+
+
+def task(name: str, work: Callable[[Place], Measured], **more: Any) -> Task:
+    return Task(1, name, "about", work, judge_value, **{"on_cpu": "", **more})
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    program._load()  # as the command does: a row is a fork
+    return Session(
+        log=Log(tmp_path / "out"),
+        device=machine.Device("CPU", 0, ""),
+        commit="c0ffee",
+        tiny=True,
+        until=time.monotonic() + 300,
+        scratch=tmp_path / "scratch",
+        jobs=2,
+    )
+
+
+def statuses(session: Session) -> dict[str, str]:
+    return {row["name"]: row["status"] for row in session.rows.values()}
+
+
+def test_rows_that_crash_hang_or_fail_are_rows(session: Session) -> None:
+    rows = [
+        *(task("crashes", _crashes), task("raises", _raises), task("hangs", _hangs, limit=5), task("lacks", _lacks)),
+        *(task("gpu", _fine, on_cpu=None), task("fine", _fine)),
+    ]
+    program.run(session, rows)
+    assert statuses(session) == {
+        "crashes": "failed",
+        "raises": "failed",
+        "hangs": "failed",
+        "lacks": "needs 2 GPUs",
+        "gpu": "needs a GPU",
+        "fine": "ok",
+    }
+    named = {row["name"]: row for row in session.rows.values()}
+    assert named["crashes"]["output"] == ["the last words"]
+    assert "CUDA out of memory" in named["raises"]["why"]
+    assert "killed after" in named["hangs"]["why"]
+    pid = int((session.scratch / "pid").read_text())
+    assert not lives(pid)
+
+
+def lives(pid: int) -> bool:
+    """Nobody may have waited yet for one that was killed."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_row_can_be_a_fresh_process(session: Session) -> None:
+    """For machines where a forked process doesn't see the GPU."""
+    wanted = TASKS["1 facts"]
+    place = Place(session.scratch / "row", tiny=True, known={"other": {"a": 1}})
+    one = running.start(wanted, place, 100, fresh=True)
+    while not one.poll():
+        time.sleep(0.02)
+    assert wanted.judge(one.result()["measured"]).ok, one.printed()
+
+
+# --- The log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_command_goes_on_with_what_is_missing(session: Session, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+
+    def counted(_: Place) -> Measured:
+        with count.open("a") as file:
+            file.write("x")
+        return {"value": len(count.read_text())}
+
+    first, second = task("first", counted), task("second", counted)
+    program.run(session, [first])
+    rows = session.log.folder / log.ROWS
+    rows.write_text(rows.read_text() + '{"key": "1 second", "sta')  # cut off within a line
+    again = again_from(session)
+    program.run(again, [first, second])
+    assert (count.read_text(), statuses(again)) == ("xx", {"first": "ok", "second": "failed"})
+    program.run(last := again_from(session), [first, second])
+    assert count.read_text() == "xx"
+    program.run(last, [first, second], retry=True)
+    assert count.read_text() == "xxx"
+    assert last.rows["1 second"]["try"] == 2
+    program.run(again_from(session), [first, second], retry=True)
+    assert count.read_text() == "xxx"  # once
+    program.run(again_from(session, commit="0ddba11"), [first])
+    program.run(again_from(session, device=machine.Device("NVIDIA H200", 0, "")), [first])
+    assert count.read_text() == "xxxxx"
+    page = (session.log.folder / "part-1.md").read_text()
+    assert "| first | " in page
+
+
+def again_from(session: Session, **more: Any) -> Session:
+    """As the next command has it."""
+    found = replace(session, **{"rows": {}, "left": [], **more})
+    found.rows = log.newest(row for row in found.log.rows() if found.mine(row))
+    return found
+
+
+def test_no_row_is_started_that_cannot_end_in_time(session: Session) -> None:
+    session.device, session.tiny = machine.Device("NVIDIA H200", 1, "13.0"), False
+    session.until = time.monotonic() + 60
+    program.run(session, [task("long", _fine, seconds=90), task("short", _lacks, seconds=3)])
+    assert statuses(session) == {"short": "needs 2 GPUs"}
+    assert "Left out for want of time: long." in (session.log.folder / "part-1.md").read_text()
+
+
+def test_a_row_that_measures_time_is_alone(session: Session, tmp_path: Path) -> None:
+    """No row beside it has begun before it ended, or ended after it began."""
+    session.tiny, session.jobs = False, 3
+
+    def spans(_: Place, name: str) -> Measured:
+        began = time.monotonic()
+        time.sleep(0.15)
+        (tmp_path / name).write_text(json.dumps([began, time.monotonic()]))
+        return {}
+
+    names = ("a", "b", "alone", "c")
+    program.run(session, [task(name, partial(spans, name=name), alone=name == "alone") for name in names])
+    begin, end = json.loads((tmp_path / "alone").read_text())
+    for name in ("a", "b", "c"):
+        began, ended = json.loads((tmp_path / name).read_text())
+        assert ended <= begin or began >= end
+
+
+def test_nothing_private_is_written(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The machine's name, its user, and where things lie on it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "canary-host")
+    monkeypatch.setattr(getpass, "getuser", lambda: "canaryuser")
+    home = tmp_path / "home" / "canaryuser"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    whole = task("private", _private, on_cpu="")
+    program.run(session, [whole, task("raises", _raises)])
+    session.log.add({"uuid": "GPU-8a5ec8de-1111-2222-3333-444455556666", "said": "canaryuser@canary-host:~$"})
+    text = "".join(path.read_text() for path in session.log.folder.iterdir())
+    assert "train/loop.py" in text  # it was there
+    for word in ("canary-host", "canaryuser", "/opt/canary", str(ROOT), str(tmp_path), "8a5ec8de"):
+        assert word not in text, word
+    row = session.rows["1 private"]
+    assert row["measured"]["nan"] == "nan"
+
+
+# --- The GPU tests ----------------------------------------------------------------------------------------------------
+
+
+def test_the_files_of_the_gpu_tests_are_found() -> None:
+    named = {f"tests/train/{test.partition('::')[0]}" for one in FEATURES for test in one.gpu}
+    assert named <= set(gputests.files())
+    assert "tests/test_conftest.py" not in gputests.files()  # which only speaks of the mark
+
+
+LACKING = """
+import sys
+class Lacking:
+    names = ("google.cloud", "google.api_core", "google.auth", "docker", "cryptography", "websockets", "tiktoken")
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Lacking())
+"""
+
+
+def test_they_are_collected_where_there_is_no_google_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a bare GPU machine."""
+    (tmp_path / "sitecustomize.py").write_text(LACKING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = Place(tmp_path / "row", tiny=True)
+    place.folder.mkdir()
+    found = gputests._collected(place)
+    assert gputests.judge_collected(found).ok, found
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_commit_is_named_without_git_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAUNCH_COMMIT", raising=False)
+    monkeypatch.setattr(machine, "_git", lambda *_: "")
+    assert machine.commit() == f"source-{machine.source()}"
+    monkeypatch.setenv("LAUNCH_COMMIT", "0123456789abcdef")
+    assert machine.commit() == "0123456789ab"
+
+
+def test_a_command_names_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.parsed(["--part", "1"])
+    assert program.parsed(["--list"]).list
+    assert program.main(["--list", "--part", "1"]) == 0
+    assert "facts" in capsys.readouterr().out
