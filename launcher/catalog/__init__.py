@@ -21,6 +21,7 @@ from launcher.catalog.model import (
     MachineType,
     Nccl,
     Price,
+    PriceBound,
     Quota,
     Rate,
     RegionPrices,
@@ -137,7 +138,8 @@ class Catalog:
         key = (machine.name, machine.gpu, machine.gpus, service, model, region)
         if key not in self._priced:
             order = prices.Order(machine, service, model, region)
-            self._priced[key] = prices.price(order, self._region_prices(machine, region), self._tariff)
+            known, home = (self._region_prices(machine, one) for one in (region, "us-central1"))
+            self._priced[key] = prices.price(order, known, home, self._tariff)
         return self._priced[key]
 
     def component(self, name: str, place: str) -> Component | None:
@@ -150,6 +152,12 @@ class Catalog:
     def disk_price(self, kind: str, region: str) -> Rate | None:
         """What a GB of a disk type costs a month, whether its VM runs or not; `None` when that is unknown."""
         return self._disk_prices.get((kind, region))
+
+    def disk_price_at_most(self, kind: str, region: str) -> float | None:
+        """USD for a GB and month, or an upper bound of it: hyperdisk-balanced is below pd-ssd."""
+        bounded = kind in self._price_bounds
+        found = self.disk_price(kind, region) or (self.disk_price("pd-ssd", region) if bounded else None)
+        return None if found is None else found.usd
 
     def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
         """What someone should know before taking this machine there, in this way."""
@@ -201,7 +209,11 @@ class Catalog:
 
     @cached_property
     def _tariff(self) -> prices.Tariff:
-        return prices.Tariff(tables.price_rules(), self.rates["vertex-fee"])
+        return prices.Tariff(tables.price_rules(), self._price_bounds, self.rates["vertex-fee"])
+
+    @cached_property
+    def _price_bounds(self) -> Mapping[str, PriceBound]:
+        return tables.price_bounds()
 
     @cached_property
     def _disk_prices(self) -> Mapping[tuple[str, str], Rate]:

@@ -93,6 +93,8 @@ class Price(Struct, frozen=True, gc=False):
     """USD for one node and hour. `usd` is `None` when unknown, and `rule` then says what is missing.
 
     `approx`: derived by `rule`, not read off a price list; `bound`: by a rule that gives at least the true price.
+    `ceiling` is the most that is expected, by `ceiling_rule`; `hard_bound` the most that can be. Both are known in more
+    places than `usd`, and `None` where no rule of data/price_bounds.csv covers the machine.
     """
 
     usd: float | None
@@ -102,6 +104,9 @@ class Price(Struct, frozen=True, gc=False):
     date: str
     excludes: tuple[str, ...]
     bound: bool = False
+    ceiling: float | None = None
+    ceiling_rule: str = ""
+    hard_bound: float | None = None
 
 
 class Quota(Struct, frozen=True, gc=False):
@@ -163,9 +168,18 @@ class Interruptions(Struct, frozen=True, gc=False):
 
 
 class PriceRule(Struct, frozen=True, gc=False):
-    """How a figure came about. kind: exact, derived or bound (at least the true price)."""
+    """How a figure came about. kind: exact, derived, bound (at least the true price), or reported (by a third party; no
+    bound rests on it)."""
 
     kind: str
+    text: str
+
+
+class PriceBound(Struct, frozen=True, gc=False):
+    """A factor on another price that gives at least the true one; `gpus` are those it is for, () all."""
+
+    factor: float
+    gpus: tuple[str, ...]
     text: str
 
 

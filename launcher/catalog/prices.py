@@ -3,6 +3,9 @@
 Local SSDs that come with a machine are in the figures. Vertex AI takes 15 % of the list price of GPUs, vCPUs and RAM
 on top, whatever the provisioning model (real bills of 2025-08), so without a list price its price is unknown. A
 reservation costs the list price.
+
+Each price has two upper bounds, which a cap needs: Spot changes up to once a day, and new Flex-start prices are
+announced. Where the list price is unknown, they rest on us-central1's and the highest regional factor.
 """
 
 from __future__ import annotations
@@ -11,7 +14,16 @@ from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from launcher.catalog.model import Component, MachineType, Price, PriceRule, Rate, RegionPrices, Service
+from launcher.catalog.model import (
+    Component,
+    MachineType,
+    Price,
+    PriceBound,
+    PriceRule,
+    Rate,
+    RegionPrices,
+    Service,
+)
 
 MODELS = {"standard": "list", "reservation": "list", "flex-start": "Flex-start", "spot": "Spot"}
 """Provisioning model -> which of a region's prices it pays."""
@@ -27,14 +39,56 @@ class Order(Struct, frozen=True, gc=False):
 
 
 class Tariff(Struct, frozen=True, gc=False):
-    """What holds everywhere: how figures came about, and Vertex AI's share of the list price."""
+    """What holds everywhere: how figures came about, what bounds them, and Vertex AI's share of the list price."""
 
     rules: Mapping[str, PriceRule]
+    bounds: Mapping[str, PriceBound]
     vertex_fee: Rate
 
 
-def price(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price:
-    """What one node costs an hour: Compute Engine's price, and Vertex AI's made of it."""
+def price(order: Order, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
+    """What one node costs an hour, and at most; `home` are us-central1's prices of the machine."""
+    found, most = _expected(order, known, tariff), _list_at_most(known, home, tariff)
+    if most is None:
+        return found
+    listed, fee_base, text = most
+    usd = (known and _base(known, order.model)[0]) or 0.0
+    ceiling, hard = (tariff.bounds[key] for key in _bound_keys(order, tariff))
+    fee = tariff.vertex_fee.usd * (listed if order.model == "standard" else fee_base)
+    on_top = fee if order.service == "vertex" else 0.0
+    return structs.replace(
+        found,
+        excludes=_excludes(order),
+        ceiling=max(usd, ceiling.factor * listed) + on_top,
+        ceiling_rule=ceiling.text.replace("list price", text)
+        + (f" plus {_share(tariff.vertex_fee)} for Vertex AI" if on_top else ""),
+        hard_bound=max(usd, hard.factor * listed) + on_top,
+    )
+
+
+def _list_at_most(
+    known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff
+) -> tuple[float, float, str] | None:
+    """The list price or an upper bound of it, what of it Vertex AI's fee is on, and its name; None when no rule covers
+    the machine."""
+    if known and known.listed is not None and tariff.rules[known.list_rule].kind != "reported":
+        return known.listed, known.listed - known.local_ssds, "list price"
+    if home is None or home.listed is None:
+        return None
+    most = tariff.bounds["unknown-list"].factor * home.listed
+    return most, most, tariff.bounds["unknown-list"].text
+
+
+def _bound_keys(order: Order, tariff: Tariff) -> tuple[str, str]:
+    """The rules of the expected ceiling and of the hard bound."""
+    if order.model == "spot":
+        return "spot-ceiling", "at-list"
+    older = order.model == "flex-start" and order.machine.gpu in tariff.bounds["flex-older"].gpus
+    return ("flex-older", "flex-older") if older else ("at-list", "at-list")
+
+
+def _expected(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price:
+    """Compute Engine's price, and Vertex AI's made of it."""
     if known is None:
         return _unknown(f"no price of {order.machine.name} in {order.region} is known")
     usd, key = _base(known, order.model)
@@ -86,7 +140,7 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
 
 def _on_vertex(compute: Price, model: str, known: RegionPrices, fee: Rate) -> Price:
     """Vertex AI's price for what Compute Engine would charge `compute` for."""
-    share = f"{fee.usd * 100:g} %"
+    share = _share(fee)
     if known.listed is None or compute.usd is None:
         return _unknown(f"Vertex AI adds {share} of the list price, and none is known in {known.region}")
     # On-demand the local SSDs are in it too: 2025's bills show none, so this is the upper side.
@@ -98,6 +152,10 @@ def _on_vertex(compute: Price, model: str, known: RegionPrices, fee: Rate) -> Pr
         rule=f"{compute.rule}, plus {share} of the list price (Vertex AI)",
         source=_sources(compute.source, fee.source),
     )
+
+
+def _share(fee: Rate) -> str:
+    return f"{fee.usd * 100:g} %"
 
 
 def _excludes(order: Order) -> tuple[str, ...]:

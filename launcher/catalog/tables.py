@@ -14,6 +14,7 @@ from launcher.catalog.model import (
     Interruptions,
     MachineType,
     Nccl,
+    PriceBound,
     PriceRule,
     Rate,
     RegionPrices,
@@ -73,6 +74,14 @@ def components(name: str) -> dict[str, Component]:
 def price_rules() -> dict[str, PriceRule]:
     """Key -> how a figure came about."""
     return {row["rule"]: PriceRule(row["kind"], row["text"]) for row in rows("price_rules")}
+
+
+def price_bounds() -> dict[str, PriceBound]:
+    """Key -> the factor that bounds a price."""
+    return {
+        row["rule"]: PriceBound(float(row["factor"]), tuple(row["gpus"].split()), row["text"])
+        for row in rows("price_bounds")
+    }
 
 
 def rates() -> dict[str, Rate]:

@@ -8,6 +8,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -129,7 +130,7 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         if secrets := plan.spec.get("secrets"):
             yield "secrets", f"{', '.join(secrets)}: read on the machine, as that account"
         yield "limits", limits_text(plan)
-        yield "cost", cost_text(plan)
+        yield from zip(chain(["cost"], repeat("")), cost_lines(plan), strict=False)
 
 
 def flow(data: Any) -> str:
@@ -199,17 +200,31 @@ def lease_text(plan: Plan) -> Iterator[str]:
         yield f"{how} {' or '.join(ends)}"
 
 
-def cost_text(plan: Plan) -> str:
-    """The most that this may cost, and what is not in the sum."""
-    limits, nodes = plan.limits, plan.machine.nodes
-    cap = f"; cap ${limits.usd:,.2f}" if limits.usd is not None else "; no cap (--usd sets one)"
+def cost_lines(plan: Plan) -> Iterator[str]:
+    """The most that this may cost, the hard bound, and what the sums cover."""
+    limits = plan.limits
+    cap = f"held against the cap of ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
     if limits.usd_at_most is None:
-        return "unknown: not every attempt has a known price" + cap
-    dearest = max(attempt.usd_per_hour or 0.0 for attempt in plan.attempts)
-    approx = "≈" if any(attempt.usd_approx for attempt in plan.attempts) else ""
-    by = f"${dearest:,.2f}/h × {nodes} {'node' if nodes == 1 else 'nodes'} × {limits.hours:g} h"
-    beside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
-    return f"at most {approx}${limits.usd_at_most:,.2f} ({by}) beside {', '.join(beside) or 'nothing'}{cap}"
+        yield f"unknown: not every attempt has a known price; {cap}"
+        return
+    from launcher.plan.cost import ceiling
+
+    dearest = max(plan.attempts, key=lambda attempt: ceiling(attempt) or 0.0)
+    nodes = f"{plan.machine.nodes} {'node' if plan.machine.nodes == 1 else 'nodes'}"
+    by = f"${ceiling(dearest) or 0.0:,.2f}/h × {nodes} × {limits.hours:g} h ({dearest.usd_ceiling_rule})"
+    yield f"at most ${limits.usd_at_most:,.2f} by the expected ceiling: {by}; {cap}"
+    today = "unknown" if limits.usd_expected is None else f"≈${limits.usd_expected:,.2f}"
+    hard = "unknown" if limits.usd_hard_bound is None else f"${limits.usd_hard_bound:,.2f}"
+    yield f"hard bound {hard}; by the shipped prices {today}"
+    yield "; ".join(scope(plan))
+
+
+def scope(plan: Plan) -> Iterator[str]:
+    """What is in the sums beside the machines, and what isn't."""
+    inside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_extras)
+    outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
+    yield f"including {', '.join(inside) or 'the machines alone'}"
+    yield f"excluding {', '.join(outside)}"
 
 
 def hours_text(seconds: int) -> str:
@@ -232,11 +247,15 @@ def attempt_table(plan: Plan) -> Iterator[str]:
 
 
 def price_text(attempt: Attempt) -> str:
-    """`≈$12.87/h`, `≤$28.77/h` for an upper bound, or that it is unknown."""
-    if attempt.usd_per_hour is None:
-        return "price unknown"
-    mark = "≤" if attempt.usd_is_bound else "≈" if attempt.usd_approx else ""
-    return f"{mark}${attempt.usd_per_hour:,.2f}/h"
+    """The expected price of a node and hour, and its ceiling where that is higher."""
+    from launcher.plan.places import in_words
+
+    price = in_words(
+        attempt.usd_per_hour, attempt.usd_ceiling, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound
+    )
+    if attempt.usd_per_hour is None or attempt.usd_ceiling is None or attempt.usd_ceiling <= attempt.usd_per_hour:
+        return price
+    return f"{price:<12} at most ${attempt.usd_ceiling:,.2f}/h"
 
 
 COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")

@@ -20,7 +20,9 @@ from launcher.spec.models import JobSpec
 HOURS = 24.0
 HOURS_OF_A_WORKPLACE = 12.0
 REHEARSAL = Place(provisioning="standard", region="local")
-FREE = Price(usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=())
+FREE = Price(
+    usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
+)
 
 
 def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
@@ -56,7 +58,9 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         limits=PlannedLimits(
             hours=shared.hours,
             usd=spec.limits.usd,
-            usd_at_most=cost.at_most(attempts, nodes=nodes, hours=shared.hours),
+            usd_at_most=cost.at_most(attempts, cost.ceiling, nodes=nodes, hours=shared.hours),
+            usd_expected=cost.at_most(attempts, cost.expected, nodes=nodes, hours=shared.hours),
+            usd_hard_bound=cost.at_most(attempts, cost.hard_bound, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
             wait_seconds=shared.wait_seconds,
         ),
@@ -150,6 +154,7 @@ def tried(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> 
 def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, place: Place) -> Attempt:
     """One request, with its price."""
     cost_of_node = price(spec, catalog, context, chosen, place)
+    extras = cost.extras(spec, catalog, context, chosen, place)
     return Attempt(
         region=place.region,
         zone=place.zone,
@@ -159,7 +164,11 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
         usd_approx=cost_of_node.approx,
         usd_is_bound=cost_of_node.bound,
         usd_rule=cost_of_node.rule,
-        usd_excludes=cost_of_node.excludes,
+        usd_excludes=cost.excluded(cost_of_node, extras, spec, context),
+        usd_ceiling=cost_of_node.ceiling,
+        usd_ceiling_rule=cost_of_node.ceiling_rule,
+        usd_hard_bound=cost_of_node.hard_bound,
+        usd_extras=extras,
         request=request(spec, catalog, context, chosen, shared, place),
     )
 

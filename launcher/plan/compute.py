@@ -90,12 +90,20 @@ def guest_accelerators(machine: MachineType, gpu: Gpu, zone: str) -> list[dict[s
     return [{"acceleratorType": kind, "acceleratorCount": machine.gpus}]
 
 
+def boot_disk_of(spec: JobSpec, machine: MachineType) -> dict[str, Any]:
+    """Type and size of the boot disk, as Vertex AI's requests name them."""
+    return {
+        "bootDiskType": spec.machine.boot_disk_type or machine.boot_disk_default,
+        "bootDiskSizeGb": spec.machine.boot_disk_gb or BOOT_DISK_GB,
+    }
+
+
 def boot_disk(
     spec: JobSpec, machine: MachineType, zone: str, image_family: str, labels: dict[str, str]
 ) -> dict[str, Any]:
     """The boot disk goes with its VM; it carries the labels, so that what it costs can be told."""
     family = f"projects/{IMAGE_PROJECT}/global/images/family/{image_family}"
-    kms = spec.identity.kms_key
+    kms, disk = spec.identity.kms_key, boot_disk_of(spec, machine)
     return {
         "boot": True,
         "autoDelete": True,
@@ -103,8 +111,8 @@ def boot_disk(
         "mode": "READ_WRITE",
         "initializeParams": {
             "sourceImage": spec.vm.image or family,
-            "diskType": f"zones/{zone}/diskTypes/{spec.machine.boot_disk_type or machine.boot_disk_default}",
-            "diskSizeGb": str(spec.machine.boot_disk_gb or BOOT_DISK_GB),
+            "diskType": f"zones/{zone}/diskTypes/{disk['bootDiskType']}",
+            "diskSizeGb": str(disk["bootDiskSizeGb"]),
             "labels": labels,
         },
         **({"diskEncryptionKey": {"kmsKeyName": kms}} if kms else {}),

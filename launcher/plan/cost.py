@@ -2,44 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
-from launcher.catalog import Component, Price
+from launcher.catalog import Catalog, Component, Price
 from launcher.errors import PlanRefused
-from launcher.plan.model import Attempt
+from launcher.plan import startup
+from launcher.plan.compute import boot_disk_of
+from launcher.plan.model import Attempt, Chosen, Context, Place
 from launcher.plan.names import seconds
 from launcher.plan.refusals import LOCAL_SSD_GIB
+from launcher.plan.vertex import disk_spec
 from launcher.spec.models import JobSpec, Limits
+
+MONTH_HOURS = 730
+"""Of an average month, as Google's price lists count."""
+BUCKET = "storage in the bucket (soft-deleted checkpoints too)"
 
 
 def priced(price: Price, limits: Limits) -> Price:
-    """The catalog's price of a node and hour, else the one that the user says."""
-    if price.usd is None and limits.price is not None:
-        return replace(price, usd=limits.price, approx=False, rule="as --price says")
-    return price
+    """The catalog's price of a node and hour, else the one that --price gives."""
+    if price.usd is not None or limits.price is None:
+        return price
+    said = limits.price
+    rule = "as --price says"
+    return replace(price, usd=said, approx=False, rule=rule, ceiling=said, ceiling_rule=rule, hard_bound=said)
 
 
 def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: bool) -> Price:
     """The price with local SSDs that were asked for, at the region's rate; unknown as soon as that rate is."""
-    if not disks or price.usd is None:
+    if not disks:
         return price
     each = None if rate is None else rate.spot if spot else rate.listed
-    if each is None:
-        return replace(price, usd=None, approx=True, rule="no price of local SSDs is known there")
+    if rate is None or each is None:
+        return replace(price, usd=None, approx=True, rule="no price of local SSDs is known there", ceiling=None)
+    size = disks * LOCAL_SSD_GIB
     return replace(
         price,
-        usd=price.usd + disks * LOCAL_SSD_GIB * each,
+        usd=None if price.usd is None else price.usd + size * each,
         rule=f"{price.rule}, plus {disks} local SSDs",
         excludes=tuple(item for item in price.excludes if item != "local SSD"),
+        ceiling=None if price.ceiling is None else price.ceiling + size * rate.listed,
+        hard_bound=None if price.hard_bound is None else price.hard_bound + size * rate.listed,
     )
 
 
-def at_most(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> float | None:
-    """The dearest attempt's price x nodes x hours in USD; None as soon as one price is unknown."""
-    prices = [attempt.usd_per_hour for attempt in attempts]
-    if not prices or None in prices:
-        return None
-    return max(price for price in prices if price is not None) * nodes * hours
+def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> dict[str, float]:
+    """What the plan creates beside a machine, each in USD per node and hour; what has no known price is left out."""
+    if context.target == "local" or chosen.machine is None:
+        return {}
+    on_vertex = context.target == "vertex"
+    disk = disk_spec(spec, chosen.machine) if on_vertex else boot_disk_of(spec, chosen.machine)
+    month = catalog.disk_price_at_most(disk["bootDiskType"], place.region)
+    fee = 1 + catalog.rates["vertex-fee"].usd if on_vertex else 1.0
+    found = {} if month is None else {"boot disk": disk["bootDiskSizeGb"] * month / MONTH_HOURS * fee}
+    if context.target == "vm" and spec.vm.external_ip:
+        found["external address"] = catalog.rates["external-ip"].usd
+    return found
+
+
+def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Context) -> tuple[str, ...]:
+    """What the sum leaves out."""
+    if context.target == "local":
+        return ()
+    kept = context.target == "vm" and startup.on_stop(spec, training=context.training) == "stop"
+    return (
+        *(item for item in price.excludes if item not in known),
+        *(["the boot disk after a stop"] if kept else ()),
+        *([BUCKET] if context.training else ()),
+    )
+
+
+def expected(attempt: Attempt) -> float | None:
+    """USD per node and hour by the price, with the extras."""
+    return None if attempt.usd_per_hour is None else attempt.usd_per_hour + sum(attempt.usd_extras.values())
+
+
+def ceiling(attempt: Attempt) -> float | None:
+    """The same by the expected ceiling."""
+    return None if attempt.usd_ceiling is None else attempt.usd_ceiling + sum(attempt.usd_extras.values())
+
+
+def hard_bound(attempt: Attempt) -> float | None:
+    """The same by the hard bound."""
+    return None if attempt.usd_hard_bound is None else attempt.usd_hard_bound + sum(attempt.usd_extras.values())
+
+
+def at_most(
+    attempts: tuple[Attempt, ...], rate: Callable[[Attempt], float | None], *, nodes: int, hours: float
+) -> float | None:
+    """The dearest attempt's rate x nodes x hours in USD; None as soon as one rate is unknown."""
+    known = [usd for attempt in attempts if (usd := rate(attempt)) is not None]
+    return max(known) * nodes * hours if known and len(known) == len(attempts) else None
 
 
 def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
@@ -52,15 +107,15 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
     if cap is None:
         return
     check_known(attempts, spec, cap)
-    dearest = max(attempts, key=lambda attempt: attempt.usd_per_hour or 0.0)
-    price = dearest.usd_per_hour or 0.0
-    total = price * nodes * hours
+    dearest = max(attempts, key=lambda attempt: ceiling(attempt) or 0.0)
+    rate = ceiling(dearest) or 0.0
+    total = rate * nodes * hours
     if total > cap:
         raise PlanRefused(
-            f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): "
-            f"${price:,.2f}/h ({dearest.provisioning} in {dearest.where}) "
+            f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): at most ${rate:,.2f}/h "
+            f"({dearest.provisioning} in {dearest.where}, {dearest.usd_ceiling_rule}) "
             f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {hours:g} h",
-            fitting(cap, price * nodes),
+            fitting(cap, rate * nodes),
         )
 
 
@@ -73,7 +128,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     lease = seconds(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
         return
-    most = at_most(attempts, nodes=spec.machine.nodes, hours=lease)
+    most = at_most(attempts, ceiling, nodes=spec.machine.nodes, hours=lease)
     costs = f"at most ${most:,.2f}" if most is not None else "at a price that is unknown"
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
@@ -82,12 +137,12 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
 
 
 def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
-    """Under a cap every price must be known.
+    """Under a cap every price must have an upper bound.
 
     Raises:
         PlanRefused: with the first that isn't.
     """
-    unknown = next((attempt for attempt in attempts if attempt.usd_per_hour is None), None)
+    unknown = next((attempt for attempt in attempts if attempt.usd_ceiling is None), None)
     if unknown:
         raise PlanRefused(
             f"limits.usd is ${cap:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "

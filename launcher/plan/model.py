@@ -94,6 +94,13 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """True: derived by a stated rule, not a listed price."""
     usd_is_bound: bool = False
     """True: the rule gives at least the true price."""
+    usd_ceiling: float | None = None
+    """The most that a node and hour is expected to cost: what `limits.usd` is held against. None is unknown."""
+    usd_ceiling_rule: str = ""
+    usd_hard_bound: float | None = None
+    """The most that it can cost."""
+    usd_extras: dict[str, float] = {}
+    """What the plan creates beside the machine, each per node and hour: the boot disk, an external address."""
     usd_rule: str
     """How the price came about, in words."""
     usd_excludes: tuple[str, ...]
@@ -157,7 +164,12 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     hours: float
     usd: float | None
     usd_at_most: float | None
-    """The dearest attempt's price x nodes x hours. None is unknown."""
+    """The dearest attempt by its expected ceiling, with its extras, x nodes x hours: held against `usd`. None is
+    unknown."""
+    usd_expected: float | None = None
+    """The same by the expected prices."""
+    usd_hard_bound: float | None = None
+    """The same by the hard bounds."""
     restarts: int
     wait_seconds: int | None
 

@@ -124,7 +124,7 @@ def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
 
 def of_price(spec: JobSpec, attempts: tuple[Attempt, ...]) -> Iterator[str]:
     """What the sum leaves out."""
-    if any(attempt.usd_per_hour is None for attempt in attempts):
+    if any(attempt.usd_ceiling is None for attempt in attempts):
         yield "some prices are unknown, so the most that this run can cost is unknown too."
     if spec.vertex.reduction_server:
         servers = spec.vertex.reduction_server

@@ -135,11 +135,13 @@ def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tup
 
 
 def cheapest_first(catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Place]) -> tuple[Place, ...]:
-    """By price, unknown last, then by name so that the order is always the same."""
+    """By price, those of which only an upper bound is known behind the others, then by name so that the order is always
+    the same."""
 
-    def key(place: Place) -> tuple[float, str]:
-        usd = catalog.price(machine, SERVICE[target], place.provisioning, place.name).usd
-        return (float("inf") if usd is None else usd, place.name)
+    def key(place: Place) -> tuple[bool, float, str]:
+        price = catalog.price(machine, SERVICE[target], place.provisioning, place.name)
+        usd = price.ceiling if price.usd is None else price.usd
+        return (price.usd is None, float("inf") if usd is None else usd, place.name)
 
     return tuple(sorted(found, key=key))
 
@@ -149,10 +151,17 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
     found = tuple(Place(provisioning=model, region=region) for region in known_regions(catalog, machine, target))
     lines = []
     for place in cheapest_first(catalog, machine, target, found)[:NAMED]:
-        usd = catalog.price(machine, SERVICE[target], model, place.region).usd
-        lines.append(f"  {place.region:<24}" + ("price unknown" if usd is None else f"${usd:,.2f}/h"))
+        price = catalog.price(machine, SERVICE[target], model, place.region)
+        lines.append(f"  {place.region:<24}" + in_words(price.usd, price.ceiling, is_bound=price.bound))
     more = len(found) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
+
+
+def in_words(usd: float | None, ceiling: float | None, *, approx: bool = False, is_bound: bool = False) -> str:
+    """`$2.00/h`, `≈$12.87/h` for a derived price, `≤$28.77/h` for an upper bound, or that it is unknown."""
+    mark = "≤" if is_bound or usd is None else "≈" if approx else ""
+    known = ceiling if usd is None else usd
+    return "price unknown" if known is None else f"{mark}${known:,.2f}/h"
 
 
 def listed(names: tuple[str, ...]) -> str:

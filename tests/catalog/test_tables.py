@@ -153,7 +153,7 @@ def test_prices_know_only_rules_that_are_written_down() -> None:
         if usd is not None
     }
     assert used | {"n1-list", "n1-spot"} == set(rules)
-    assert {rule.kind for rule in rules.values()} == {"exact", "derived", "bound"}
+    assert {rule.kind for rule in rules.values()} == {"exact", "derived", "bound", "reported"}
 
 
 def test_zones_lie_in_listed_regions() -> None:

@@ -6,23 +6,30 @@ from typing import Any
 
 import pytest
 
+from launcher.catalog import prices
+from launcher.catalog.model import RegionPrices
 from launcher.errors import PlanRefused
-from tests.plan.planning import planned
+from tests.plan.planning import CATALOG, planned
 
 
 def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
     plan = planned(machine={"type": "h100", "gpus": 8, "nodes": 2}, limits={"hours": 3})
-    dearest = max(attempt.usd_per_hour or 0 for attempt in plan.attempts)
-    assert plan.limits.usd_at_most == pytest.approx(dearest * 2 * 3)
+    disk = 200 * 0.17 / 730 * 1.15
+    for total, rates in (
+        (plan.limits.usd_expected, [one.usd_per_hour for one in plan.attempts]),
+        (plan.limits.usd_at_most, [one.usd_ceiling for one in plan.attempts]),
+        (plan.limits.usd_hard_bound, [one.usd_hard_bound for one in plan.attempts]),
+    ):
+        assert total == pytest.approx((max(rate or 0 for rate in rates) + disk) * 2 * 3)
 
 
 def test_the_refusal_shows_the_sum_and_what_fits() -> None:
     with pytest.raises(PlanRefused) as refused:
         planned(limits={"hours": 10, "usd": 100})
-    assert "$159.46" in refused.value.problem
+    assert "$254.70" in refused.value.problem
     assert "x 1 node x 10 h" in refused.value.problem
-    assert "--hours 6.27" in refused.value.hint
-    planned(limits={"hours": 6.27, "usd": 100})
+    assert "--hours 3.92" in refused.value.hint
+    planned(limits={"hours": 3.92, "usd": 100})
 
 
 UNPRICED: dict[str, Any] = {
@@ -36,7 +43,7 @@ def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
     with pytest.raises(PlanRefused, match="is unknown"):
         planned(**UNPRICED, limits={"usd": 100})
     plan = planned(**UNPRICED, limits={"usd": 100, "price": 0.6})
-    assert plan.limits.usd_at_most == pytest.approx(0.6 * 24)
+    assert plan.limits.usd_at_most == pytest.approx((0.6 + 200 * 0.17 / 730 * 1.15) * 24)  # its hyperdisk at most
     assert plan.attempts[0].usd_rule == "as --price says"
 
 
@@ -70,6 +77,97 @@ def test_local_ssds_cost_what_their_region_takes(model: str, rate: float) -> Non
     )
     assert bare
     assert with_two == pytest.approx(bare + 2 * 375 * rate)
+
+
+FEE = 0.15 * 21.958117
+"""Vertex AI's on two H100s in us-central1: without the local SSDs."""
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "ceiling", "hard"),
+    [
+        ("vm", {"provisioning": ["spot"]}, 0.60 * 22.1225, 22.1225),
+        ("vm", {"provisioning": ["spot"], "regions": ["asia-northeast1"]}, 0.60 * 31.660848, 31.660848),
+        ("vm", {"provisioning": ["flex-start"]}, 22.1225, 22.1225),
+        ("vertex", {"provisioning": ["spot"]}, 0.60 * 22.1225 + FEE, 22.1225 + FEE),
+        ("vertex", {"provisioning": ["flex-start"]}, 22.1225 + FEE, 22.1225 + FEE),
+        ("vertex", {"provisioning": ["standard"]}, 1.15 * 22.1225, 1.15 * 22.1225),
+        (
+            "vm",
+            {"provisioning": ["flex-start"], "machine": {"type": "l4", "gpus": 2}},
+            1.05 * 2.000833,
+            1.05 * 2.000833,
+        ),
+        ("vm", {"provisioning": ["standard"], "machine": {"type": "l4", "gpus": 2}}, 2.000833, 2.000833),
+    ],
+)
+def test_each_price_has_an_expected_ceiling_and_a_hard_bound(
+    target: str, fields: dict[str, Any], ceiling: float, hard: float
+) -> None:
+    first = planned(target, **fields).attempts[0]
+    assert first.usd_ceiling == pytest.approx(ceiling, abs=1e-4)
+    assert first.usd_hard_bound == pytest.approx(hard, abs=1e-4)
+    assert (first.usd_per_hour or 0.0) <= (first.usd_ceiling or 0.0) <= (first.usd_hard_bound or 0.0)
+
+
+def test_a_spot_price_above_the_usual_share_is_its_own_ceiling() -> None:
+    """0.7064 of the list price was seen in 2024."""
+    shape = next(iter(CATALOG.machines["a3-highgpu-8g"]))
+    dear = RegionPrices("us-central1", 100.0, "list", None, "", 70.64, "spot", 0.0, "", "")
+    order = prices.Order(shape, "compute", "spot", "us-central1")
+    found = prices.price(order, dear, dear, CATALOG._tariff)
+    assert (found.usd, found.ceiling, found.hard_bound) == (70.64, 70.64, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "place", "ceiling"),
+    [
+        ("a4-highgpu-8g", "standard", "europe-west1-b", 1.60 * 128.88),  # no list price
+        ("a4-highgpu-8g", "spot", "europe-west1-b", 0.60 * 1.60 * 128.88),
+        ("a4-highgpu-8g", "standard", "us-east4-b", 1.60 * 128.88),  # a third party's list price bounds nothing
+        ("g4-standard-48", "standard", "asia-northeast1-a", 1.60 * 4.49993),
+        ("a3-highgpu-8g", "standard", "me-central2-a", 1.60 * 88.49),
+        ("a3-ultragpu-8g", "spot", "us-east5-a", 0.60 * 95.351927),  # no Spot price
+    ],
+)
+def test_where_a_price_is_unknown_the_rules_bound_it(machine: str, model: str, place: str, ceiling: float) -> None:
+    found = CATALOG.price(CATALOG.machines[machine][0], "compute", model, place)
+    assert found.ceiling == pytest.approx(ceiling, abs=1e-4)
+
+
+def test_a_cap_bounds_a_price_that_only_a_rule_knows() -> None:
+    fields: dict[str, Any] = {
+        "machine": {"type": "n1-standard-4", "accelerator": "t4", "gpus": 1},
+        "zones": ["us-east7-a"],
+        "regions": None,
+        "provisioning": ["standard"],
+    }
+    per_hour = 1.60 * 0.539999
+    plan = planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10 + 1})
+    assert plan.attempts[0].usd_per_hour is None
+    assert plan.attempts[0].usd_ceiling == pytest.approx(per_hour)
+    assert plan.limits.usd_expected is None
+    with pytest.raises(PlanRefused, match="could cost"):
+        planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10 - 1})
+
+
+def test_the_boot_disk_and_an_external_address_are_in_the_sum() -> None:
+    fields: dict[str, Any] = {"machine": {"type": "l4", "gpus": 2, "boot_disk_gb": 500}, "provisioning": ["standard"]}
+    plan = planned("vm", **fields, vm={"external_ip": True}, limits={"hours": 10})
+    disk = 500 * 0.1 / 730
+    assert plan.attempts[0].usd_extras == pytest.approx({"boot disk": disk, "external address": 0.005})
+    assert plan.limits.usd_at_most == pytest.approx((2.000833 + disk + 0.005) * 10)
+    assert "boot disk" not in plan.attempts[0].usd_excludes
+    on_vertex = planned(**fields)
+    assert on_vertex.attempts[0].usd_extras == pytest.approx({"boot disk": 500 * 0.17 / 730 * 1.15})
+
+
+def test_what_nobody_can_bound_before_a_run_is_named() -> None:
+    (trains,) = {attempt.usd_excludes for attempt in planned().attempts}
+    assert any("soft-deleted checkpoints" in item for item in trains)
+    works = planned("vm", world={"training": False}, machine={"type": "l4", "gpus": 1}, provisioning=["standard"])
+    assert not any("checkpoints" in item for item in works.attempts[0].usd_excludes)
+    assert any("after a stop" in item for item in works.attempts[0].usd_excludes)
 
 
 def test_an_upper_bound_is_marked() -> None:
