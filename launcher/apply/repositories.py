@@ -16,6 +16,7 @@ SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregist
 (https://cloud.google.com/artifact-registry/docs/access-control#permissions)."""
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 1.0
+PAGE = 1000
 
 
 def create(reference: object, environ: Mapping[str, str], clock: Clock = REAL) -> bool:
@@ -104,6 +105,24 @@ def make(api: Api, where: Place) -> bool:
             return True
 
 
+def listed(api: Api, location: str) -> list[str]:
+    """The resource names of a location's repositories, those of the first page. Raises LaunchError."""
+    found = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
+    return [str(one.name) for one in next(iter(found.pages)).repositories]
+
+
+def delete(api: Api, name: str) -> None:
+    """Delete a repository with its images, by its resource name; one that is gone is fine. Raises LaunchError."""
+    try:
+        operation = api.ask("delete_repository", name=name).operation
+    except LaunchError as error:
+        if status_of(error) != 404:
+            raise
+        return
+    _, project, _, location, _, repository = name.split("/")
+    finish(api, Place(location, project, repository), operation, "deleted")
+
+
 def wait_for(api: Api, where: Place) -> None:
     """Wait until another's operation has made it. Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
@@ -113,18 +132,18 @@ def wait_for(api: Api, where: Place) -> None:
         api.clock.sleep(POLL_SECONDS)
 
 
-def finish(api: Api, where: Place, operation: Any) -> None:
+def finish(api: Api, where: Place, operation: Any, done: str = "made") -> None:
     """Wait for the operation (google.longrunning.Operation). Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not operation.done:
         if api.clock.now() > until:
             raise LaunchError(
-                f"{resource(where)} is still being made after {WAIT_SECONDS:.0f} s", f"Look at {operation.name}"
+                f"{resource(where)} is still being {done} after {WAIT_SECONDS:.0f} s", f"Look at {operation.name}"
             )
         api.clock.sleep(POLL_SECONDS)
         operation = api.ask("get_operation", name=operation.name)
     if operation.error.code:
-        raise LaunchError(f"{resource(where)} could not be made: {operation.error.message}")
+        raise LaunchError(f"{resource(where)} could not be {done}: {operation.error.message}")
 
 
 @contextmanager

@@ -108,6 +108,14 @@ class Vertex:
             if status_of(error) != 400 or not is_ending(self.get(name)):
                 raise
 
+    def delete(self, name: str) -> None:
+        """Begin to delete a job that has ended, which nobody finds any more. One that is gone is fine."""
+        try:
+            self._api(region_of(name)).ask("delete_custom_job", name=name)
+        except LaunchError as error:
+            if status_of(error) != 404:
+                raise
+
     def release(self, job: Job) -> None:
         """Nothing is left of a job that has ended."""
 

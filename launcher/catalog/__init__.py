@@ -74,7 +74,7 @@ class Catalog:
 
     @cached_property
     def rates(self) -> Mapping[str, Rate]:
-        """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour)."""
+        """vertex-fee (a share), vertex-boot-pd-ssd (USD a GB and hour), cloud-build-minute (USD)."""
         return tables.rates()
 
     @cached_property

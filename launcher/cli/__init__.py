@@ -42,12 +42,12 @@ def printed() -> int:
     return code
 
 
-def run() -> int:
-    """Run the command line in `sys.argv`; an error becomes one message, and the exit code is returned."""
+def run(argv: list[str] | None = None) -> int:
+    """Run a command line (None: that in `sys.argv`); an error becomes one message, and the exit code is returned."""
     from launcher.cli.app import app
 
     try:
-        app()
+        app(argv)
     except SystemExit as end:
         return stop_code(end) or (end.code if isinstance(end.code, int) else int(end.code is not None))
     except LaunchError as error:

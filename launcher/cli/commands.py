@@ -16,7 +16,7 @@ MAKE = "make"
 
 NAMES = (
     *("vertex", "vm", "ssh", "push-code", "local", "status", "follow", "logs", "metrics", "cancel", "bench", "build"),
-    *("push", "init", "schema"),
+    *("push", "init", "schema", "selftest"),
 )
 """In the order in which they are needed. `push-code` is the function push_code of push_code.py here."""
 

@@ -26,6 +26,7 @@ from launcher.cli.world import World, of_project
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import plan, with_digest
+from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Target
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     extra: Extra | None = None
     """What only a VM's launch has; None: it goes to Vertex AI."""
     create_repository: bool = False
+    cpu_machine: str | None = None
+    """A machine type without GPUs in place of the plan's."""
 
     @property
     def target(self) -> Target:
@@ -71,6 +74,7 @@ def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: 
     seconds = wish.seconds
     inputs = wish.inputs(spec, flags)
     made = plan(inputs.spec, catalog.load(), inputs.context)
+    made = on_cpu(made, wish.cpu_machine) if wish.cpu_machine else made
     world = of_project(inputs.context.project)
     if new:
         made = anew(made, inputs, world)

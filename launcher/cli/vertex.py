@@ -10,6 +10,9 @@ from launcher.cli.images import BuilderFlag, CreateRepository
 from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, with_flags
 from launcher.errors import UsageError
 
+CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
+"""A machine type without GPUs in place of the spec's: for `launch selftest`."""
+
 
 @with_flags
 def vertex(
@@ -25,6 +28,7 @@ def vertex(
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
+    cpu_machine: CpuMachine = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Run a training job on Vertex AI.
@@ -36,15 +40,23 @@ def vertex(
     from launcher.cli.inputs import gather
     from launcher.cli.show import show
     from launcher.plan.build import plan
+    from launcher.plan.cpu import on_cpu
 
     check(dry_run, detach, resume, new, watch_for, flags)
     if dry_run:
         inputs = gather("vertex", spec, flags)
-        show(plan(inputs.spec, catalog.load(), inputs.context), output_format)
+        made = plan(inputs.spec, catalog.load(), inputs.context)
+        show(on_cpu(made, cpu_machine) if cpu_machine else made, output_format)
         return
     from launcher.cli.launching import Wish, start
 
-    wish = Wish(detach=detach, watch_seconds=watch_for, builder=builder, create_repository=create_repository)
+    wish = Wish(
+        detach=detach,
+        watch_seconds=watch_for,
+        builder=builder,
+        create_repository=create_repository,
+        cpu_machine=cpu_machine,
+    )
     start(spec, flags, wish, output_format, resume=resume, new=new)
 
 

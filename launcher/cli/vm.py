@@ -71,18 +71,24 @@ def vm(
     check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
-    how = {"detach": detach, "preflight": not no_preflight}
     if dry_run:
         shown_plan(gathered(spec, flags, extra), output_format)
     elif run:
         from launcher.cli.launching import Wish, start
 
-        wish = Wish(**how, extra=extra, watch_seconds=watch_for, builder=builder, create_repository=create_repository)
+        wish = Wish(
+            detach=detach,
+            preflight=not no_preflight,
+            extra=extra,
+            watch_seconds=watch_for,
+            builder=builder,
+            create_repository=create_repository,
+        )
         start(spec, flags, wish, output_format, resume=resume, new=new)
     else:
         from launcher.cli.workplace import make
 
-        make(gathered(spec, flags, extra), output_format, **how)
+        make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
 
 
 def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:

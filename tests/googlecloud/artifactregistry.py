@@ -10,6 +10,7 @@ from typing import Any
 
 from google.cloud import artifactregistry_v1
 from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
 
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.protobufs import parse, to_json
@@ -46,6 +47,7 @@ class ArtifactRegistry:
             route("POST", PARENT + "/repositories", self.create, NAMED + "repositories.create", _asked),
             route("GET", PARENT + "/repositories", self.list, NAMED + "repositories.list"),
             route("GET", REPOSITORY, self.get, NAMED + "repositories.get"),
+            route("DELETE", REPOSITORY, self.delete, NAMED + "repositories.delete"),
             route("GET", PARENT + "/operations/ar-{operation}", self.operation, NAMED + "operations.get"),
         ]
 
@@ -81,6 +83,17 @@ class ArtifactRegistry:
         if name not in self._there():
             raise ApiError(404, "Requested entity was not found.")
         return self._answer(request, self.repositories[name].message)
+
+    def delete(self, request: Request, project: str, location: str, repository: str) -> Response:
+        """Remove a repository; the operation that comes back is done."""
+        parent = self._allow(project, location)
+        request.only_query()
+        if self.repositories.pop(f"{parent}/repositories/{repository}", None) is None:
+            raise ApiError(404, "Requested entity was not found.")
+        operation = operations_pb2.Operation(name=f"{parent}/operations/ar-{next(self._ids)}", done=True)
+        operation.metadata.Pack(artifactregistry_v1.OperationMetadata.pb()())
+        operation.response.Pack(empty_pb2.Empty())
+        return self._answer(request, operation)
 
     def list(self, request: Request, project: str, location: str) -> Response:
         """A page of a location's repositories."""

@@ -32,6 +32,7 @@ class Bucket:
     location: str = "US-CENTRAL1"
     soft_delete_seconds: int = 604_800
     denied: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,13 @@ class Objects:
         self._generations = count(1_700_000_000_000_001)
         self._lock = threading.RLock()
 
-    def add(self, bucket: str) -> None:
+    def add(self, bucket: str, settings: Bucket | None = None) -> None:
         """From now on there is such a bucket."""
-        self.settings[bucket], self.buckets[bucket] = Bucket(bucket), {}
+        self.settings[bucket], self.buckets[bucket] = settings or Bucket(bucket), {}
+
+    def remove(self, bucket: str) -> None:
+        """From now on there is no such bucket."""
+        del self.settings[bucket], self.buckets[bucket]
 
     def deny(self, bucket: str, *permissions: str) -> None:
         """From now on these permissions, and only these, are missing."""

@@ -23,6 +23,7 @@ from tests.googlecloud.httpserver import Server, handler
 from tests.googlecloud.logs import Logging
 from tests.googlecloud.objects import Bucket, Objects
 from tests.googlecloud.oslogin import OsLogin
+from tests.googlecloud.resourcemanager import ResourceManager
 from tests.googlecloud.runs import Place, Runner, Runs
 from tests.googlecloud.secretmanager import SecretManager
 from tests.googlecloud.storage import Storage
@@ -69,10 +70,12 @@ class GoogleCloud:
         self.builds = CloudBuild(project, number, clock, self.objects)
         self.secrets = SecretManager(project, number)
         self.oslogin = OsLogin(project)
+        self.resources = ResourceManager(project)
         self.storage = Storage(self.objects, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, self.secrets, self.oslogin)
+        accounts = (self.secrets, self.oslogin, self.resources)
+        services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
         self._server = Server(("127.0.0.1", port), handler(self._serve, clock))
@@ -90,6 +93,7 @@ class GoogleCloud:
             "AIPLATFORM": f"{self.url}/",
             "ARTIFACTREGISTRY": f"{self.url}/",
             "CLOUDBUILD": f"{self.url}/",
+            "CLOUDRESOURCEMANAGER": f"{self.url}/",
             "COMPUTE": f"{self.url}/compute/v1/",
             "LOGGING": f"{self.url}/",
             "OSLOGIN": f"{self.url}/",

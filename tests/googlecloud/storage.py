@@ -15,7 +15,8 @@ from tests.googlecloud.objects import PRECONDITIONS, Blob, Bucket, Objects
 from tests.googlecloud.pieces import Pieces, cut, size
 from tests.googlecloud.wire import Request, Response, Route, Target, json_response, page_step, route
 
-BUCKET = "/storage/v1/b/{bucket}"
+BUCKETS = "/storage/v1/b"
+BUCKET = BUCKETS + "/{bucket}"
 OBJECT = BUCKET + "/o/{name}"
 PAGE = 1000
 """Objects on a page, at most and if not asked otherwise."""
@@ -29,7 +30,10 @@ class Storage:
         self.url = url
         self._created = objects.clock()
         self.routes: list[Route] = [
+            route("POST", BUCKETS, self.add, "storage.buckets.insert"),
+            route("GET", BUCKETS, self.buckets, "storage.buckets.list"),
             route("GET", BUCKET, self.bucket, "storage.buckets.get"),
+            route("DELETE", BUCKET, self.remove, "storage.buckets.delete"),
             route("GET", BUCKET + "/o", self.list, "storage.objects.list", _prefix),
             route("GET", OBJECT, self.get, "storage.objects.get", _shown),
             route("GET", "/download" + OBJECT, self.download, "storage.objects.get", _bytes),
@@ -62,13 +66,47 @@ class Storage:
             **({"metadata": dict(blob.metadata)} if blob.metadata else {}),
         }
 
+    def add(self, request: Request) -> Response:
+        """Make a bucket."""
+        request.only_query("project")
+        asked = request.json()
+        if unknown := {*asked} - {"name", "location", "labels", "softDeletePolicy", "iamConfiguration"}:
+            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a bucket.")
+        if asked["name"] in self.objects.settings:
+            message = "Your previous request to create the named bucket succeeded and you already own it."
+            raise ApiError(409, message, reason="conflict")
+        kept = int(asked.get("softDeletePolicy", {}).get("retentionDurationSeconds", 604_800))
+        labels = asked.get("labels", {})
+        self.objects.add(asked["name"], Bucket(asked["name"], asked.get("location", "US"), kept, labels=labels))
+        return json_response(self._bucket(asked["name"]))
+
+    def buckets(self, request: Request) -> Response:
+        """The project's buckets."""
+        request.only_query("project", "prefix", "maxResults", "pageToken")
+        found = [name for name in sorted(self.objects.settings) if name.startswith(request.query.get("prefix", ""))]
+        return json_response({"kind": "storage#buckets", "items": [self._bucket(name) for name in found]})
+
+    def remove(self, request: Request, bucket: str) -> Response:
+        """Delete a bucket. Raises ApiError 409: there are objects in it."""
+        request.only_query()
+        self.objects.allow(bucket, "storage.buckets.delete")
+        if self.objects.buckets[bucket]:
+            raise ApiError(409, "The bucket you tried to delete is not empty.", reason="conflict")
+        self.objects.remove(bucket)
+        return Response(status=204)
+
     def bucket(self, request: Request, bucket: str) -> Response:
         """One bucket."""
         request.only_query()
-        settings = self.objects.allow(bucket, "storage.buckets.get")
+        self.objects.allow(bucket, "storage.buckets.get")
+        return json_response(self._bucket(bucket))
+
+    def _bucket(self, bucket: str) -> dict[str, Any]:
+        settings = self.objects.settings[bucket]
         known = {"kind": "storage#bucket", "id": bucket, "name": bucket, "storageClass": "STANDARD"}
         place = {"location": settings.location.upper(), "locationType": _location_type(settings.location)}
-        return json_response({**known, **place, "softDeletePolicy": self._soft_delete(settings)})
+        labels = {"labels": dict(settings.labels)} if settings.labels else {}
+        return {**known, **place, **labels, "softDeletePolicy": self._soft_delete(settings)}
 
     def list(self, request: Request, bucket: str) -> Response:
         """A page of names and, with a delimiter, of the folders below the prefix, in the order of their bytes."""

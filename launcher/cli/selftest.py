@@ -1,0 +1,321 @@
+"""`launch selftest`: everything that launch does in a project, done once on small machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from launcher.selftest.course import Item, Outcome
+    from launcher.selftest.kit import Kit, Ran
+    from launcher.selftest.steps import Step
+
+MARKS = {True: "✓", False: "✗", None: "–"}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def selftest(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: this bundle; nothing is run.")
+    ] = None,
+    *,
+    project: Annotated[str | None, typer.Option("--project", help="Default: gcloud's.", metavar="PROJECT")] = None,
+    region: Annotated[str | None, typer.Option("--region", help="Default: gcloud's.", metavar="REGION")] = None,
+    usd: Annotated[float, typer.Option("--usd", help="Refuse to run if it could cost more.", metavar="USD")] = 5.0,
+    only: Annotated[
+        str, typer.Option("--only", help="Some of cpu,vertex,vm,preempt,push; default: all.", metavar="WHAT")
+    ] = "",
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what a killed selftest left, and exit.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Name what our loopback cloud answers wrong.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    repository: Annotated[str, typer.Option("--repository", hidden=True)] = "",
+) -> None:
+    """Run every feature once in a project, and report what works.
+
+    Shows what it creates and what that costs at most, asks, runs, removes everything, and writes a redacted bundle to
+    attach to a bug report. docs/selftest.md describes the steps.
+    """
+    if bundle and not compare:
+        raise UsageError(f"a bundle ({bundle}) is for --compare", f"launch selftest --compare {bundle}")
+    if compare:
+        check_checkout()
+    if bundle:
+        show_differences(bundle)
+        return
+    import tempfile
+
+    from launcher.apply import running
+    from launcher.selftest.steps import GROUPS, chosen
+
+    groups = [word for word in only.split(",") if word]
+    if unknown := [group for group in groups if group not in GROUPS]:
+        raise UsageError(f"--only {unknown[0]}: there is no such part", f"Name some of {','.join(GROUPS)}.")
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, running.signals_stop():
+        kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
+        if clean:
+            cleaned(kit)
+            return
+        steps = chosen(groups)
+        confirm(kit, planned(kit, steps, usd), yes)
+        outcomes, path = carried_out(kit, steps)
+    if compare:
+        show_differences(path)
+    if any(one.ok is False for one in outcomes):
+        raise typer.Exit(1)
+
+
+def kit_of(project: str | None, region: str | None, folder: Path, repository: str, *, needs_region: bool) -> Kit:
+    """What the steps work with; from here on this process's project is the one named. Raises UsageError."""
+    import os
+    import secrets
+
+    from launcher.cli import gcloud
+    from launcher.cli.inputs import project as default_project
+    from launcher.cli.world import of_project
+    from launcher.selftest.kit import Kit
+
+    os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
+    where = region or next(iter(gcloud.default_regions(os.environ)), "")
+    if needs_region and not where:
+        raise UsageError("no region is set", "Name one that has L4s: --region us-central1")
+    world = of_project(name)
+    return Kit(
+        id=secrets.token_hex(3),
+        project=name,
+        region=where,
+        folder=folder,
+        environ=os.environ,
+        clock=world.clock,
+        vertex=world.vertex,
+        compute=world.compute,
+        launch=launch,
+        start=start,
+        repository=repository,
+    )
+
+
+# --- launch's own commands --------------------------------------------------------------------------------------------
+
+
+def launch(*argv: str) -> Ran:
+    """Run a command in this process. Raises KeyboardInterrupt: a signal stopped it."""
+    import contextlib
+    import io
+
+    from launcher.cli import run
+    from launcher.selftest.kit import Ran
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*argv])
+    if code > 128:
+        raise KeyboardInterrupt
+    return Ran(argv, code, out.getvalue(), err.getvalue())
+
+
+def start(*argv: str) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    import subprocess
+
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-m", "launcher", *argv]
+    return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
+
+
+# --- Before -----------------------------------------------------------------------------------------------------------
+
+
+def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
+    """What is made. Raises PlanRefused: it may cost more than `usd`."""
+    from launcher.selftest.course import check_cap, items
+
+    found = items(kit, steps)
+    check_cap(kit, found, usd)
+    return found
+
+
+def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
+    """Show what is made, and ask. Raises UsageError: nobody can answer; typer.Exit: the answer is no."""
+    from launcher.selftest.course import total
+
+    say(f"launch selftest creates in project {kit.project}, region {kit.region}:\n")
+    for item in found:
+        say(f"  {item.kind:12}{item.name}")
+        if item.usd is not None:
+            say(f"  {'':12}at most ${item.usd:.2f}")
+    say(f"\nat most ${total(found):.2f} in all, plus boot disks and network traffic")
+    say("Everything is removed at the end. If this process is killed:\n  launch selftest --clean")
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("launch selftest asks first, and nobody can answer here", "Add --yes.")
+    print("Continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Exit(2)
+
+
+# --- The run ----------------------------------------------------------------------------------------------------------
+
+
+def carried_out(kit: Kit, steps: Sequence[Step]) -> tuple[list[Outcome], Path]:
+    """Run the steps, remove what they made, show the table and write the bundle; all of it after Ctrl-C, too."""
+    from launcher.selftest.course import Outcome, run
+    from launcher.selftest.recording import Recorder, recorded
+
+    outcomes: list[Outcome] = []
+    recorder = Recorder()
+
+    def begins(step: Step) -> None:
+        recorder.step = step.name
+        say(f"launch: {step.name} …")
+
+    try:
+        with recorded(recorder):
+            try:
+                run(kit, steps, outcomes, begins)
+            finally:
+                recorder.step = "clean"
+                remove(kit, kit.prefix)
+    finally:
+        done = {one.name for one in outcomes}
+        missing = [step for step in steps if step.name not in done]
+        outcomes += [Outcome(step.name, None, step.target, 0.0, "interrupted") for step in missing]
+        print("\n".join(table(outcomes)))
+        path = bundled(kit, outcomes, recorder.calls)
+        say(f"bundle    {path.name} (redacted; attach it to a bug report)")
+    return outcomes, path
+
+
+def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
+    """Remove what there is of a scope, and say so; whether nothing is left."""
+    from launcher.selftest.cleanup import clean
+
+    say("launch: removing what was created …")
+    try:
+        found = clean(kit, scope, everywhere=everywhere)
+    except KeyboardInterrupt:
+        say("launch: interrupted; launch selftest --clean removes the rest")
+        raise
+    for name in found.removed:
+        say(f"launch: removed {name}")
+    for problem in found.problems:
+        say(f"launch: not removed: {problem}; try again: launch selftest --clean")
+    return not found.problems
+
+
+def cleaned(kit: Kit) -> None:
+    """`--clean`. Raises typer.Exit: something is left."""
+    from launcher.selftest.kit import PREFIX
+
+    if not remove(kit, f"{PREFIX}-", everywhere=not kit.region):
+        raise typer.Exit(1)
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A line or more for each step, of at most 80 columns."""
+    from launcher.cli.show import WIDTH, wrapped
+
+    wide = max(len(one.name) for one in outcomes) + 2
+    for one in outcomes:
+        seconds = f" ({one.seconds:.0f} s)" if one.seconds >= 1 else ""
+        first, *more = wrapped(f"{one.found or one.why}{seconds}", WIDTH - wide - 2)
+        yield f"{MARKS[one.ok]} {one.name:{wide}}{first}"
+        yield from (f"{'':{wide + 2}}{line}" for line in more)
+
+
+def bundled(kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]]) -> Path:
+    """The bundle in the current folder."""
+    import platform
+    from datetime import UTC, datetime
+    from importlib import metadata
+
+    from launcher import __version__
+    from launcher.cli.git import commit
+    from launcher.selftest import bundle
+
+    at = commit(ROOT)
+    packages = ("google-cloud-aiplatform", "google-cloud-compute", "google-cloud-storage", "grpcio", "requests")
+    results = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": at.revision if at else "",
+        "version": __version__,
+        "region": kit.region,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "steps": [one.as_data() for one in outcomes],
+    }
+    return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known_values(kit))
+
+
+def known_values(kit: Kit) -> dict[str, str]:
+    """What must not be in the bundle, and what stands in its place."""
+    import getpass
+    import os
+    import socket
+
+    from launcher.cli.gcloud import setting
+
+    account = setting("core/account", os.environ) or ""
+    file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))
+    return {
+        str(ROOT): "CHECKOUT",
+        sys.prefix: "PYTHON",
+        str(Path.cwd()): "FOLDER",
+        str(Path.home()): "HOME",
+        getpass.getuser(): "USER",
+        socket.gethostname(): "HOST",
+        account: "ACCOUNT",
+        account.partition("@")[0]: "USER",
+        account.replace("@", "_").replace(".", "_"): "USER",
+        os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""): "TOKEN",
+        file.read_text(encoding="utf-8").strip() if file.is_file() else "": "TOKEN",
+        kit.repository: "REPOSITORY",
+        str(kit.folder): "SPECS",
+        kit.project: "PROJECT",
+    }
+
+
+# --- Google's answers and ours ----------------------------------------------------------------------------------------
+
+
+def check_checkout() -> None:
+    """Raises UsageError: the loopback cloud is part of the tests, which an installed launch hasn't."""
+    if not (ROOT / "tests" / "selftest" / "loopback.py").is_file():
+        raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
+
+
+def show_differences(path: Path) -> None:
+    """Hold a bundle's answers against those of the loopback cloud. Raises UsageError: it is no bundle."""
+    import subprocess
+    import tempfile
+
+    from launcher.selftest import bundle
+    from launcher.selftest.compare import differences
+
+    try:
+        _, calls = bundle.read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{path} can't be read as a bundle: {error}", "launch selftest writes one.") from error
+    say("launch: running the same steps against the loopback cloud …")
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder:
+        ours = Path(folder) / "ours.zip"
+        line = [sys.executable, "-m", "tests.selftest.loopback", str(ours)]
+        ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not ours.is_file():
+            raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
+        found = [*differences(calls, bundle.read(ours)[1])]
+    print("\n".join(found) if found else "The loopback cloud answers in the same shapes.")
+
+
+def say(text: str) -> None:
+    """A line beside the result."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""Buckets of the selftest's own: made, found by their label, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from launcher.apply.googleapis import Service, explain
+from launcher.errors import LaunchError
+
+SERVICE: Final = Service("storage", "Cloud Storage", "roles/storage.admin")
+SECONDS: Final = {"timeout": 30.0, "retry": None}
+
+
+def create(name: str, project: str, region: str, labels: Mapping[str, str]) -> None:
+    """Make a bucket that keeps nothing that was deleted. Raises LaunchError."""
+    with told(project):
+        client = opened()
+        bucket = client.bucket(name)
+        bucket.labels = dict(labels)
+        bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+        bucket.soft_delete_policy.retention_duration_seconds = 0
+        client.create_bucket(bucket, project=project, location=region, **SECONDS)
+
+
+def labelled(project: str, prefix: str, label: str) -> list[str]:
+    """The names of a project's buckets that begin with `prefix` and have `label`. Raises LaunchError."""
+    with told(project):
+        found = opened().list_buckets(project=project, prefix=prefix, **SECONDS)
+        return [str(one.name) for one in found if label in one.labels and str(one.name).startswith(prefix)]
+
+
+def delete(project: str, name: str) -> None:
+    """Remove a bucket with all objects in it. Raises LaunchError."""
+    with told(project):
+        client = opened()
+        for blob in client.list_blobs(name, **SECONDS):
+            blob.delete(**SECONDS)
+        client.bucket(name).delete(**SECONDS)
+
+
+def opened() -> Any:
+    """Google's client."""
+    from train.storage.access import open_client
+
+    return open_client()
+
+
+@contextmanager
+def told(project: str) -> Iterator[None]:
+    """The client's errors as launch's own."""
+    from train.storage import OutputError
+
+    try:
+        yield
+    except OutputError as error:
+        raise LaunchError(str(error)) from error
+    except Exception as error:
+        if (found := explain(error, SERVICE, project)) is None:
+            raise
+        raise found from error

@@ -1,0 +1,105 @@
+"""Removes what a selftest has made: by its label and the prefix of its name, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from launcher import catalog
+from launcher.errors import LaunchError
+from launcher.selftest import buckets
+from launcher.selftest.kit import LABEL, PREFIX, Kit
+
+
+class Cleaned(NamedTuple):
+    """What was removed, and what could not be: names, and Google's words."""
+
+    removed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False) -> Cleaned:
+    """Remove all whose name begins with `scope`; jobs are looked for in the kit's region, or in all.
+
+    What can't be removed keeps nothing else alive. Machines first: they cost the most, and write to the bucket.
+    """
+    return worked(kit, scope, (jobs, machines, builds, repositories, own_buckets), everywhere=everywhere)
+
+
+def stop(kit: Kit, scope: str) -> Cleaned:
+    """Remove the jobs and VMs alone, after a step that failed."""
+    return worked(kit, scope, (jobs, machines), everywhere=False)
+
+
+Work = Callable[[Kit, str, bool], Iterator[str]]
+
+
+def worked(kit: Kit, scope: str, works: tuple[Work, ...], *, everywhere: bool) -> Cleaned:
+    """Each kind of resource by itself."""
+    removed: list[str] = []
+    problems: list[str] = []
+    for work in works:
+        try:
+            for name in work(kit, scope, everywhere):
+                removed.append(name)
+        except LaunchError as error:
+            problems.append(f"{work.__name__.replace('own_', '')}: {error.problem}")
+    return Cleaned(tuple(removed), tuple(problems))
+
+
+def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[str]:
+    """Cancel the jobs of Vertex AI, and remove their records."""
+    from launcher.apply.submit import cancel_and_confirm
+
+    regions = catalog.load().training_regions if everywhere else (kit.region,)
+    found = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
+    for job in found.jobs:
+        if LABEL in job.labels and job.run.startswith(scope):
+            if not job.is_over:
+                cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
+            kit.vertex.delete(job.name)
+            yield f"job {job.run}"
+
+
+def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
+    """Delete the VMs."""
+    from launcher.apply.lifecycle import begun, finished
+    from launcher.apply.service import GoneError
+
+    for machine in kit.compute.instances(f"labels.{LABEL}:*").machines:
+        if LABEL in machine.labels and machine.name.startswith(scope):
+            try:
+                finished(kit.compute, begun(partial(kit.compute.delete, machine)), lambda _line: None)
+            except GoneError:  # it has deleted itself meanwhile
+                continue
+            yield f"VM {machine.name}"
+
+
+def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
+    """Cancel the builds that run, known by the bucket that their source is in."""
+    from launcher.apply import cloudbuild
+
+    for build in kit.builds(scope):
+        if build.status.name in cloudbuild.ACTIVE:
+            kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{build.id}")
+            yield f"build {build.id}"
+
+
+def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
+    """Delete the repositories, with their images."""
+    from launcher.apply import repositories as artifacts
+    from launcher.apply.googleapis import Api
+
+    api = Api(artifacts.SERVICE, kit.project, artifacts.client(kit.environ), kit.clock)
+    for name in artifacts.listed(api, "us"):
+        if name.rpartition("/")[2].startswith(scope):
+            artifacts.delete(api, name)
+            yield f"repository {name.rpartition('/')[2]}"
+
+
+def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
+    """Delete the buckets, with their objects."""
+    for name in buckets.labelled(kit.project, scope, LABEL):
+        buckets.delete(kit.project, name)
+        yield f"bucket {name}"

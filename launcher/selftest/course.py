@@ -1,0 +1,114 @@
+"""One selftest: what it makes and may cost, and its steps one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from launcher import catalog
+from launcher.errors import LaunchError, NoCapacity, PlanRefused
+from launcher.selftest.cleanup import stop
+from launcher.selftest.kit import Kit
+from launcher.selftest.steps import GROUPS, Step, argv, chosen
+
+
+class Item(NamedTuple):
+    """One resource, and what it may cost at most; None: nothing worth a figure."""
+
+    kind: str
+    name: str
+    usd: float | None = None
+
+
+class Outcome(NamedTuple):
+    """How a step went. `ok` is None where it could not be tried: no capacity, or what it needs has failed."""
+
+    name: str
+    ok: bool | None
+    target: str
+    seconds: float
+    why: str = ""
+    found: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """As in benchmarks/results/selftest-DATE.json."""
+        return {**self._asdict(), "seconds": round(self.seconds, 1)}
+
+
+# --- What it costs ----------------------------------------------------------------------------------------------------
+
+
+def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
+    """All that the steps make. Raises LaunchError: there is no such machine in the region, or no price of it."""
+    found = [Item("bucket", kit.bucket)]
+    if any(step.group == "push" for step in steps):
+        from launcher.apply.cloudbuild import Options
+
+        minutes = Options().timeout_seconds / 60
+        usd = catalog.load().rates["cloud-build-minute"].usd * minutes
+        found += [] if kit.repository else [Item("repository", kit.images)]
+        found.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
+    return [*found, *(machine(kit, step) for step in steps if step.command)]
+
+
+def machine(kit: Kit, step: Step) -> Item:
+    """The job or VM of a step, priced by the dry run of its own command. Raises LaunchError."""
+    ran = kit.launch(*argv(kit, step.name), "--dry-run", "-o", "json")
+    if ran.code:
+        raise PlanRefused(ran.problem)
+    plan = ran.data
+    usd = plan["limits"]["usd_at_most"]
+    kind = plan["machine"]["machine_type"]
+    if usd is None:
+        raise PlanRefused(f"the price of {kind} in {kit.region} is unknown", "Choose another --region.")
+    what = "job" if step.command[0] == "vertex" else "VM"
+    return Item(what, f"{kit.name(step.name)}, {kind}, {plan['limits']['hours']:g} h at most", usd)
+
+
+def total(found: Sequence[Item]) -> float:
+    """USD."""
+    return sum(item.usd or 0.0 for item in found)
+
+
+def check_cap(kit: Kit, found: Sequence[Item], usd: float) -> None:
+    """Raises PlanRefused: it could cost more than `usd`; the hint says what would fit."""
+    if total(found) <= usd:
+        return
+    fits = [group for group in GROUPS if total(items(kit, chosen([group]))) <= usd]
+    hint = f"These would fit, each alone: {', '.join(f'--only {group}' for group in fits)}" if fits else "Raise --usd."
+    raise PlanRefused(f"the selftest could cost ${total(found):.2f}, more than --usd {usd:.2f}", hint)
+
+
+# --- Its steps --------------------------------------------------------------------------------------------------------
+
+
+def run(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callable[[Step], None]) -> None:
+    """Run the steps; each one's outcome is appended to `outcomes` as soon as it is known.
+
+    A step that fails stops those alone that need it, and its jobs and VMs are removed at once.
+    """
+    for step in steps:
+        known = {one.name: one.ok for one in outcomes}
+        lacking = next((name for name in step.needs if not known.get(name)), None)
+        if lacking:
+            outcomes.append(Outcome(step.name, None, step.target, 0.0, f"not run: {lacking} did not pass"))
+            continue
+        begins(step)
+        began = kit.clock.now()
+        ok, text = tried(step, kit)
+        seconds = kit.clock.now() - began
+        outcomes.append(Outcome(step.name, ok, step.target, seconds, "" if ok else text, text if ok else ""))
+        if not ok:
+            stop(kit, kit.name(step.name))
+
+
+def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
+    """Whether a step passed, and what was found or why not. What nobody foresaw is a failure too."""
+    try:
+        return True, step.check(kit)
+    except NoCapacity as error:
+        return None, f"no capacity: {error.problem}"
+    except LaunchError as error:
+        return False, " ".join(f"{error.problem} {error.hint}".split())
+    except Exception as error:  # noqa: BLE001 - a finding, and the other steps go on
+        return False, f"{type(error).__name__}: {error}"

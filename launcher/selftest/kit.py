@@ -1,0 +1,149 @@
+"""What a step works with: the project, the names of what it makes, and launch's own commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from launcher.errors import LaunchError, NoCapacity
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from launcher.apply.compute import Compute
+    from launcher.apply.googleapis import Api
+    from launcher.apply.running import Clock
+    from launcher.apply.vertex import Vertex
+    from train.storage import Storage
+
+PREFIX: Final = "launch-selftest"
+"""Every name begins with it."""
+LABEL: Final = "gcp-launch-selftest"
+"""On all that can have labels; the value is the selftest's id. Nothing without it is ever changed or removed."""
+CPU: Final = "n1-standard-4"
+GPU: Final = "g2-standard-4"
+"""The smallest with an L4."""
+POLL_SECONDS: Final = 10.0
+
+
+class Ran(NamedTuple):
+    """How a launch command ended."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """Its -o json. Raises LaunchError: it printed something else."""
+        try:
+            return json.loads(self.out)
+        except ValueError as error:
+            raise LaunchError(f"launch {self.argv[0]} printed no JSON: {self.out[:200]!r}") from error
+
+    @property
+    def problem(self) -> str:
+        """Its error message with the hint, in one line."""
+        text = self.err.rpartition("error: ")[2] or self.err[-400:] or f"exit code {self.code}"
+        return " ".join(text.split())
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One selftest. `launch` runs a command in this process, `start` one in a process of its own."""
+
+    id: str
+    project: str
+    region: str
+    folder: Path
+    """For specs and code; the caller removes it."""
+    environ: Mapping[str, str]
+    clock: Clock
+    vertex: Vertex
+    compute: Compute
+    launch: Callable[..., Ran]
+    start: Callable[..., subprocess.Popen[str]]
+    repository: str = ""
+    """Where images are pushed; empty: to a repository that the selftest makes and removes."""
+    long_steps: int = 2000
+    """Of the run that is preempted on its way."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What one step leaves for another: run ids and names."""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of this selftest begin with."""
+        return f"{PREFIX}-{self.id}"
+
+    @property
+    def bucket(self) -> str:
+        """gs://NAME"""
+        return f"gs://{self.prefix}"
+
+    @property
+    def images(self) -> str:
+        """The repository for images."""
+        return self.repository or f"us-docker.pkg.dev/{self.project.replace(':', '/')}/{self.prefix}"
+
+    def name(self, step: str) -> str:
+        """Of a step's job or VM."""
+        return f"{self.prefix}-{step}"
+
+    def storage(self) -> Storage:
+        """A folder of the selftest's bucket."""
+        from train.storage import open_storage
+
+        return open_storage(f"{self.bucket}/objects")
+
+    def cloud_build(self) -> Api:
+        """Cloud Build."""
+        from launcher.apply import cloudbuild
+        from launcher.apply.googleapis import Api
+
+        return Api(cloudbuild.SERVICE, self.project, cloudbuild.client(self.environ), self.clock)
+
+    @property
+    def builds_of(self) -> str:
+        """The parent of its builds."""
+        return f"projects/{self.project}/locations/global"
+
+    def builds(self, scope: str) -> list[Any]:
+        """The builds of selftests, by the bucket that their source is in. Raises LaunchError."""
+        found = self.cloud_build().ask("list_builds", parent=self.builds_of, filter='tags="launch"').builds
+        return [one for one in found if str(one.source.storage_source.bucket).startswith(scope)]
+
+    def must(self, *argv: str) -> Ran:
+        """A command that ends well.
+
+        Raises:
+            NoCapacity: no machine or no quota was available: no fault of launch's.
+            LaunchError: it failed.
+        """
+        return checked(self.launch(*argv))
+
+    def wait(self, seconds: float, is_done: Callable[[], bool]) -> bool:
+        """Poll until something is done; False: it isn't after so many seconds."""
+        until = self.clock.now() + seconds
+        while not is_done():
+            if self.clock.now() >= until:
+                return False
+            self.clock.sleep(POLL_SECONDS)
+        return True
+
+
+def checked(ran: Ran) -> Ran:
+    """A command that ended well. Raises NoCapacity, LaunchError."""
+    if ran.code == NoCapacity.exit_code:
+        raise NoCapacity(ran.problem)
+    expect(ran.code == 0, f"launch {' '.join(ran.argv[:2])} ended with exit code {ran.code}: {ran.problem}")
+    return ran
+
+
+def expect(holds: object, otherwise: str) -> None:
+    """One check. Raises LaunchError."""
+    if not holds:
+        raise LaunchError(otherwise)

@@ -1,0 +1,154 @@
+"""What the selftest reads of a project: who may do what, and whether the shipped tables are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from launcher import catalog
+from launcher.apply.answers import together
+from launcher.apply.googleapis import Api, Service, open_session
+from launcher.errors import LaunchError
+from launcher.machines import last
+from launcher.selftest import buckets
+from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
+
+RESOURCES: Final = Service("cloudresourcemanager", "Resource Manager", "roles/browser")
+PERMISSIONS: Final = (
+    "aiplatform.customJobs.create",
+    "aiplatform.customJobs.cancel",
+    "artifactregistry.repositories.create",
+    "cloudbuild.builds.create",
+    "compute.instances.create",
+    "iam.serviceAccounts.actAs",
+    "logging.logEntries.list",
+    "storage.buckets.create",
+)
+"""What the steps do. A service account may grant iam.serviceAccounts.actAs on itself alone: then it is missing here
+without need, and is only told."""
+
+
+# --- Access -----------------------------------------------------------------------------------------------------------
+
+
+def access(kit: Kit) -> str:
+    """Each API answers, and the permissions are there."""
+    answers = together(reads(kit))
+    problems = [error.problem for error in answers.values() if isinstance(error, LaunchError)]
+    shown = answers["Compute Engine"]
+    if not isinstance(shown, LaunchError):
+        expect(shown.name == kit.project, f"Compute Engine answers about project {shown.name}, not {kit.project}")
+    missing = answers.pop("permissions")
+    problems += [f"missing: {', '.join(missing)}"] if isinstance(missing, list) and missing else []
+    expect(not problems, "; ".join(problems))
+    return f"{len(answers)} APIs; {len(PERMISSIONS)} permissions"
+
+
+def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
+    """One read of each API that launch uses."""
+    from launcher.apply import repositories
+    from launcher.apply.cloudlog import LOGGING, LogClient
+
+    def repository_names() -> Any:
+        api = Api(repositories.SERVICE, kit.project, repositories.client(kit.environ), kit.clock)
+        return repositories.listed(api, "us")
+
+    def entries() -> Any:
+        api = Api(LOGGING, kit.project, LogClient(kit.environ), kit.clock)
+        return api.ask("list_log_entries", resourceNames=[f"projects/{kit.project}"], pageSize=1)
+
+    return {
+        "Compute Engine": lambda: kit.compute.api("ProjectsClient").ask("get", project=kit.project),
+        "Vertex AI": lambda: kit.vertex.find(f"labels.{LABEL}:*", [kit.region]),
+        "Artifact Registry": repository_names,
+        "Cloud Build": lambda: kit.builds(PREFIX),
+        "Cloud Logging": entries,
+        "Cloud Storage": lambda: buckets.labelled(kit.project, PREFIX, LABEL),
+        "permissions": partial(missing_permissions, kit),
+    }
+
+
+def missing_permissions(kit: Kit) -> list[str]:
+    """The permissions that the caller hasn't. Raises LaunchError."""
+    session, endpoint = open_session(RESOURCES, kit.environ)
+    api = Api(RESOURCES, kit.project, Permissions(session, f"{endpoint}/v1/projects/{kit.project}"), kit.clock)
+    have = api.ask("test", permissions=list(PERMISSIONS))
+    return [one for one in PERMISSIONS if one not in have]
+
+
+class Permissions:
+    """projects.testIamPermissions, in the shape of Google's own clients, which `Api` asks."""
+
+    def __init__(self, session: Any, url: str) -> None:
+        self._session, self._url = session, url
+
+    def test(self, request: Mapping[str, Any], retry: None, timeout: float) -> list[str]:
+        """Those of the permissions that the caller has."""
+        from google.api_core.exceptions import from_http_response
+
+        answer = self._session.post(f"{self._url}:testIamPermissions", json=dict(request), timeout=timeout)
+        if answer.status_code >= 400:
+            raise from_http_response(answer)
+        found: list[str] = answer.json().get("permissions", [])
+        return found
+
+
+# --- The tables -------------------------------------------------------------------------------------------------------
+
+
+def tables(kit: Kit) -> str:
+    """Quotas, machine types, zones and images are as the catalog has them."""
+    wrong = [*differences(kit)]
+    expect(not wrong, "; ".join(wrong))
+    return "quotas, machine types, zones, image family"
+
+
+def differences(kit: Kit) -> Iterator[str]:
+    """In what the shipped tables and the project's region differ. Raises LaunchError."""
+    known = catalog.load()
+    machine = known.find(GPU, None, None, "compute")
+    region = kit.compute.api("RegionsClient").ask("get", project=kit.project, region=kit.region)
+    metrics = {quota.metric for quota in region.quotas}
+    for model in ("standard", "spot"):
+        quota = known.quota(machine, "compute", model)
+        if quota and quota.metric and quota.metric not in metrics:
+            yield f"{kit.region} has no quota {quota.metric}"
+    for zone in known.zones(machine, kit.region):
+        yield from machine_type(kit, machine, zone)
+    family = known.image_family(machine)
+    if family is None or not exists(kit, family):
+        yield f"there is no image family {family.family if family else 'for an L4'}"
+
+
+def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
+    """In what a zone's machine type differs."""
+    from launcher.apply.googleapis import status_of
+
+    try:
+        asked = {"project": kit.project, "zone": zone, "machine_type": machine.name}
+        found = kit.compute.api("MachineTypesClient").ask("get", **asked)
+    except LaunchError as error:
+        if status_of(error) != 404:
+            raise
+        yield f"{zone} has no {machine.name}"
+        return
+    memory, vcpus = found.memory_mb / 1024, found.guest_cpus
+    if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
+        yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
+    kinds = {last(one.guest_accelerator_type): one.guest_accelerator_count for one in found.accelerators}
+    if kinds and kinds != {"nvidia-l4": machine.gpus}:
+        yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
+
+
+def exists(kit: Kit, family: catalog.ImageFamily) -> bool:
+    """Whether an image family exists. Raises LaunchError."""
+    from launcher.apply.googleapis import status_of
+
+    try:
+        kit.compute.api("ImagesClient").ask("get_from_family", project=family.project, family=family.family)
+    except LaunchError as error:
+        if status_of(error) != 404:
+            raise
+        return False
+    return True

@@ -1,0 +1,177 @@
+"""Requests and answers, kept while a selftest runs.
+
+All that launch says to Google over HTTP goes through requests' HTTPAdapter, whichever client makes it: that one method
+is wrapped. Vertex AI is asked by gRPC; there the client is wrapped, and the messages are kept as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+ALIKE: Final = 3
+"""Calls of one step that are kept of the same operation with the same status."""
+NAMED: Final = re.compile(
+    r"/(projects|locations|regions|zones|instances|operations|customJobs|repositories|builds|family|images(?!/family)"
+    r"|machineTypes|subnetworks|b|o|users)/[^/:]+"
+)
+"""Parts of a path behind which a name follows."""
+BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
+"""A registry's paths; the repository's name has slashes."""
+GRPC: Final = {
+    "create_custom_job": ("POST", ""),
+    "get_custom_job": ("GET", "/*"),
+    "list_custom_jobs": ("GET", ""),
+    "cancel_custom_job": ("POST", "/*:cancel"),
+    "delete_custom_job": ("DELETE", "/*"),
+}
+"""JobService's methods as its REST API has them (google/cloud/aiplatform/v1/job_service.proto)."""
+JOBS: Final = "/v1/projects/*/locations/*/customJobs"
+
+
+class Recorder:
+    """The calls so far, as plain data. `step` is the one that runs."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.step = ""
+        self._alike: Counter[tuple[str, str, Any]] = Counter()
+        self._lock = threading.Lock()
+
+    def note(self, operation: str, **call: Any) -> None:
+        """Keep one call; of many alike the first ones."""
+        key = (self.step, operation, call.get("status"))
+        with self._lock:
+            self._alike[key] += 1
+            if self._alike[key] <= ALIKE:
+                self.calls.append({"step": self.step, "operation": operation, **call})
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Until its end every request and answer of this process is noted."""
+    from requests.adapters import HTTPAdapter
+
+    from launcher.apply import vertex
+
+    send, open_jobs = HTTPAdapter.send, vertex.open_jobs
+
+    def noted(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        began, is_stream = time.monotonic(), bool(options.get("stream", args[0] if args else False))
+        try:
+            response = send(self, request, *args, **options)
+            answer = answer_of(response, is_stream)
+        except Exception as error:
+            seconds = time.monotonic() - began
+            note_http(recorder, request, None, seconds=seconds, error=f"{type(error).__name__}: {error}")
+            raise
+        seconds = time.monotonic() - began
+        note_http(recorder, request, response.status_code, answer=answer, seconds=seconds)
+        return response
+
+    HTTPAdapter.send = noted  # type: ignore[method-assign]
+    vertex.open_jobs = lambda *words: watched(open_jobs(*words), recorder)
+    try:
+        yield
+    finally:
+        HTTPAdapter.send = send  # type: ignore[method-assign]
+        vertex.open_jobs = open_jobs
+
+
+# --- REST -------------------------------------------------------------------------------------------------------------
+
+
+def note_http(
+    recorder: Recorder, request: Any, status: int | None, *, seconds: float, answer: Any = None, error: str = ""
+) -> None:
+    """One request of requests's. Headers are left out: they hold tokens, and nothing that is compared."""
+    url = urlsplit(request.url)
+    body = request.body if isinstance(request.body, str | bytes) else b""
+    recorder.note(
+        f"{request.method} {template(url.path)}",
+        host=url.hostname,
+        path=unquote(url.path),
+        query=dict(parse_qsl(url.query)),
+        request=as_json(body),
+        status=status,
+        answer=answer,
+        seconds=round(seconds, 3),
+        error=error,
+    )
+
+
+def template(path: str) -> str:
+    """A path without the names of things: /v1/projects/*/locations/*/customJobs."""
+    return NAMED.sub(r"/\1/*", BLOB.sub(r"/v2/*/\1/*", path))
+
+
+def answer_of(response: Any, is_stream: bool) -> Any:
+    """An answer's JSON; None for anything else, such as a body that its reader takes piece by piece."""
+    if response is None or is_stream or "json" not in response.headers.get("Content-Type", ""):
+        return None
+    return as_json(response.content)
+
+
+def as_json(body: str | bytes) -> Any:
+    """Parsed JSON; None where it is something else."""
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        return None
+
+
+# --- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+def watched(client: Any, recorder: Recorder) -> Any:
+    """A client whose calls are noted, where it doesn't speak HTTP."""
+    return client if client.transport.kind == "rest" else Watched(client, recorder)
+
+
+class Watched:
+    """Google's client for jobs by gRPC; each method is called with request= and answers one message or a pager."""
+
+    def __init__(self, client: Any, recorder: Recorder) -> None:
+        self._client, self._recorder = client, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name not in GRPC:
+            return method
+
+        def call(*, request: Mapping[str, Any], **options: Any) -> Any:
+            began = time.monotonic()
+            verb, path = GRPC[name]
+            noted = {"host": "aiplatform", "path": str(request.get("name") or request.get("parent"))}
+            noted["request"] = message_json(request.get("custom_job"))
+            try:
+                answer = method(request=request, **options)
+            except Exception as error:
+                code, said = int(getattr(error, "code", 0) or 0), f"{type(error).__name__}: {error}"
+                self._note(f"{verb} {JOBS}{path}", noted, began, code, None, said)
+                raise
+            self._note(f"{verb} {JOBS}{path}", noted, began, 200, message_json(answer), "")
+            return answer
+
+        return call
+
+    def _note(self, operation: str, noted: dict[str, Any], began: float, status: int, answer: Any, error: str) -> None:
+        seconds = round(time.monotonic() - began, 3)
+        self._recorder.note(operation, **noted, query={}, status=status, answer=answer, seconds=seconds, error=error)
+
+
+def message_json(message: Any) -> Any:
+    """A message of Google's as canonical JSON; of a pager its page. None where there is none."""
+    from google.protobuf.json_format import MessageToDict
+
+    message = getattr(message, "_response", message)
+    if message is None:
+        return None
+    return MessageToDict(type(message).pb(message) if hasattr(type(message), "pb") else message)

@@ -1,0 +1,303 @@
+"""The steps of the selftest: what each makes, what it needs, and the check that can fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from launcher.jobs import RUN_LABEL
+from launcher.machines import DOWN
+from launcher.selftest import project
+from launcher.selftest.kit import CPU, GPU, LABEL, Kit, checked, expect
+
+STEPS: Final = 20
+"""Training steps of the short runs."""
+MODEL: Final = {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+AT_ONCE: Final = 3
+BEFORE: Final = 40
+"""Training steps before the run is cancelled that is to be resumed."""
+JOIN: Final = 0.25
+"""The mean loss of the ten steps after a resume is that of the ten before it, within this share."""
+MEAN: Final = 10
+NODE_SECONDS, LOG_SECONDS, STOP_SECONDS, GONE_SECONDS = 2400.0, 300.0, 900.0, 300.0
+"""How long a job's first steps, its log lines, a VM's stop and a VM's removal are waited for."""
+
+
+class Step(NamedTuple):
+    """One step. `command` and `spec` are what costs money: a launch command, to which the spec's file is added."""
+
+    name: str
+    group: str
+    """By which --only names it; empty: always run."""
+    target: str
+    check: Callable[[Kit], str]
+    """Returns what was found. Raises NoCapacity; LaunchError, or anything else: the step failed."""
+    needs: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    spec: Mapping[str, Any] = {}
+
+
+# --- The project ------------------------------------------------------------------------------------------------------
+
+
+def bucket(kit: Kit) -> str:
+    """Every verb of the storage in a bucket of the selftest's own."""
+    from launcher.selftest import buckets
+
+    buckets.create(kit.bucket.removeprefix("gs://"), kit.project, kit.region, {LABEL: kit.id})
+    folder = kit.storage()
+    first = folder.write("a", b"one", create=True)
+    expect(is_refused(lambda: folder.write("a", b"two", create=True)), "an object was created twice under one name")
+    expect(folder.read("a") == b"one", f"read {folder.read('a')!r}, not what was written")
+    second = folder.swap("a", b"three", first)
+    expect(is_refused(lambda: folder.swap("a", b"four", first)), "a swap from an old version was accepted")
+    expect(folder.read_version("a") == (b"three", second), "the object isn't what was swapped in")
+    expect(folder.list() == ["a"], f"the list of objects is {folder.list()}, not ['a']")
+    folder.delete("a")
+    expect(folder.list() == [], "a deleted object is still listed")
+    return "create, read, compare-and-swap, list, delete"
+
+
+def is_refused(write: Callable[[], object]) -> bool:
+    """Whether a conditional write was refused."""
+    try:
+        write()
+    except FileExistsError:
+        return True
+    return False
+
+
+# --- The image --------------------------------------------------------------------------------------------------------
+
+
+def build(kit: Kit) -> str:
+    """The dependency image by Cloud Build, and the code on top of it."""
+    code(kit).write_text("1\n")
+    making = () if kit.repository else ("--create-repository",)
+    made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", *making, "-o", "json").data
+    states = [build.status.name for build in kit.builds(kit.prefix)]
+    expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")
+    expect(made["how"] == "appended", f"the image was {made['how']}, not appended to what Cloud Build made")
+    kit.notes["image"] = made["reference"]
+    return str(made["dependencies"]).rpartition(":")[2]
+
+
+def append(kit: Kit) -> str:
+    """An edit of the code, appended in the registry alone."""
+    code(kit).write_text("2\n")
+    made = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
+    expect(made["how"] == "appended", f"the image was {made['how']}, not appended")
+    expect(made["reference"] != kit.notes["image"], "another code has the same image")
+    return f"{made['sent']:,} bytes sent"
+
+
+def code(kit: Kit) -> Path:
+    """The one file of the code."""
+    folder = kit.folder / "code"
+    folder.mkdir(exist_ok=True)
+    return folder / "edit.txt"
+
+
+# --- Vertex AI --------------------------------------------------------------------------------------------------------
+
+
+def cpu(kit: Kit) -> str:
+    """A job without GPUs, from its submission to its metrics."""
+    kit.notes["run"] = kit.name("cpu")
+    ended = kit.must(*argv(kit, "cpu"), "-o", "json").data
+    kit.notes["run"] = ended["run"]
+    return trained(kit, ended)
+
+
+def logs(kit: Kit) -> str:
+    """The job's lines come back from Cloud Logging, its state and figures from the other commands."""
+    run = kit.notes["run"]
+    printed: list[dict[str, Any]] = []
+
+    def is_complete() -> bool:
+        import json
+
+        printed[:] = [json.loads(line) for line in kit.must("logs", run, "-o", "json").out.splitlines()]
+        return any(re.search(rf"step +{STEPS}/{STEPS}\b", line["text"]) for line in printed)
+
+    seen = kit.wait(LOG_SECONDS, is_complete)
+    expect(seen, f"the line of step {STEPS} isn't among the {len(printed)} lines of launch logs")
+    replicas = {line["replica"] for line in printed}
+    expect("workerpool0-0" in replicas, f"the lines are of {sorted(replicas)}, none of workerpool0-0")
+    shown = kit.must("status", run, "-o", "json").data
+    expect(shown["state"] == "SUCCEEDED", f"launch status says {shown['state']}")
+    return f"{len(printed)} lines"
+
+
+def once(kit: Kit) -> str:
+    """The same job submitted three times at once is one job."""
+    running = [kit.start(*argv(kit, "once"), "--detach", "-o", "json") for _ in range(AT_ONCE)]
+    try:
+        ended = [(one, *one.communicate()) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    from launcher.selftest.kit import Ran
+
+    begun = [checked(Ran(("vertex",), one.returncode, out, err)).data for one, out, err in ended]
+    run = begun[0]["run"]
+    names = {one["job"] for one in begun}
+    there = kit.vertex.find(f'labels.{RUN_LABEL}="{run}"', [kit.region]).jobs
+    kit.must("cancel", run, "--region", kit.region)
+    expect(len(names) == len(there) == 1, f"{AT_ONCE} submissions name {len(names)} jobs, and {len(there)} exist")
+    return f"{AT_ONCE} submissions, 1 job"
+
+
+def preempt(kit: Kit) -> str:
+    """A run that is cancelled on its way and resumed goes on where it was."""
+    run = kit.must(*argv(kit, "preempt"), "--detach", "-o", "json").data["run"]
+    reached: list[int] = [0]
+
+    def is_under_way() -> bool:
+        shown = kit.must("status", run, "-o", "json").data
+        expect(shown["state"] not in ("FAILED", "SUCCEEDED"), f"the job {shown['state']} before it was cancelled")
+        reached[0] = (shown["progress"] or {}).get("step", 0)
+        return reached[0] >= BEFORE
+
+    expect(kit.wait(NODE_SECONDS, is_under_way), f"the job reached step {reached[0]} in {NODE_SECONDS:.0f} s")
+    kit.must("cancel", run, "--region", kit.region)
+    ended = kit.must("vertex", "--resume", run, "-o", "json").data
+    found = trained(kit, ended, kit.long_steps)
+    shown = kit.must("metrics", ended["output"], "-o", "json").data
+    at = next((one["step"] for one in shown["events"] if one["event"] == "resumed"), 0)
+    expect(at, "the second job began from step 0, not from a checkpoint")
+    rows = {row["step"]: row["loss"] for row in shown["rows"]}
+    before, after = mean(rows, at - MEAN + 1, at), mean(rows, at + 1, at + MEAN)
+    expect(abs(after - before) <= JOIN * before, f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
+    return f"{found}; resumed from step {at}"
+
+
+def mean(rows: Mapping[int, float], first: int, last: int) -> float:
+    """The mean loss of some steps."""
+    known = [rows[step] for step in range(first, last + 1) if step in rows]
+    return sum(known) / len(known) if known else float("nan")
+
+
+def gpu(kit: Kit) -> str:
+    """A job with an L4; its node fails where no GPU is visible."""
+    return trained(kit, kit.must(*argv(kit, "gpu"), "-o", "json").data)
+
+
+def trained(kit: Kit, ended: Mapping[str, Any], steps: int = STEPS) -> str:
+    """Whether a run has succeeded, and its folder has the metrics of each step once."""
+    expect(ended["state"] == "SUCCEEDED", f"{ended['run']} {ended['state']}")
+    rows = kit.must("metrics", ended["output"], "-o", "json").data["rows"]
+    numbers = [row["step"] for row in rows]
+    expect(numbers == [*range(1, steps + 1)], f"the metrics have {len(rows)} steps, not 1 to {steps}")
+    return f"{steps} steps, loss {rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}"
+
+
+# --- VMs --------------------------------------------------------------------------------------------------------------
+
+
+def vm(kit: Kit) -> str:
+    """A VM with an L4 that lets us in."""
+    made = kit.must(*argv(kit, "vm"), "-o", "json").data
+    expect(made["ready"], "the VM isn't ready")
+    process = kit.start("ssh", kit.name("vm"), "--", "nvidia-smi", "-L")
+    try:
+        out, err = process.communicate()
+    finally:
+        process.kill()
+    expect(process.returncode == 0, f"nvidia-smi over SSH ended with {process.returncode}: {' '.join(err.split())}")
+    expect("L4" in out, f"nvidia-smi lists {' '.join(out.split())[:100]!r}, no L4")
+    return out.partition(" (")[0].strip()
+
+
+def lease(kit: Kit) -> str:
+    """The VM stops itself when its lease is over."""
+    name = kit.name("vm")
+    kit.must("vm", "extend", name, "--lease", "2m")
+    began, states = kit.clock.now(), [""]
+
+    def is_down() -> bool:
+        states.append(kit.must("vm", "status", name, "-o", "json").data["state"])
+        return states[-1] in DOWN
+
+    expect(kit.wait(STOP_SECONDS, is_down), f"{STOP_SECONDS / 60:.0f} min after a lease of 2 min it is {states[-1]}")
+    return f"stopped {kit.clock.now() - began:.0f} s after a lease of 120 s began"
+
+
+def spot_vm(kit: Kit) -> str:
+    """A Spot VM that trains, and deletes itself."""
+    ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
+    found = trained(kit, ended)
+
+    def is_gone() -> bool:
+        return not kit.compute.instances(f'labels.{RUN_LABEL}="{ended["run"]}"').machines
+
+    expect(kit.wait(GONE_SECONDS, is_gone), f"its VM is still there {GONE_SECONDS / 60:.0f} min after its end")
+    return f"{found}; the VM is gone"
+
+
+# --- The list ---------------------------------------------------------------------------------------------------------
+
+ON_CPU: Final = ("vertex", "--cpu-machine", CPU)
+IMAGE: Final = ("bucket", "build")
+
+
+def short(hours: float, provisioning: Iterable[str], steps: int = STEPS) -> dict[str, Any]:
+    """The fields of a spec that trains."""
+    config = {"model": MODEL, "data": "python-stdlib", "steps": steps, "batch_size": 24, "log_every": 10}
+    limits = {"hours": hours, "wait": "20m"}
+    return {"provisioning": [*provisioning], "limits": limits, "run": {"config": config}}
+
+
+ALL: Final = (
+    Step("access", "", "project", project.access),
+    Step("tables", "", "project", project.tables),
+    Step("bucket", "", "bucket", bucket),
+    Step("build", "push", "image", build, ("bucket",)),
+    Step("append", "push", "image", append, ("build",)),
+    Step("cpu", "cpu", "vertex", cpu, IMAGE, ON_CPU, short(0.5, ["standard"])),
+    Step("logs", "cpu", "vertex", logs, ("cpu",)),
+    Step("once", "cpu", "vertex", once, IMAGE, ON_CPU, short(0.25, ["standard"], STEPS + 1)),
+    Step("preempt", "preempt", "vertex", preempt, IMAGE, ON_CPU, short(0.75, ["standard"])),
+    Step("gpu", "vertex", "vertex", gpu, IMAGE, ("vertex",), short(0.5, ["spot", "flex-start"])),
+    Step("vm", "vm", "vm", vm, (), ("vm",), {"limits": {"hours": 1}, "vm": {"lease": "45m"}}),
+    Step("lease", "vm", "vm", lease, ("vm",)),
+    Step("spot-vm", "vm", "vm", spot_vm, IMAGE, ("vm", "--run"), short(0.5, ["spot"])),
+)
+BY_NAME: Final = {step.name: step for step in ALL}
+GROUPS: Final = tuple(dict.fromkeys(step.group for step in ALL if step.group))
+
+
+def chosen(groups: Iterable[str]) -> tuple[Step, ...]:
+    """The steps of some groups (none: of all), with those that they need, in their order."""
+    wanted = {step.name for step in ALL if not step.group or not groups or step.group in groups}
+    for step in reversed(ALL):
+        wanted |= set(step.needs) if step.name in wanted else set()
+    return tuple(step for step in ALL if step.name in wanted)
+
+
+def argv(kit: Kit, name: str) -> tuple[str, ...]:
+    """The command that makes what a step needs."""
+    command = BY_NAME[name].command
+    return (command[0], spec(kit, name), *command[1:])
+
+
+def spec(kit: Kit, name: str) -> str:
+    """The file of a step's spec."""
+    import json
+
+    fields = {
+        "name": kit.name(name),
+        "machine": {"type": GPU},
+        "regions": [kit.region],
+        "labels": {LABEL: kit.id},
+        "image": {"repository": kit.images, **({"code": str(kit.folder / "code")} if name == "build" else {})},
+        "output": f"{kit.bucket}/runs",
+        **BY_NAME[name].spec,
+    }
+    if name == "preempt":
+        fields |= short(0.75, ["standard"], kit.long_steps)
+    path = kit.folder / f"{name}.yaml"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return str(path)

@@ -1,0 +1,18 @@
+"""A project on loopback, and `launch selftest` for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.apply import running
+from tests.selftest.world import World, opened
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with opened(tmp_path) as world:
+        monkeypatch.setattr(running, "REAL", world.time)
+        yield world
