@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.verdicts import Refusal
+from train.loopback import is_plain_loopback
 
 REQUEST_SECONDS = 30.0
 """For one request without an answer."""
@@ -135,7 +135,7 @@ def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
         return Credentials(token)
     if file := environ.get(TOKEN_FILE, ""):
         return of_file(file)
-    return AnonymousCredentials() if is_loopback(endpoint) else None
+    return AnonymousCredentials() if is_plain_loopback(endpoint) else None
 
 
 TRUE = ("true", "1", "yes", "on", "y")
@@ -152,13 +152,6 @@ def of_file(file: str) -> Any:
         raise NotAuthorised(
             f"the access token can't be read from {file}: {error}", f"{TOKEN_FILE} names that file."
         ) from error
-
-
-def is_loopback(endpoint: str) -> bool:
-    """A server of this machine without TLS: a test's."""
-    url = urlsplit(endpoint)
-    host = url.hostname or ""
-    return url.scheme == "http" and (host in ("localhost", "::1") or host.startswith("127."))
 
 
 def explain(error: Exception, service: Service, project: str) -> LaunchError | None:

@@ -7,7 +7,6 @@ file with the credentials.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, TypeGuard
@@ -19,6 +18,7 @@ from launcher.apply.local import ENDPOINTS
 from launcher.apply.replicas import Own, Replica, shares
 from launcher.apply.requests import Job
 from launcher.errors import UsageError
+from train.loopback import is_loopback
 
 LABEL: Final = "launch.job"
 """On all that is made for a job, with the job's id: what a killed launch leaves is found by it."""
@@ -167,19 +167,6 @@ def folders(job: Job) -> list[str]:
 def is_local(place: str | None) -> TypeGuard[str]:
     """Whether an output is a folder of this machine; there may be none."""
     return bool(place) and ("://" not in str(place) or str(place).startswith("file://"))
-
-
-def is_loopback(address: str) -> bool:
-    """Whether a URL or a `host:port` names this machine itself, and so means nothing inside a network of its own."""
-    try:
-        host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
-    except ValueError:  # no address at all
-        return False
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return found.is_loopback or found.is_unspecified
 
 
 def is_here(engine: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from train.loopback import is_plain_loopback
+
 Settings = Mapping[str, str]
 """`section/property` -> value, such as `core/project`."""
 
@@ -33,10 +35,7 @@ def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def is_here(api: str, environ: Mapping[str, str]) -> bool:
     """Whether gcloud's variable for an API, such as AIPLATFORM, leads to a server of this machine without TLS."""
-    return environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}", "").startswith(LOOPBACK)
-
-
-LOOPBACK = ("http://127.", "http://localhost:", "http://localhost/", "http://[::1]")
+    return is_plain_loopback(environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}", ""))
 
 
 def active_configuration(environ: Mapping[str, str]) -> Settings:

@@ -10,6 +10,7 @@ from launcher.plan import grants, names
 from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.places import SERVICE
 from launcher.spec.models import JobSpec
+from train.loopback import is_loopback
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
@@ -20,7 +21,6 @@ VM_NAME = 63
 """Characters (Compute Engine, RFC 1035)."""
 IDLE_LEAST = 300
 """Seconds."""
-LOOPBACK = r"(localhost|127\.0\.0\.1)[:/]"
 
 
 def of_spec(spec: JobSpec, context: Context) -> None:
@@ -184,7 +184,7 @@ def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
             f"image.wheel: cpu has no CUDA, and {chosen.gpu.title} is paid for",
             "Leave it out: it is for `launch local` on a machine without GPUs.",
         )
-    if elsewhere and re.match(LOOPBACK, spec.image.uri or spec.image.repository or ""):
+    if elsewhere and is_loopback((spec.image.uri or spec.image.repository or "").partition("/")[0]):
         raise PlanRefused(
             f"image: {spec.image.uri or spec.image.repository} is on this machine, where no other can pull it from",
             "Name a repository of Artifact Registry (image.repository), or leave it out.",

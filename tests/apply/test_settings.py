@@ -155,7 +155,7 @@ def test_folders_of_this_machine() -> None:
         ("http://localhost:4443/storage/v1", True),
         ("localhost:4443", True),
         ("http://[::1]:1/", True),
-        ("http://0.0.0.0:1", True),
+        ("http://0.0.0.0:1", False),
         ("https://storage.googleapis.com", False),
         ("http://10.0.0.2:4443", False),
         ("/home/me/key.json", False),

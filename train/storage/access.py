@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from train.errors import OutputError
+from train.loopback import is_plain_loopback
 
 CONNECTIONS = 32
 """Kept open for the threads of one client; urllib3 keeps 10 unless told, and opens the others anew each time."""
@@ -81,7 +81,7 @@ def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
         return AnonymousCredentials()
     if token := _token(environ):
         return Credentials(token)
-    if environ.get("STORAGE_EMULATOR_HOST") or (endpoint and _is_loopback(endpoint)):
+    if environ.get("STORAGE_EMULATOR_HOST") or (endpoint and is_plain_loopback(endpoint)):
         return AnonymousCredentials()
     return None
 
@@ -99,10 +99,3 @@ def _token(environ: Mapping[str, str]) -> str | None:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise OutputError(f"the access token can't be read from {file}: {error}") from error
-
-
-def _is_loopback(endpoint: str) -> bool:
-    """A server of this machine without TLS: a test's."""
-    url = urlsplit(endpoint)
-    host = url.hostname or ""
-    return url.scheme == "http" and (host in ("localhost", "::1") or host.startswith("127."))

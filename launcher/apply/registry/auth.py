@@ -17,8 +17,8 @@ from urllib.parse import urlencode, urlsplit
 from launcher.apply.registry.credentials import Credentials, SourceError, sources
 from launcher.apply.registry.errors import RegistryError, denied, said
 from launcher.apply.registry.http import Ask, Http
-from launcher.apply.registry.reference import is_loopback
 from launcher.apply.registry.retry import Passing, Patience, raise_if_passing
+from train.loopback import is_plain_loopback
 
 if TYPE_CHECKING:
     from requests import Response
@@ -166,8 +166,7 @@ class Auth:
             if challenge.scheme == "basic":
                 return challenge
             if challenge.scheme == "bearer":
-                url = urlsplit(challenge.realm)
-                if url.scheme == "https" or (url.scheme == "http" and is_loopback(url.netloc)):
+                if urlsplit(challenge.realm).scheme == "https" or is_plain_loopback(challenge.realm):
                     return challenge
                 raise RegistryError(f"{what}: the registry's token service has no TLS: {challenge.realm!r}")
         raise RegistryError(f"{what}: {said(response)}; it asks for {text or 'nothing'!r}, not for Basic or Bearer")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urljoin, urlsplit
 
 from launcher.apply.registry.errors import RegistryError
-from launcher.apply.registry.reference import is_loopback
 from launcher.apply.registry.retry import Passing
 from launcher.errors import LaunchError
+from train.loopback import is_loopback
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -115,7 +115,7 @@ class Http:
 
     def allowed(self, url: str) -> str:
         """`url`, unless a registry with TLS sends its client to a place without. Raises RegistryError."""
-        if urlsplit(url).scheme == "https" or is_loopback(urlsplit(url).netloc):
+        if urlsplit(url).scheme == "https" or is_loopback(url):
             return url
         raise RegistryError(f"{self._host}: the registry leads to an address without TLS: {url}")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from launcher.errors import UsageError
+from train.loopback import is_loopback
 
 HUB: Final = "docker.io"
 """Docker Hub's name in references; a name without a host is there."""
@@ -95,16 +95,6 @@ def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str
 def scheme(host: str) -> str:
     """`http` for a registry on this machine, which needs no TLS; `https` for all others."""
     return "http" if is_loopback(host) else "https"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (with or without a port) is this machine."""
-    host = host.rpartition("@")[2]  # localhost@elsewhere.com is elsewhere
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def is_digest(text: str) -> bool:
