@@ -205,15 +205,16 @@ class Ledger:
 
     def _note_end(self, number: int, end: EntryEnd) -> EntryEnd:
         name, writer = contract.attempt_verdict(number), secrets.token_hex(8)
-        content = as_json({**msgspec.to_builtins(end), "writer": writer})
-        try:
-            self._storage.write(name, content, create=True)
-        except FileExistsError:
-            noted = decoded(self._content(name), EntryEnd)
-            if noted and not prevails(end, noted):
-                return noted
-            self._storage.write(name, content)
-        return end
+        content, version = as_json({**msgspec.to_builtins(end), "writer": writer}), ""
+        while True:
+            try:
+                self._storage.swap(name, content, version)
+                return end
+            except FileExistsError:  # noted by somebody else, maybe just now
+                noted, version = self._versioned(name)
+            there = decoded(noted, EntryEnd)
+            if there and not prevails(end, there):
+                return there
 
     def _note_job(self, number: int, name: str) -> None:
         self._storage.write(contract.attempt_job(number), as_json({"name": name}))
@@ -231,6 +232,13 @@ class Ledger:
             return self._storage.read(name)
         except FileNotFoundError:
             return b""
+
+    def _versioned(self, name: str) -> tuple[bytes, str]:
+        """The content and its version; both empty if it isn't there."""
+        try:
+            return self._storage.read_version(name)
+        except FileNotFoundError:
+            return b"", ""
 
     def _written(self, number: int) -> float | None:
         """None: somebody has removed the lock."""

@@ -14,7 +14,7 @@ import pytest
 from launcher.apply import attempts
 from launcher.apply.book import Book, Facts, NoLedger
 from launcher.apply.googleapis import UnreachableError
-from launcher.apply.ledger import Ledger
+from launcher.apply.ledger import EntryEnd, Ledger
 from launcher.apply.running import Clock
 from launcher.errors import NotAuthorised, UsageError
 from launcher.plan.build import with_digest
@@ -93,6 +93,26 @@ def test_an_end_that_was_noted_while_the_job_lived(book: Book) -> None:
     end = book.entries()[0].end
     assert end is not None
     assert end.kind == "succeeded"
+
+
+def test_of_two_that_note_an_end_at_once_one_holds(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
+    """Both have read the provisional end. The one that is second must see the first's, not write over it."""
+    Ledger(folder, time).lock(facts())
+    Ledger(folder, time).note_end(1, NO, "PENDING")
+    other: list[EntryEnd] = []
+
+    class Late(GcsFolder):
+        def read_version(self, name: str) -> tuple[bytes, str]:
+            found = super().read_version(name)
+            if not other:
+                other.append(Ledger(folder, time).note_end(1, DONE, "SUCCEEDED"))
+            return found
+
+    failed = Verdict(scope="permanent", kind="failed", cause="exit 1")
+    held = Ledger(Late(URL, world=World(clock, clock.advance)), time).note_end(1, failed, "FAILED")
+    [entry] = Ledger(folder, time).entries()
+    assert entry.end == held == other[0]
+    assert held.kind == "succeeded"
 
 
 def test_ten_at_once_make_one_lock(folder: GcsFolder, time: Clock) -> None:
