@@ -24,11 +24,12 @@ from train.dist import Ranks, gather, meet, same_buffers
 from train.ending import Told, heeding_sigterm
 from train.errors import DisagreementError, SupersededError, TrainError
 from train.leaving import give_way, leave_if_stuck, save_rows
+from train.micro_batch import no_trace
 from train.peers import Peers
 from train.pieces import whole
 from train.recorder import Step
 from train.reporting import block, event, report_if_due, tell_start
-from train.setup import Run, no_trace, seed, setup
+from train.setup import Run, seed, setup
 from train.techniques import attention, counted, finite, memory, optim, speed
 from train.techniques.precision import autocast
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import contract, metrics, models
+from train import contract, metrics, micro_batch, models
 from train.agreement import Agreement
 from train.bench import peaks
 from train.choice import Choice, lines
 from train.config import Config, as_data
 from train.data import Source, open_data
-from train.data.batch import split
 from train.data.feed import Feed
 from train.data.source import draw, share
-from train.dist import Ranks, on_first
+from train.dist import Ranks
+from train.micro_batch import first_pass
 from train.monitoring.monitor import Monitor, open_monitor
 from train.profiling.profile import Profiler, open_profiler
 from train.progress import Pace, si
@@ -37,7 +37,7 @@ from train.storage import Storage, open_storage
 from train.techniques import attention, counted, fsdp, memory, optim, precision
 from train.techniques.finite import Guard
 from train.techniques.memory import Portions
-from train.techniques.speed import prepare, shaped, silently
+from train.techniques.speed import prepare, shaped
 from train.timing import Stopwatch, stopwatch
 
 DROPOUT, OWN = 2, 3
@@ -119,8 +119,8 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     shape = shaped(model, config, ranks, numbers)
     model, sharing = fsdp.placed(model, config, ranks, numbers, models.blocks(model))
     optimizer = optim.build(model, config.optimizer)
-    probes, beside = config.micro_batch_size is None, optim.held(optimizer, config.optimizer)
-    portions = fitting(model, feed, ranks, portions, numbers, storage, probes=probes, held=beside)
+    beside = optim.held(optimizer, config.optimizer)
+    portions = micro_batch.chosen(model, config, feed, ranks, portions, numbers, storage, beside)
     first = partial(first_pass, model, feed, portions.size, ranks, numbers)
     prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
@@ -157,67 +157,6 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     )
     seed(config, ranks)
     return run
-
-
-def fitting(
-    model: nn.Module,
-    feed: Feed,
-    ranks: Ranks,
-    whole: Portions,
-    numbers: precision.Numbers,
-    storage: Storage | None,
-    *,
-    probes: bool = True,
-    held: int = 2,
-) -> Portions:
-    """`whole`, or if it `probes` the largest micro-batch that this GPU's memory takes. What an earlier start of the run
-    had to come down to is not exceeded in any case: it would end where that one did. `held` are the optimizer's
-    numbers for each parameter."""
-    known = on_first(ranks, lambda: memory.learned(storage))
-    if known and known < whole.size:
-        return whole.at_most(known, "an earlier start ran out of memory")
-    if not probes or not memory.is_bounded(ranks.device):
-        return whole
-    batch = feed.once(1)
-
-    def attempt(size: int) -> None:
-        inputs, targets = split(batch, size)[0]
-        for last in (True,) if size == whole.share else (False, True):
-            with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
-                with precision.autocast(numbers, ranks.device):
-                    loss = model(inputs, targets)
-                counted.differentiated(loss).backward()
-
-    with no_trace(model), torch.compiler.set_stance("force_eager"):
-        beside = memory.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
-        return memory.probed(ranks, whole.share, attempt, beside)
-
-
-@contextmanager
-def first_pass(
-    model: nn.Module, feed: Feed, size: int, ranks: Ranks, numbers: precision.Numbers, forward: Any
-) -> Iterator[None]:
-    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers."""
-    inputs, targets = split(feed.once(1), size)[0]
-    with no_trace(model):
-        with silently(model, forward):
-            with precision.autocast(numbers, ranks.device):
-                loss = forward(inputs, targets)
-            counted.differentiated(loss).backward()
-        yield
-
-
-@contextmanager
-def no_trace(model: nn.Module) -> Iterator[None]:
-    """Passes inside leave no gradients, and the model's buffers as they were."""
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
 
 
 def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
@@ -271,9 +210,8 @@ def _facts(
     """What the start event says; the end event repeats it."""
     return {
         "config": as_data(config),
-        "world_size": ranks.world,
+        **micro_batch.machine(ranks),
         "backend": ranks.backend,
-        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type,
         "precision": numbers.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "torch": torch.__version__,

@@ -74,9 +74,15 @@ def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Map
 
 def look_first(storage: Storage, about: Mapping[str, Any]) -> None:
     """Raise UsageError if the run folder belongs to another spec, going by the newest manifest that can be read."""
+    if manifest := newest(storage):
+        refuse_another(manifest.about, about, storage.url)
+
+
+def newest(storage: Storage) -> Manifest | None:
+    """The newest manifest that can be read; None: there is none."""
     for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")):
         with suppress(CheckpointError):
-            return refuse_another(manifests.read(storage, name).about, about, storage.url)
+            return manifests.read(storage, name)
     return None
 
 

@@ -197,25 +197,50 @@ def memory_text(device: torch.device) -> str:
 # --- Later ------------------------------------------------------------------------------------------------------------
 
 LEARNED = "micro_batch.json"
-"""In the run folder: the micro-batch that a start of the run had to come down to (JSON: size)."""
+"""In the run folder: the smallest micro-batch that a rank of the run had to come down to (JSON: size)."""
+
+TRIES = 64
+"""To write it, while other ranks do: no fewer than the ranks of a large run that write at once."""
 
 
 def learned(storage: Storage | None) -> int | None:
     """The micro-batch size that an earlier start found out; None: none did."""
-    if storage is None:
-        return None
-    try:
-        size = json.loads(storage.read(LEARNED))["size"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return size if isinstance(size, int) and size > 0 else None
+    return _read(storage)[0] if storage is not None else None
 
 
 def learn(storage: Storage | None, size: int) -> None:
-    """Let the starts to come begin with it. A folder that can't be written keeps nobody from ending."""
+    """Let the starts to come begin with it, or with less, if that is what another rank has learnt. A folder that can't
+    be written keeps nobody from ending."""
     if storage is not None:
         with suppress(OutputError):
-            storage.write(LEARNED, json.dumps({"size": size}).encode())
+            for _ in range(TRIES):
+                if _learnt(storage, size):
+                    return
+
+
+def _learnt(storage: Storage, size: int) -> bool:
+    """Whether the folder has it now, or less; not if another rank has written meanwhile."""
+    known, version = _read(storage)
+    if known is not None and known <= size:
+        return True
+    try:
+        storage.swap(LEARNED, json.dumps({"size": size}).encode(), version)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _read(storage: Storage) -> tuple[int | None, str]:
+    """What was learnt, None if it is damaged, and its version."""
+    try:
+        content, version = storage.read_version(LEARNED)
+    except FileNotFoundError:
+        return None, ""
+    try:
+        size = json.loads(content)["size"]
+    except (ValueError, KeyError, TypeError):
+        return None, version
+    return size if isinstance(size, int) and size > 0 else None, version
 
 
 def again(parts: Portions, model: nn.Module, ranks: Ranks) -> bool:

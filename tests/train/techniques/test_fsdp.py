@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.train import sharing, trials
 from tests.train.sharing import CONFIG, HALF
-from train import begin, checkpoint, contract, models, pieces
+from train import begin, checkpoint, contract, micro_batch, models, pieces
 from train.config import parse
 from train.data import open_data
 from train.data.feed import Feed
@@ -31,7 +31,7 @@ from train.errors import UsageError
 from train.pieces import Place, Stored
 from train.progress import si
 from train.saving import manifests
-from train.setup import fitting, setup
+from train.setup import setup
 from train.storage import LocalFolder
 from train.techniques import finite, fsdp, memory, optim, precision
 
@@ -305,10 +305,9 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
         if len(inputs[0]) > 2:
             raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(memory, "is_bounded", lambda _device: True)
     hook = models.blocks(shared)[-1].register_forward_pre_hook(scarce)
     feed = Feed(open_data(config, group), slice(0, 8), group.device, config.loader)
-    found = fitting(shared, feed, group, memory.portions(8, None, 1), FP32, None)
+    found = micro_batch.probed(shared, feed, group, memory.portions(8, None, 1), FP32)
     feed.close()
     hook.remove()
     assert (found.size, max(sizes)) == (2, 8)

@@ -7,6 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from tests.train.test_determinism import environment
 from tests.train.test_loop import TINY, events, read, run, steps
-from train import loop, models
+from train import loop, micro_batch, models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutOfMemoryError
@@ -126,6 +127,51 @@ def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, as
     (start,) = events(run(folder, config), "start")
     chosen = {one["what"]: (one["chosen"], one["why"]) for one in start["choices"]}
     assert chosen["micro-batch"] == ("2", "an earlier start ran out of memory")
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "expected"),
+    [
+        ({}, {}, "3"),
+        ({"log_every": 2}, {}, "3"),
+        ({}, {"device_memory": 160_000_000_000}, "12"),
+        ({}, {"device": "NVIDIA H200"}, "12"),
+        ({"precision": "bf16"}, {}, "12"),
+    ],
+)
+def test_a_resumed_run_keeps_its_micro_batch(
+    tmp_path: Path,
+    room: Callable[[Callable[[int], int]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    asked: dict[str, Any],
+    expected: str,
+) -> None:
+    """On the same machine: another one adds in another order. On another machine, or with settings that take another
+    amount of memory, it is probed again, and the log says why."""
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    config = {"data": "synthetic", "steps": 2, "batch_size": 12}
+    room(lambda number: 3)
+    run(tmp_path / "run", config)
+    room(lambda number: 12)
+    machine = micro_batch.machine
+    monkeypatch.setattr(micro_batch, "machine", lambda ranks: machine(ranks) | asked)
+    capsys.readouterr()
+    _, start = events(run(tmp_path / "run", {**config, **changed}), "start")
+    assert {one["what"]: one["chosen"] for one in start["choices"]}["micro-batch"] == expected
+    said = capsys.readouterr().out
+    assert ("probing again" in said) == (expected == "12")
+    assert all(name in said for name in asked)
+
+
+def test_the_smallest_of_what_the_ranks_have_learnt_is_kept(tmp_path: Path) -> None:
+    for size in (8, 4, 16):
+        memory.learn(LocalFolder(tmp_path), size)
+    assert memory.learned(LocalFolder(tmp_path)) == 4
+    with ThreadPoolExecutor(8) as ranks:
+        list(ranks.map(lambda size: memory.learn(LocalFolder(tmp_path / "ranks"), size), [7, 3, 9, 2, 8, 5, 6, 4]))
+    assert memory.learned(LocalFolder(tmp_path / "ranks")) == 2
 
 
 def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,126 @@
+"""The micro-batch of a start: as the spec says, as the newest checkpoint was made, or the largest that a probe finds to
+fit; and the passes that are made before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from train.config import Config, as_data
+from train.data.batch import split
+from train.data.feed import Feed
+from train.dist import Ranks, on_first
+from train.saving.manifests import Manifest
+from train.saving.resume import newest
+from train.storage import Storage
+from train.techniques import counted, fsdp, memory, precision
+from train.techniques.memory import Portions
+from train.techniques.speed import silently
+
+SETTINGS = ("micro_batch_size", "precision", "parallel", "activation_checkpointing", "compile", "cuda_graphs")
+"""Of run.config: what may change within a run, and changes how many samples fit."""
+
+
+def chosen(
+    model: nn.Module,
+    config: Config,
+    feed: Feed,
+    ranks: Ranks,
+    asked: Portions,
+    numbers: precision.Numbers,
+    storage: Storage | None,
+    held: int,
+) -> Portions:
+    """`asked`, if the spec says how much or the memory has no bound; else the micro-batch of the newest checkpoint, so
+    that a resumed run adds in the same order; on another machine, and where there is no checkpoint, the largest one
+    that fits. Never more than what an earlier start of the run had to come down to. `held` as in `probed`."""
+    known = on_first(ranks, lambda: memory.learned(storage))
+    found = asked
+    if config.micro_batch_size is None and memory.is_bounded(ranks.device):
+        found = _as_saved(config, ranks, asked, storage) or probed(model, feed, ranks, asked, numbers, held)
+    return found.at_most(known, "an earlier start ran out of memory") if known and known < found.size else found
+
+
+def machine(ranks: Ranks) -> dict[str, Any]:
+    """What of the machine decides how many samples fit: the device by name, its memory in bytes (0: not bounded), and
+    the number of ranks."""
+    if ranks.device.type != "cuda":
+        return {"device": ranks.device.type, "device_memory": 0, "world_size": ranks.world}
+    of = torch.cuda.get_device_properties(ranks.device)
+    return {"device": of.name, "device_memory": of.total_memory, "world_size": ranks.world}
+
+
+def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | None) -> Portions | None:
+    """That of the newest checkpoint; None if there is none, or if it was made under other conditions, which rank 0
+    prints."""
+
+    def look() -> tuple[Manifest | None, list[str]]:
+        manifest = newest(storage) if storage else None
+        return manifest, _differences(manifest, config, ranks) if manifest else []
+
+    manifest, differences = on_first(ranks, look)
+    if manifest is None:
+        return None
+    size, where = manifest.about["micro_batch"], f"the checkpoint of step {manifest.step}"
+    if not differences:
+        return asked.at_most(size, f"as in {where}")
+    if ranks.rank == 0:
+        print(f"micro-batch: probing again, {where} has another ({size}): {'; '.join(differences)}", flush=True)
+    return None
+
+
+def _differences(manifest: Manifest, config: Config, ranks: Ranks) -> list[str]:
+    now, settings, before = machine(ranks), as_data(config), manifest.about
+    pairs = [(name, before.get(name, value), value) for name, value in now.items()]
+    pairs += [(name, before["config"].get(name), settings[name]) for name in SETTINGS]
+    return [f"{name} was {was}, is {value}" for name, was, value in pairs if was != value]
+
+
+def probed(
+    model: nn.Module, feed: Feed, ranks: Ranks, whole: Portions, numbers: precision.Numbers, held: int = 2
+) -> Portions:
+    """The largest micro-batch that this GPU's memory takes. `held` are the optimizer's numbers for each parameter."""
+    batch = feed.once(1)
+
+    def attempt(size: int) -> None:
+        inputs, targets = split(batch, size)[0]
+        for last in (True,) if size == whole.share else (False, True):
+            with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
+                with precision.autocast(numbers, ranks.device):
+                    loss = model(inputs, targets)
+                counted.differentiated(loss).backward()
+
+    with no_trace(model), torch.compiler.set_stance("force_eager"):
+        beside = memory.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
+        return memory.probed(ranks, whole.share, attempt, beside)
+
+
+@contextmanager
+def first_pass(
+    model: nn.Module, feed: Feed, size: int, ranks: Ranks, numbers: precision.Numbers, forward: Any
+) -> Iterator[None]:
+    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers."""
+    inputs, targets = split(feed.once(1), size)[0]
+    with no_trace(model):
+        with silently(model, forward):
+            with precision.autocast(numbers, ranks.device):
+                loss = forward(inputs, targets)
+            counted.differentiated(loss).backward()
+        yield
+
+
+@contextmanager
+def no_trace(model: nn.Module) -> Iterator[None]:
+    """Passes inside leave no gradients, and the model's buffers as they were."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
