@@ -16,6 +16,7 @@ torch is loaded with the first call that needs it. `train.saving.manifests` says
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 import tempfile
@@ -26,8 +27,8 @@ from typing import Any, Literal, NoReturn
 from train import contract
 from train.config import Checkpoint as Settings
 from train.saving import manifests, shards
-from train.saving.manifests import CheckpointError
-from train.storage import open_storage
+from train.saving.manifests import CheckpointError, Manifest
+from train.storage import Storage, open_storage
 
 __all__ = ["CheckpointError", "due", "leave", "load", "preempted", "restore", "save"]
 
@@ -39,26 +40,34 @@ def load(url: str, step: int | None = None) -> dict[str, Any]:
     The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what there is is damaged,
     UsageError if another version of launch wrote it, and OutputError if the storage can't be read.
     """
-    from train.pieces import wholes
-    from train.saving.shares import joined
-    from train.scripts.plain import decoded
-
     storage = open_storage(url)
     wanted = [name for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
     reasons = [] if wanted else ["there is none"]
     for name in wanted:
         try:
-            with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
-                manifest = manifests.read(storage, name)
-                saved = shards.read_all(manifest.folder, shards.fetch(storage, manifest, Path(folder)))
-                tensors = wholes(saved)
+            return _loaded(storage, manifests.read(storage, name))
         except CheckpointError as error:
             reasons.append(str(error))
-        else:
-            state: dict[str, Any] = decoded(joined(tensors, saved[0]["rest"]))
-            return state | {"ranks": [shard["own"] for shard in saved]}
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
+
+
+def _loaded(storage: Storage, manifest: Manifest) -> dict[str, Any]:
+    from train.pieces import wholes
+    from train.saving.shares import joined
+    from train.scripts.plain import decoded
+
+    with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
+        saved = shards.read_all(manifest.folder, shards.fetch(storage, manifest, Path(folder)))
+        state: dict[str, Any] = joined(wholes(saved), saved[0]["rest"])  # copies: the files go
+        own = [copy.deepcopy(shard["own"]) for shard in saved]
+    try:
+        whole: dict[str, Any] = decoded(state) | {"ranks": decoded(own)}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{manifest.folder} is no checkpoint of launch: {type(error).__name__}: {error}"
+        ) from error
+    return whole
 
 
 def _is_of(name: str, step: int | None) -> bool:

@@ -101,10 +101,14 @@ def read(storage: Storage, name: str) -> Manifest:
         raise CheckpointError(f"{name} is gone") from error
     if not whole:
         raise CheckpointError(f"{name} is damaged: its digest is not that of its content")
-    if data["format"] != FORMAT:
+    if data.get("format", FORMAT) != FORMAT:
         raise UsageError(_other_version(name, data["format"]))
-    shards = tuple(tuple(Part(**part) for part in shard) for shard in data["shards"])
-    manifest = Manifest(data["step"], data["start"], shards, data["about"])
-    if name != contract.manifest(manifest.step, manifest.start):
+    try:
+        shards = tuple(tuple(Part(**part) for part in shard) for shard in data["shards"])
+        manifest = Manifest(data["step"], data["start"], shards, data["about"])
+        wanted = contract.manifest(manifest.step, manifest.start)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} is no manifest of launch: {type(error).__name__}: {error}") from error
+    if name != wanted:
         raise CheckpointError(f"{name} is that of another checkpoint ({manifest.folder})")
     return manifest

@@ -57,7 +57,7 @@ def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
     except _OF_THIS_MACHINE:
         raise
     except Exception as error:  # whatever torch comes to with another program's file, or this code with its content
-        if "mmap" in str(error):
+        if "Cannot allocate memory" in str(error):
             raise
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{folder} is no checkpoint of launch: {type(error).__name__}: {reason}") from error

@@ -20,6 +20,7 @@ from train.saving.cutter import CancelledError
 from train.saving.manifests import CheckpointError, Manifest
 from train.saving.shares import joined, shared_out, split
 from train.storage import LocalFolder
+from train.storage.sources import checksum
 
 STATE = {
     "model": {"w": torch.arange(3000.0), "b": torch.ones(7, dtype=torch.bfloat16)},
@@ -180,10 +181,101 @@ def test_a_manifest_of_another_step_is_not_taken(tmp_path: Path) -> None:
         manifests.read(storage, contract.manifest(6, "0001-0000"))
 
 
+FOREIGN: dict[str, Any] = {
+    "a list": [1, 2],
+    "no rest": {"tensors": {}, "own": {}},
+    "no own": {"tensors": {}, "rest": {}},
+    "own of another kind": {"tensors": {}, "rest": {}, "own": 5},
+    "tensors of another kind": {"tensors": {"a": 1}, "rest": {}, "own": {}},
+    "parts of another kind": {"tensors": {"a": torch.ones(2)}, "parts": {"a": 1}, "rest": {}, "own": {}},
+    "a tensor that is missing": {"tensors": {}, "rest": {"a": {"$tensor": "a"}}, "own": {}},
+    "half a tensor": {
+        "tensors": {"a": torch.ones(2)},
+        "parts": {"a": {"at": [0], "of": [4]}},
+        "rest": {"a": {"$tensor": "a"}},
+        "own": {},
+    },
+    "an array of another kind": {"tensors": {}, "rest": {"a": {"$array": {"what": 1}}}, "own": {}},
+    "bytes of another kind": {"tensors": {}, "rest": {}, "own": {"a": {"$bytes": 1}}},
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN.keys())
+def test_a_state_of_another_kind_is_one_line(tmp_path: Path, content: Any) -> None:
+    foreign(tmp_path, lambda file: torch.save(content, file))
+    assert "step-00000005/0001-0000" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04", b"\x80\x02cos\nsystem\n."])
+def test_a_part_of_another_kind_is_one_line(tmp_path: Path, content: bytes) -> None:
+    foreign(tmp_path, lambda file: Path(file).write_bytes(content))
+    assert "step-00000005/0001-0000" in refused(tmp_path)
+
+
+def test_an_older_one_is_read_in_its_place(tmp_path: Path) -> None:
+    write(LocalFolder(tmp_path), step=4)
+    foreign(tmp_path, lambda file: torch.save(FOREIGN["half a tensor"], file))
+    assert same({**checkpoint.load(str(tmp_path)), "ranks": 0}, {**STATE, "ranks": 0})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"format": 1},
+        {"format": 1, "step": 5, "start": "0001-0000", "shards": 3, "about": {}},
+        {"format": 1, "step": 5, "start": "0001-0000", "shards": [[{"name": "a"}]], "about": {}},
+        {"format": 1, "step": 5, "start": "0001-0000", "shards": [], "about": {}},
+        {"format": 1, "step": "five", "start": None, "shards": [], "about": {}},
+    ],
+)
+def test_a_manifest_of_another_kind_is_one_line(tmp_path: Path, data: dict[str, Any]) -> None:
+    """One whose digest is right: that is easily computed."""
+    text = json.dumps({**data, "sha256": manifests._digest(data)}).encode()
+    LocalFolder(tmp_path).write(contract.manifest(5, "0001-0000"), text)
+    assert "step-00000005/0001-0000" in refused(tmp_path)
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "model" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "model" / "checkpoints" / "model.safetensors").write_text("text")
+    for name in ("nowhere", "empty", "file", "model"):
+        assert name in refused(tmp_path / name)
+
+
+def foreign(folder: Path, written: Callable[[str], object]) -> None:
+    """A checkpoint of one rank whose parts and manifest agree, and which holds what `written` puts into a file."""
+    storage, file = LocalFolder(folder), folder / "content"
+    folder.mkdir(exist_ok=True)
+    written(str(file))
+    content, name = file.read_bytes(), "rank-00000-0000.part"
+    file.unlink()
+    storage.write(f"{contract.checkpoint_folder(5, '0001-0000')}/{name}", content)
+    part = cutter.Part(name, len(content), checksum(content))
+    manifests.commit(storage, Manifest(5, "0001-0000", ((part,),), {"config": {}}))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(str(folder))
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_each_ranks_own_comes_back_as_it_was(tmp_path: Path) -> None:
+    foreign(tmp_path, lambda file: torch.save({"tensors": {}, "rest": {}, "own": {"a": {"$bytes": BYTES}}}, file))
+    assert checkpoint.load(str(tmp_path))["ranks"] == [{"a": b"\1\2"}]
+
+
+BYTES = torch.tensor([1, 2], dtype=torch.uint8)
+
+
 def test_pickled_code_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests say that a part is as it was written, not that its writer meant well."""
     write(LocalFolder(tmp_path), {"loop": Evil()}, world=1)
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(CheckpointError, match="Weights only load failed"):
         checkpoint.load(str(tmp_path))
     assert not Evil.ran
 
