@@ -226,7 +226,7 @@ def test_the_hours_are_one_budget_over_all_vms(site: VmSite) -> None:
     asked = [one.body for one in site.cloud.requests if one.path.endswith("/instances") and one.method == "POST"]
     limits = [int(body["scheduling"]["maxRunDuration"]["seconds"]) for body in asked]
     assert limits[0] == 3600
-    assert 3520 < limits[1] <= 3540
+    assert 3460 < limits[1] <= 3480  # a minute of work, and the 60 s in which a Spot VM may shut down
 
 
 def test_several_nodes_are_all_there_or_none(site: VmSite) -> None:

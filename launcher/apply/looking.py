@@ -54,13 +54,13 @@ class Look(NamedTuple):
         """The newest round; 0: there was none."""
         return max((entry.round for entry in self.entries), default=0)
 
-    @property
-    def billed_seconds(self) -> float:
-        """What the run's jobs have taken so far, from start to end; of those that are no more to be seen (VMs above
-        all) as it was noted."""
+    def used_seconds(self, shutdown: int) -> float:
+        """What the run's jobs have been billed for so far: each from start to end, and the shutdown behind it. Of jobs
+        that can no longer be read (VMs above all) it is what was noted."""
         seen = {job.name for job in self.jobs}
         noted = (one.end.billed for one in self.entries if one.end and one.job not in seen)
-        return sum(job.billed for job in self.jobs) + sum(noted)
+        times = [*(job.billed for job in self.jobs), *noted]
+        return sum(times) + shutdown * sum(time > 0 for time in times)
 
     def tries(self, in_round: int) -> list[Entry]:
         """The attempts of one round."""

@@ -219,7 +219,7 @@ class Way:
         Raises JobFailed: the run's hours are used up.
         """
         attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
-        request = asked.within_hours(attempt.request, look.billed_seconds, self.plan.run)
+        request = asked.within_hours(attempt.request, look.used_seconds(attempt.shutdown_seconds), self.plan.run)
         elapsed, locked = self.stopwatch(), self.ledger.locks
         entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
         if entry is None:

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from launcher.catalog import prices, quotas, shapes, tables
 from launcher.catalog.model import (
     UNKNOWN,
+    AfterLimit,
     CatalogError,
     Component,
     Gpu,
@@ -30,6 +31,7 @@ from launcher.catalog.model import (
 
 __all__ = [
     "UNKNOWN",
+    "AfterLimit",
     "Catalog",
     "CatalogError",
     "Component",
@@ -149,6 +151,10 @@ class Catalog:
             self._components[name] = tables.components(name)
         return self._components[name].get(region_of(place))
 
+    def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
+        """What may be billed after a time limit, until the machine is off."""
+        return self._after_limit[service, provisioning.partition(":")[0]]
+
     def disk_price(self, kind: str, region: str) -> Rate | None:
         """What a GB of a disk type costs a month, whether its VM runs or not; `None` when that is unknown."""
         return self._disk_prices.get((kind, region))
@@ -210,6 +216,10 @@ class Catalog:
     @cached_property
     def _tariff(self) -> prices.Tariff:
         return prices.Tariff(tables.price_rules(), self._price_bounds, self.rates["vertex-fee"])
+
+    @cached_property
+    def _after_limit(self) -> Mapping[tuple[str, str], AfterLimit]:
+        return tables.after_limit()
 
     @cached_property
     def _price_bounds(self) -> Mapping[str, PriceBound]:

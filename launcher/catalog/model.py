@@ -202,6 +202,14 @@ class RegionPrices(Struct, frozen=True, gc=False):
     date: str
 
 
+class AfterLimit(Struct, frozen=True, gc=False):
+    """What may be billed beyond a time limit: `seconds` until the machine is off, and the `restarts` of a job that the
+    service makes by itself."""
+
+    seconds: int
+    restarts: int
+
+
 class Component(Struct, frozen=True, gc=False):
     """The price of a unit of something in a region, USD an hour: a vCPU, a GiB of RAM or local SSD, a GPU."""
 

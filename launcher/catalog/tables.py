@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from launcher.catalog.model import (
+    AfterLimit,
     Component,
     Gpu,
     ImageFamily,
@@ -81,6 +82,14 @@ def price_bounds() -> dict[str, PriceBound]:
     return {
         row["rule"]: PriceBound(float(row["factor"]), tuple(row["gpus"].split()), row["text"])
         for row in rows("price_bounds")
+    }
+
+
+def after_limit() -> dict[tuple[str, str], AfterLimit]:
+    """(service, provisioning model) -> what may be billed beyond a time limit."""
+    return {
+        (row["service"], row["provisioning"]): AfterLimit(int(row["seconds"]), int(row["restarts"]))
+        for row in rows("after_limit")
     }
 
 

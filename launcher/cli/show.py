@@ -207,16 +207,23 @@ def cost_lines(plan: Plan) -> Iterator[str]:
     if limits.usd_at_most is None:
         yield f"unknown: not every attempt has a known price; {cap}"
         return
-    from launcher.plan.cost import ceiling
+    from launcher.plan.cost import billed_hours, ceiling, in_hours
 
-    dearest = max(plan.attempts, key=lambda attempt: ceiling(attempt) or 0.0)
+    most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
     nodes = f"{plan.machine.nodes} {'node' if plan.machine.nodes == 1 else 'nodes'}"
-    by = f"${ceiling(dearest) or 0.0:,.2f}/h × {nodes} × {limits.hours:g} h ({dearest.usd_ceiling_rule})"
+    by = f"${ceiling(most):,.2f}/h × {nodes} × {in_hours(most, limits.hours)}, {most.usd_ceiling_rule}"
     yield f"at most ${limits.usd_at_most:,.2f} by the expected ceiling: {by}; {cap}"
+    yield from beside(plan)
+    yield "; ".join(scope(plan))
+
+
+def beside(plan: Plan) -> Iterator[str]:
+    """The hard bound and what rests on it, and the sum by the shipped prices."""
+    limits, restarts = plan.limits, max(attempt.service_restarts for attempt in plan.attempts)
     today = "unknown" if limits.usd_expected is None else f"≈${limits.usd_expected:,.2f}"
     hard = "unknown" if limits.usd_hard_bound is None else f"${limits.usd_hard_bound:,.2f}"
-    yield f"hard bound {hard}; by the shipped prices {today}"
-    yield "; ".join(scope(plan))
+    again = f" (each of Vertex AI's {restarts} restarts with its own {limits.hours:g} h)" if restarts else ""
+    yield f"hard bound {hard}{again}; by the shipped prices {today}"
 
 
 def scope(plan: Plan) -> Iterator[str]:

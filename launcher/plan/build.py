@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.catalog import Catalog, MachineType, Nccl, Price
+from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
 from launcher.plan import compute, cost, names, refusals, vertex
 from launcher.plan.container import container
@@ -23,6 +23,9 @@ REHEARSAL = Place(provisioning="standard", region="local")
 FREE = Price(
     usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
 )
+
+
+NOTHING = AfterLimit(seconds=0, restarts=0)
 
 
 def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
@@ -58,9 +61,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         limits=PlannedLimits(
             hours=shared.hours,
             usd=spec.limits.usd,
-            usd_at_most=cost.at_most(attempts, cost.ceiling, nodes=nodes, hours=shared.hours),
-            usd_expected=cost.at_most(attempts, cost.expected, nodes=nodes, hours=shared.hours),
-            usd_hard_bound=cost.at_most(attempts, cost.hard_bound, nodes=nodes, hours=shared.hours),
+            **cost.sums(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
             wait_seconds=shared.wait_seconds,
         ),
@@ -155,6 +156,7 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
     """One request, with its price."""
     cost_of_node = price(spec, catalog, context, chosen, place)
     extras = cost.extras(spec, catalog, context, chosen, place)
+    after = NOTHING if context.target == "local" else catalog.after_limit(SERVICE[context.target], place.provisioning)
     return Attempt(
         region=place.region,
         zone=place.zone,
@@ -169,6 +171,8 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
         usd_ceiling_rule=cost_of_node.ceiling_rule,
         usd_hard_bound=cost_of_node.hard_bound,
         usd_extras=extras,
+        shutdown_seconds=after.seconds,
+        service_restarts=after.restarts if spec.limits.restarts else 0,
         request=request(spec, catalog, context, chosen, shared, place),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -74,27 +74,37 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
     )
 
 
-def expected(attempt: Attempt) -> float | None:
-    """USD per node and hour by the price, with the extras."""
-    return None if attempt.usd_per_hour is None else attempt.usd_per_hour + sum(attempt.usd_extras.values())
+def sums(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
+    """What the dearest attempt may cost on all nodes, in USD; None as soon as one attempt's price is unknown."""
+    return {
+        "usd_at_most": dearest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
+        "usd_expected": dearest(with_extras(one, one.usd_per_hour, nodes * hours) for one in attempts),
+        "usd_hard_bound": dearest(
+            with_extras(one, one.usd_hard_bound, nodes * billed_hours(one, hours) * (1 + one.service_restarts))
+            for one in attempts
+        ),
+    }
 
 
-def ceiling(attempt: Attempt) -> float | None:
-    """The same by the expected ceiling."""
-    return None if attempt.usd_ceiling is None else attempt.usd_ceiling + sum(attempt.usd_extras.values())
+def billed_hours(attempt: Attempt, hours: float) -> float:
+    """The time limit, and the shutdown behind it."""
+    return hours + attempt.shutdown_seconds / 3600
 
 
-def hard_bound(attempt: Attempt) -> float | None:
-    """The same by the hard bound."""
-    return None if attempt.usd_hard_bound is None else attempt.usd_hard_bound + sum(attempt.usd_extras.values())
+def with_extras(attempt: Attempt, usd: float | None, hours: float) -> float | None:
+    """USD for so many hours of a node and what it brings along."""
+    return None if usd is None else (usd + sum(attempt.usd_extras.values())) * hours
 
 
-def at_most(
-    attempts: tuple[Attempt, ...], rate: Callable[[Attempt], float | None], *, nodes: int, hours: float
-) -> float | None:
-    """The dearest attempt's rate x nodes x hours in USD; None as soon as one rate is unknown."""
-    known = [usd for attempt in attempts if (usd := rate(attempt)) is not None]
-    return max(known) * nodes * hours if known and len(known) == len(attempts) else None
+def dearest(known: Iterable[float | None]) -> float | None:
+    """The highest; None as soon as one is unknown."""
+    found = list(known)
+    return None if None in found else max((usd for usd in found if usd is not None), default=None)
+
+
+def ceiling(attempt: Attempt) -> float:
+    """USD per node and hour by the expected ceiling, with the extras; 0 where it is unknown."""
+    return with_extras(attempt, attempt.usd_ceiling, 1.0) or 0.0
 
 
 def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
@@ -107,16 +117,21 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
     if cap is None:
         return
     check_known(attempts, spec, cap)
-    dearest = max(attempts, key=lambda attempt: ceiling(attempt) or 0.0)
-    rate = ceiling(dearest) or 0.0
-    total = rate * nodes * hours
+    most = max(attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, hours))
+    rate, billed = ceiling(most), billed_hours(most, hours)
+    total = rate * nodes * billed
     if total > cap:
         raise PlanRefused(
             f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): at most ${rate:,.2f}/h "
-            f"({dearest.provisioning} in {dearest.where}, {dearest.usd_ceiling_rule}) "
-            f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {hours:g} h",
-            fitting(cap, rate * nodes),
+            f"({most.provisioning} in {most.where}, {most.usd_ceiling_rule}) "
+            f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {in_hours(most, hours)}",
+            fitting(cap, rate * nodes, billed - hours),
         )
+
+
+def in_hours(attempt: Attempt, hours: float) -> str:
+    """`24.04 h (24 h + 150 s of shutdown)`."""
+    return f"{billed_hours(attempt, hours):.4g} h ({hours:g} h + {attempt.shutdown_seconds} s of shutdown)"
 
 
 def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
@@ -128,7 +143,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     lease = seconds(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
         return
-    most = at_most(attempts, ceiling, nodes=spec.machine.nodes, hours=lease)
+    most = sums(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
     costs = f"at most ${most:,.2f}" if most is not None else "at a price that is unknown"
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
@@ -157,8 +172,8 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
         )
 
 
-def fitting(cap: float, usd_per_hour: float) -> str:
+def fitting(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
     """The hint: how many hours the cap pays for."""
-    hours = int(cap / usd_per_hour * 100) / 100
+    hours = int((cap / usd_per_hour - shutdown_hours) * 100) / 100
     pays = f"${cap:,.2f} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
     return f"{pays} higher --usd, or cheaper regions or provisioning."

@@ -101,6 +101,10 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """The most that it can cost."""
     usd_extras: dict[str, float] = {}
     """What the plan creates beside the machine, each per node and hour: the boot disk, an external address."""
+    shutdown_seconds: int = 0
+    """What may be billed after the time limit, until the machine is off."""
+    service_restarts: int = 0
+    """How often the service itself may start the job again."""
     usd_rule: str
     """How the price came about, in words."""
     usd_excludes: tuple[str, ...]
@@ -164,12 +168,12 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     hours: float
     usd: float | None
     usd_at_most: float | None
-    """The dearest attempt by its expected ceiling, with its extras, x nodes x hours: held against `usd`. None is
-    unknown."""
+    """The dearest attempt by its expected ceiling, with its extras, x nodes x (hours + shutdown): held against `usd`.
+    None is unknown."""
     usd_expected: float | None = None
     """The same by the expected prices."""
     usd_hard_bound: float | None = None
-    """The same by the hard bounds."""
+    """The most that the run can cost: by the hard bounds, and each of the service's restarts with its own limit."""
     restarts: int
     wait_seconds: int | None
 

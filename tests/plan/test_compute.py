@@ -229,7 +229,7 @@ def test_what_several_vms_can_not_have(fields: dict[str, Any], world: dict[str, 
 def test_a_lease_beyond_what_google_keeps_is_refused_with_the_sum() -> None:
     with pytest.raises(PlanRefused, match=r"vm\.lease: 13h is more than limits\.hours \(12\)") as refused:
         vm(vm={"lease": "13h"})
-    assert "at most $26.37" in refused.value.hint
+    assert "at most $26.45" in refused.value.hint
     assert "--hours 13" in refused.value.hint
     assert vm(vm={"lease": "12h"})
 

@@ -15,21 +15,23 @@ from tests.plan.planning import CATALOG, planned
 def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
     plan = planned(machine={"type": "h100", "gpus": 8, "nodes": 2}, limits={"hours": 3})
     disk = 200 * 0.17 / 730 * 1.15
-    for total, rates in (
-        (plan.limits.usd_expected, [one.usd_per_hour for one in plan.attempts]),
-        (plan.limits.usd_at_most, [one.usd_ceiling for one in plan.attempts]),
-        (plan.limits.usd_hard_bound, [one.usd_hard_bound for one in plan.attempts]),
+    for total, rates, hours in (
+        (plan.limits.usd_expected, [one.usd_per_hour for one in plan.attempts], 3),
+        (plan.limits.usd_at_most, [one.usd_ceiling for one in plan.attempts], 3 + 150 / 3600),
+        (plan.limits.usd_hard_bound, [one.usd_hard_bound for one in plan.attempts], 4 * (3 + 150 / 3600)),
     ):
-        assert total == pytest.approx((max(rate or 0 for rate in rates) + disk) * 2 * 3)
+        assert total == pytest.approx((max(rate or 0 for rate in rates) + disk) * 2 * hours)
 
 
 def test_the_refusal_shows_the_sum_and_what_fits() -> None:
     with pytest.raises(PlanRefused) as refused:
         planned(limits={"hours": 10, "usd": 100})
-    assert "$254.70" in refused.value.problem
-    assert "x 1 node x 10 h" in refused.value.problem
-    assert "--hours 3.92" in refused.value.hint
-    planned(limits={"hours": 3.92, "usd": 100})
+    assert "$255.76" in refused.value.problem
+    assert "x 1 node x 10.04 h" in refused.value.problem
+    assert "--hours 3.88" in refused.value.hint
+    planned(limits={"hours": 3.88, "usd": 100})
+    with pytest.raises(PlanRefused):
+        planned(limits={"hours": 3.9, "usd": 100})
 
 
 UNPRICED: dict[str, Any] = {
@@ -43,7 +45,9 @@ def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
     with pytest.raises(PlanRefused, match="is unknown"):
         planned(**UNPRICED, limits={"usd": 100})
     plan = planned(**UNPRICED, limits={"usd": 100, "price": 0.6})
-    assert plan.limits.usd_at_most == pytest.approx((0.6 + 200 * 0.17 / 730 * 1.15) * 24)  # its hyperdisk at most
+    assert plan.limits.usd_at_most == pytest.approx(
+        (0.6 + 200 * 0.17 / 730 * 1.15) * (24 + 150 / 3600)
+    )  # its hyperdisk at most
     assert plan.attempts[0].usd_rule == "as --price says"
 
 
@@ -64,7 +68,7 @@ def test_local_ssds_that_were_asked_for_are_in_the_sum() -> None:
     fields: dict[str, Any] = {"provisioning": ["standard"], "limits": {"hours": 10}}
     bare = planned("vm", machine={"type": "l4", "gpus": 2}, **fields).limits.usd_at_most
     with_two = planned("vm", machine={"type": "l4", "gpus": 2, "local_ssds": 2}, **fields)
-    assert with_two.limits.usd_at_most == pytest.approx((bare or 0) + 2 * 375 * 0.0001096 * 10)
+    assert with_two.limits.usd_at_most == pytest.approx((bare or 0) + 2 * 375 * 0.0001096 * (10 + 150 / 3600))
     assert "local SSD" not in with_two.attempts[0].usd_excludes
 
 
@@ -143,7 +147,7 @@ def test_a_cap_bounds_a_price_that_only_a_rule_knows() -> None:
         "provisioning": ["standard"],
     }
     per_hour = 1.60 * 0.539999
-    plan = planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10 + 1})
+    plan = planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10.1 + 1})
     assert plan.attempts[0].usd_per_hour is None
     assert plan.attempts[0].usd_ceiling == pytest.approx(per_hour)
     assert plan.limits.usd_expected is None
@@ -151,12 +155,42 @@ def test_a_cap_bounds_a_price_that_only_a_rule_knows() -> None:
         planned("vm", **fields, limits={"hours": 10, "usd": per_hour * 10 - 1})
 
 
+@pytest.mark.parametrize(
+    ("target", "model", "restarts", "shutdown", "again"),
+    [
+        ("vm", "flex-start", 3, 150, 0),
+        ("vm", "spot", 3, 60, 0),
+        ("vertex", "standard", 3, 150, 3),
+        ("vertex", "flex-start", 3, 150, 3),
+        ("vertex", "spot", 3, 60, 6),
+        ("vertex", "spot", 0, 60, 0),
+    ],
+)
+def test_the_sums_cover_what_is_billed_after_the_limit(
+    target: str, model: str, restarts: int, shutdown: int, again: int
+) -> None:
+    plan = planned(target, provisioning=[model], limits={"hours": 2, "restarts": restarts})
+    (attempt, *_), limits = plan.attempts, plan.limits
+    assert (attempt.shutdown_seconds, attempt.service_restarts) == (shutdown, again)
+    hours, disk = 2 + shutdown / 3600, attempt.usd_extras["boot disk"]
+    assert limits.usd_at_most == pytest.approx(((attempt.usd_ceiling or 0) + disk) * hours)
+    assert limits.usd_hard_bound == pytest.approx(((attempt.usd_hard_bound or 0) + disk) * hours * (1 + again))
+
+
+def test_a_cap_that_pays_for_the_hours_but_not_for_the_shutdown_is_refused() -> None:
+    fields: dict[str, Any] = {"machine": {"type": "l4", "gpus": 2}, "provisioning": ["standard"]}
+    hourly = 2.000833 + 200 * 0.1 / 730
+    with pytest.raises(PlanRefused):
+        planned("vm", **fields, limits={"hours": 10, "usd": hourly * 10.01})
+    planned("vm", **fields, limits={"hours": 10, "usd": hourly * 10.05})
+
+
 def test_the_boot_disk_and_an_external_address_are_in_the_sum() -> None:
     fields: dict[str, Any] = {"machine": {"type": "l4", "gpus": 2, "boot_disk_gb": 500}, "provisioning": ["standard"]}
     plan = planned("vm", **fields, vm={"external_ip": True}, limits={"hours": 10})
     disk = 500 * 0.1 / 730
     assert plan.attempts[0].usd_extras == pytest.approx({"boot disk": disk, "external address": 0.005})
-    assert plan.limits.usd_at_most == pytest.approx((2.000833 + disk + 0.005) * 10)
+    assert plan.limits.usd_at_most == pytest.approx((2.000833 + disk + 0.005) * (10 + 150 / 3600))
     assert "boot disk" not in plan.attempts[0].usd_excludes
     on_vertex = planned(**fields)
     assert on_vertex.attempts[0].usd_extras == pytest.approx({"boot disk": 500 * 0.17 / 730 * 1.15})
