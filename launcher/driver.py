@@ -102,7 +102,7 @@ def drive(
         if verdict.kind == "succeeded":
             return job
         course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
-        if verdict.scope in ("permanent", "project") and verdict.kind != "lost":
+        if ends_run(verdict):
             raise failure(job, verdict)
         fresh = resume = False
 
@@ -119,8 +119,13 @@ def until_there(course: Course, *, fresh: bool) -> tuple[Job, bool]:
         if verdict is None:
             return job, made
         course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
-        if verdict.scope in ("permanent", "project") and verdict.kind != "lost":
+        if ends_run(verdict):
             raise failure(job, verdict)
+
+
+def ends_run(verdict: Verdict) -> bool:
+    """Whether no other attempt can do better."""
+    return verdict.scope in ("permanent", "project") and verdict.kind != "lost"
 
 
 def never(_job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,12 @@ RUN_LABEL: Final = "launch-run"
 """The run's id: by this label a run is found from anywhere."""
 IDENTITY_LABEL: Final = "launch-identity"
 """A hash of what is computed and for whom (plan.names.identity): one run id belongs to one of them."""
+
+PLAN_LABEL: Final = "launch-plan"
+"""The digest of the plan that a CustomJob was created from (plan.binding)."""
+
+RESOURCE: Final = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
+"""A job's name (Job.name)."""
 
 WAITING: Final = frozenset({"QUEUED", "PENDING"})
 """Nothing is billed yet. QUEUED may also mean that quota is missing: Vertex AI queues for that too."""

@@ -69,8 +69,9 @@ def as_process(argv: list[str], env: Mapping[str, str], cwd: Path) -> Iterator[N
 
 
 def steady(text: str) -> str:
-    """`text` without what changes with every edit of the image's content: its tag."""
-    return re.sub(r"(/(train|dependencies):)[0-9a-f]{16}\b", r"\g<1>0123456789abcdef", text)
+    """`text` without what changes with every edit of the image's content: its tag, and the plan's digest."""
+    text = re.sub(r"(/(train|dependencies):)[0-9a-f]{16}\b", r"\g<1>0123456789abcdef", text)
+    return re.sub(r"(launch-plan\W+)[0-9a-f]{32}\b", rf"\g<1>{'0123456789abcdef' * 2}", text)
 
 
 def shell(line: str) -> list[str]:

@@ -9,7 +9,6 @@ from uuid import NAMESPACE_URL, uuid5
 from launcher import asked
 from launcher.apply.book import Book, Facts
 from launcher.apply.looking import Look
-from launcher.course import Entry
 from launcher.errors import UsageError
 from launcher.jobs import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
@@ -71,8 +70,8 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
     )
 
 
-def request_id(run: str, entry: Entry, *, unique: bool) -> str:
-    """The attempt's own UUID, by which a service knows its request again. A number that no lock has made unique may be
-    taken again by another launch: then the id is this one's alone."""
-    parts = (run, entry.where, str(entry.number), *(() if unique else (entry.writer,)))
-    return str(uuid5(NAMESPACE_URL, "/".join(parts)))
+def request_id(run: str, where: str, number: int, plan_digest: str, writer: str = "") -> str:
+    """The attempt's own UUID, by which a service knows its request again, and by which the VM's operation tells from
+    which plan it was created. A number that no lock has made unique may be taken again by another launch: then the
+    `writer` makes the id this one's alone."""
+    return str(uuid5(NAMESPACE_URL, "/".join(filter(None, (run, where, str(number), plan_digest, writer)))))

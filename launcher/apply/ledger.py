@@ -23,9 +23,11 @@ from msgspec.structs import replace
 from launcher.apply.attempts import open_folder
 from launcher.apply.book import Book, Facts, Lock, NoLedger, end_of, entry_of, lock_of
 from launcher.apply.googleapis import LOG_IN, UnreachableError, status_of
+from launcher.apply.printed import cut
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, is_provisional, prevails
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.jobs import RESOURCE
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 from train import contract
@@ -184,7 +186,9 @@ class Ledger:
             return replace(NOT_OURS, number=number)
         name = text_of(self._read.get(contract.attempt_job(number), b""), "name")
         end = decoded(self._read.get(contract.attempt_verdict(number), b""), EntryEnd)
-        return replace(entry_of(number, locked), job=name or None, end=end)
+        if end:
+            end = replace(end, cause=fit(end.cause), fix=fit(end.fix))
+        return replace(entry_of(number, locked), job=name if RESOURCE.fullmatch(name) else None, end=end)
 
     def _holder(self, number: int) -> str:
         return text_of(self._content(contract.claim(number)), "job")
@@ -277,6 +281,11 @@ def decoded(text: bytes, kind: type[T]) -> T | None:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError:
         return None
+
+
+def fit(text: str) -> str:
+    """`text` without control characters but for line ends: it is shown, and others can write the folder."""
+    return "\n".join(cut(text))
 
 
 def text_of(text: bytes, field: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -155,11 +156,12 @@ class Looker:
         newest = newest_of(entries)
         if newest is None or not newest.is_open or not newest.job or any(job.name == newest.job for job in jobs):
             return []
-        try:
-            return [filled(self._service.get(newest.job), newest, self._plan)]
-        except GoneError:
-            labels = {RUN_LABEL: self._run}
-            return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
+        with suppress(GoneError):
+            job = filled(self._service.get(newest.job), newest, self._plan)
+            if job.run == self._run:  # the folder may name any job
+                return [job]
+        labels = {RUN_LABEL: self._run}
+        return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
 
 
 def noted_job(entry: Entry) -> Job:

@@ -39,6 +39,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     """PENDING, RUNNING or DONE."""
     group: str
     """What it belongs to: the VMs of one bulkInsert have an insert each. Empty of one by itself."""
+    request_id: str
+    """The id that the request carried; empty: none."""
     user: str
     """Who began it: a person's or a service account's email, or "system"."""
     inserted: float
@@ -77,6 +79,7 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
         target_name=last(operation.get("targetLink", "")),
         status=operation.get("status", ""),
         group=operation.get("operationGroupId", ""),
+        request_id=operation.get("clientOperationId", ""),
         user=operation.get("user", ""),
         inserted=seconds(operation.get("insertTime")) or 0.0,
         ended=seconds(operation.get("endTime")),

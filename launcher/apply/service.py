@@ -56,6 +56,10 @@ class Service(Protocol):
         Unless `partly`, raises the first region's error: what can't be seen might be there.
         """
 
+    def request_ids(self, name: str) -> frozenset[str]:
+        """The ids of the requests by which a job was created, as the service has recorded them; none on Vertex AI,
+        which knows no such ids, and none for a VM that was created more than two weeks ago."""
+
     def cancel(self, name: str) -> None:
         """Begin to cancel a job; one that has ended, or is being cancelled, is fine. Raises GoneError."""
 

@@ -45,6 +45,10 @@ class Services:
         jobs = sorted((job for one in found for job in one.jobs), key=lambda job: (-job.created, job.name))
         return Listing(tuple(jobs), {place: error for one in found for place, error in one.unread.items()})
 
+    def request_ids(self, name: str) -> frozenset[str]:
+        """As Service.request_ids."""
+        return self._of(name).request_ids(name)
+
     def cancel(self, name: str) -> None:
         """As Service.cancel."""
         self._of(name).cancel(name)

@@ -6,6 +6,7 @@ known (a job, or a refusal) or not known (`UnreachableError`). Everything else m
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,6 +24,7 @@ from launcher.plan.model import Attempt
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 PAGE = 100
+REGION = re.compile(r"[a-z0-9-]+")
 NOTICE_EVERY = 60.0
 """Seconds: 38 regions that give no answer are one piece of news."""
 READINGS = 3
@@ -96,6 +98,10 @@ class Vertex:
             raise next(iter(unread.values()))
         jobs = {job.name: job for answer in found.values() if not isinstance(answer, LaunchError) for job in answer}
         return Listing(tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name))), unread)
+
+    def request_ids(self, name: str) -> frozenset[str]:
+        """None: Vertex AI knows no request ids."""
+        return frozenset()
 
     def cancel(self, name: str) -> None:
         """Begin to cancel a job; one that has ended, or is being cancelled, is fine. Raises GoneError, and as `get`
@@ -175,7 +181,12 @@ def console_url(job: Job) -> str:
 
 def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
     """Where a region's jobs are: gcloud's own override, to which it prefixes the region where the host begins with
-    `aiplatform`, or Google's. As scheme://host."""
+    `aiplatform`, or Google's. As scheme://host. Raises LaunchError: it is no region's name.
+
+    Credentials are sent to that host, and a region may come from a run folder.
+    """
+    if not REGION.fullmatch(region):
+        raise LaunchError(f"{region!r} is not the name of a region")
     override = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", "").rstrip("/")
     url = urlsplit(override or "https://aiplatform.googleapis.com")
     host = f"{region}-{url.netloc}" if url.netloc.startswith("aiplatform.") else url.netloc

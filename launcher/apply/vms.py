@@ -24,7 +24,7 @@ from launcher.apply.making import Maker
 from launcher.apply.records import Record
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import GoneError, Listing
-from launcher.apply.vmends import ceiling_of, gone, is_on_its_way, job_of, making, of_record, of_records_alone
+from launcher.apply.vmends import MAKES, ceiling_of, gone, is_on_its_way, job_of, making, of_record, of_records_alone
 from launcher.apply.vmsets import is_head, left_of, nodes_of, set_of
 from launcher.errors import LaunchError
 from launcher.jobs import RUN_LABEL, Job
@@ -115,6 +115,16 @@ class Vms:
         if unread and not partly:
             raise next(iter(unread.values()))
         return Listing(tuple(job for one in wanted if isinstance(job := found[one.id], Job)), unread)
+
+    def request_ids(self, name: str) -> frozenset[str]:
+        """The ids of the requests that created a VM, alone or with others: they are in its operations, which nobody
+        can change. None where Google has forgotten those."""
+        zone, number = place_of(name)
+        made = making(self.compute.operations_of(zone, number))
+        if made is None:
+            return frozenset()
+        together_with = self.compute.operations_of_group(zone, made.group) if made.group else ()
+        return frozenset(one.request_id for one in (made, *together_with) if one.kind in MAKES and one.request_id)
 
     def cancel(self, name: str) -> None:
         """End a job: note that it was cancelled, and begin to delete its VMs, which get half a minute to save. One

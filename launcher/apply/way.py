@@ -15,9 +15,11 @@ from launcher.apply.identity import check_identity, facts_of, facts_of_job, requ
 from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry_of, orphan
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused, Service
+from launcher.apply.stored_plan import is_bound
 from launcher.course import Entry, following, place_of, spoken
 from launcher.errors import LaunchError
 from launcher.jobs import Job
+from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
 from launcher.verdicts import Verdict, of_end, of_refusal
@@ -204,14 +206,24 @@ class Way:
         return self.attempt(attempt, look)
 
     def prepare(self, look: Look) -> None:
-        """The image, then the plan in the run folder. A run that has had a job keeps that one's image: what goes on
-        must be the same code."""
-        before = next((asked.image(job.request) for job in look.jobs if "@sha256:" in asked.image(job.request)), "")
-        if not before and any(entry.job for entry in look.entries) and (stored := self.ledger.plan()):
-            before = stored.image.uri if stored.image and stored.image.pinned else ""
-        self.plan = with_digest(self.plan, before) if before else self.make_ready(self.plan)
-        self.ledger.write_plan(self.plan)
+        """The image. A run that has had a job keeps that one's image: what goes on must be the same code."""
+        before = self.image_before(look)
+        self.plan = bound(with_digest(self.plan, before) if before else self.make_ready(self.plan))
         self.is_ready = True
+
+    def image_before(self, look: Look) -> str:
+        """The image of the run's first job, by its digest; empty: it isn't known, or can't be relied upon.
+
+        A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
+        verified.
+        """
+        images = (asked.image(job.request) for job in reversed(look.jobs) if not job.zone)
+        if found := next((image for image in images if "@sha256:" in image), ""):
+            return found
+        stored = self.ledger.plan() if any(entry.job for entry in look.entries) else None
+        if stored is None or stored.image is None or not stored.image.pinned:
+            return ""
+        return stored.image.uri if is_bound(stored, look.jobs, look.entries, self.service) else ""
 
     def attempt(self, attempt: Attempt, look: Look) -> Submitted | None:
         """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
@@ -224,6 +236,7 @@ class Way:
         entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
         if entry is None:
             return None
+        self.ledger.write_plan(self.plan)  # by whoever has the lock: the plan that is there is that of the newest job
         if self.resume and not any(one.job for one in look.tries(self.round)):
             self.ledger.forgive()
         if self.plan.run_folder and (not self.ledger.locks or look.unnamed()):
@@ -233,7 +246,7 @@ class Way:
             self.ledger.note_end(entry.number, LOST, None)
             return None
         try:
-            job = self.service.create(attempt, request, request_id(self.plan.run, entry, unique=self.ledger.locks))
+            job = self.service.create(attempt, request, self.request_id(entry))
         except Refused as error:
             self.refused(entry, attempt, error)
             return None
@@ -243,6 +256,11 @@ class Way:
             self.ledger.note_end(entry.number, LOST, None)
             raise
         return self.noted(entry, job, look)
+
+    def request_id(self, entry: Entry) -> str:
+        """The create request's id."""
+        writer = "" if self.ledger.locks else entry.writer
+        return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
     def refused(self, entry: Entry, attempt: Attempt, error: Refused) -> None:
         """No job was made: note why, and say it."""

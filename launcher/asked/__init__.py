@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from types import ModuleType
 from typing import Any
@@ -115,12 +115,16 @@ def run_folder(request: Mapping[str, Any]) -> str | None:
     return (found.env.get(contract.RUN_FOLDER, "") or found.output).rstrip("/") or None
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """In what two requests compute something else, a line each: `env.SEED: 1 → 2`.
+def differences(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    fields: Callable[[Mapping[str, Any]], dict[str, str]] | None = None,
+) -> tuple[str, ...]:
+    """In what two requests compute something else, a line each: `env.SEED: 1 → 2`; or differ in other `fields`.
 
     Where a job runs, its limits and its labels don't count: the same run may be tried elsewhere.
     """
-    before, after = computed(old), computed(new)
+    before, after = map(fields or computed, (old, new))
     names = [*before, *(name for name in after if name not in before)]
     return tuple(
         f"{name}: {shown(before.get(name))} → {shown(after.get(name))}"
@@ -145,6 +149,12 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the rest follows from other fields
             found[f"env.{name}"] = value
     return found
+
+
+def submitted(request: Mapping[str, Any]) -> dict[str, str]:
+    """What is computed, as which account and by which image."""
+    found = read(request)
+    return {"serviceAccount": found.account, "image": found.image, **computed(request)}
 
 
 def config(text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from launcher.apply import running
 from launcher.apply.book import NoLedger
 from launcher.apply.endings import RunEnded, RunSucceeded
 from launcher.apply.ledger import Ledger
+from launcher.apply.stored_plan import refusal
 from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
 from launcher.cli.jobtext import run_folder_of
@@ -21,8 +22,8 @@ from launcher.cli.options import Output
 from launcher.cli.runs import Run
 from launcher.cli.telling import Teller
 from launcher.cli.world import World
-from launcher.driver import Course, Gave, Took, drive, failure
-from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.driver import Course, Gave, Took, drive, ends_run, failure
+from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs import Job, command
 from launcher.plan.model import Plan
 
@@ -94,24 +95,28 @@ def follow(
 
 
 def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
-    """See a run to its end from here on: its attempts too, where its folder has the plan. Raises LaunchError."""
-    folder = run_folder_of(run.job)
-    made = plan_of(folder)
-    if made and made.run == run.id:
+    """See a run to its end from here on: its attempts too, where its folder has the plan that its jobs were created
+    from. Raises LaunchError: also NotAuthorised, where a next attempt would follow and the plan can't be trusted."""
+    made, refused = checked_plan(world, run)
+    if made and not refused:
         follow(world, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
         return
     teller = Teller(None)
     if run.is_active:
-        teller.say("its folder has no plan that can be read: this job alone is followed, and nothing is tried after it")
-    storage = storage_of(folder)
+        why = "has a plan that can't be trusted" if refused else "has no plan that can be read"
+        teller.say(f"its folder {why}: this job alone is followed, and nothing is tried after it")
+    storage = storage_of(run_folder_of(run.job))
     screen = Screen(world.of_run(storage), world, teller, storage)
     with shown(screen, teller, None, run.id, output):
-        job = watched(world, screen, run.job, watch_seconds)
+        job = watched(world, screen, run.job, watch_seconds, refused)
         show_end(job, None, output)
 
 
-def watched(world: World, screen: Screen, job: Job, watch_seconds: float | None) -> Job:
-    """One job to its end. Raises LaunchError: it ended badly, or `watch` did."""
+def watched(
+    world: World, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
+) -> Job:
+    """One job to its end. Raises LaunchError: it ended badly, or `watch` did; `refused` where only another attempt
+    could do better."""
     from launcher.asked import tried_by
     from launcher.verdicts import of_end
     from launcher.watch import watch
@@ -120,9 +125,12 @@ def watched(world: World, screen: Screen, job: Job, watch_seconds: float | None)
     eyes = screen.eyes(job, 0)
     ended = watch(eyes, screen.tell, world.clock, wait_seconds=None, watch_seconds=watch_seconds).job
     verdict = of_end(ended, tried_by(ended, world.project), screen.said())
-    if verdict.kind != "succeeded":
-        raise failure(ended, verdict)
-    return ended
+    if verdict.kind == "succeeded":
+        return ended
+    if refused and not ends_run(verdict):
+        screen.tell(Gave(job=ended, number=0, verdict=verdict))
+        raise refused
+    raise failure(ended, verdict)
 
 
 def unchanged(made: Plan) -> Plan:
@@ -173,21 +181,28 @@ def last_words(teller: Teller, text: str = "") -> None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as we run
 
 
-def plan_of(folder: str | None) -> Plan | None:
-    """The plan in a run's folder; None where there is none that can be read."""
-    try:
-        return Ledger.open(folder).plan() if folder else None
-    except LaunchError:
-        return None
-
-
-def stored_plan(run: Run) -> Plan:
-    """The plan that a run was launched with. Raises UsageError: it isn't there."""
-    folder = run_folder_of(run.job)
-    made = plan_of(folder)
-    if made is None or made.run != run.id:
+def stored_plan(world: World, run: Run) -> Plan:
+    """The plan that a run was launched with. Raises UsageError: it isn't there; NotAuthorised: it isn't the run's."""
+    made, refused = checked_plan(world, run)
+    if refused:
+        raise refused
+    if made is None:
         raise UsageError(
-            f"the folder of {run.id} ({folder or 'none'}) has no plan that can be read",
+            f"the folder of {run.id} ({run_folder_of(run.job) or 'none'}) has no plan that can be read",
             f"Name the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
         )
     return made
+
+
+def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
+    """The plan in a run's folder, None where there is none that can be read; and why it must not be submitted, if
+    so. Raises LaunchError: what it is checked against can't be read."""
+    folder = run_folder_of(run.job)
+    try:
+        ledger = Ledger.open(folder) if folder else None
+        made = ledger.plan() if ledger else None
+    except LaunchError:
+        return None, None
+    if ledger is None or made is None or made.run != run.id:
+        return None, None
+    return made, refusal(made, run.jobs, ledger, world.service)

@@ -102,7 +102,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
         )
     else:
         run = one_run(world, name, searched(flags.region))
-        made, ready = following.stored_plan(run), following.unchanged
+        made, ready = following.stored_plan(world, run), following.unchanged
     following.follow(
         world, made, output, ready=ready, fresh=True, resume=True, detach=wish.detach, watch_seconds=seconds
     )

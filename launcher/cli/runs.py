@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher import catalog
+from launcher import asked, catalog
 from launcher.errors import LaunchError, UsageError
-from launcher.jobs import IDENTITY_LABEL, RUN_LABEL, Job
+from launcher.jobs import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
     from launcher.apply.service import Listing
     from launcher.cli.world import World
 
-RESOURCE = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
 ENGINE = "Compute Engine"
 RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
 """`<name>-<8 hex>`, and the number that `--new` gives. One that was set by hand may look otherwise."""
@@ -146,7 +145,7 @@ def in_default_folder(world: World, text: str) -> Run | None:
 
 def in_folder(world: World, folder: str) -> Run | None:
     """The run that a folder holds the plan of, with its newest attempt's job: VMs that train are gone when they have
-    ended, and nothing but the folder tells of them."""
+    ended, and nothing but the folder tells of them. None: it holds none, or its plan or its job is another run's."""
     from launcher.apply.attempts import open_folder
     from launcher.apply.ledger import Ledger
     from launcher.apply.looking import filled, noted_job
@@ -157,11 +156,13 @@ def in_folder(world: World, folder: str) -> Run | None:
     entry = next((one for one in reversed(ledger.entries()) if one.job), None)
     if plan is None or entry is None or entry.job is None:
         return None
+    if any(one != folder for one in (plan.run_folder, *(asked.run_folder(each.request) for each in plan.attempts))):
+        return None
     try:
         job = filled(world.of_run(open_folder(folder)).get(entry.job), entry, plan)
     except GoneError:
         job = filled(noted_job(entry), entry, plan)
-    return Run(id=plan.run, jobs=(job,))
+    return Run(id=plan.run, jobs=(job,)) if job.run == plan.run else None
 
 
 def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:

@@ -9,6 +9,7 @@ import msgspec
 from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
 from launcher.plan import compute, cost, names, refusals, vertex
+from launcher.plan.binding import bound
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
 from launcher.plan.machines import choose, figures, has_many_networks
@@ -49,7 +50,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     nodes = spec.machine.nodes
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_cap(attempts, spec, hours=shared.hours)
-    return Plan(
+    made = Plan(
         run=shared.run,
         target=context.target,
         project=context.project,
@@ -68,6 +69,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         warnings=warnings(spec, catalog, context, chosen, attempts),
         spec=msgspec.to_builtins(spec),
     )
+    return bound(made)
 
 
 def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:

@@ -63,7 +63,8 @@ class Context(Frozen, frozen=True, kw_only=True):
 
 
 class Image(Frozen, frozen=True, kw_only=True):
-    """The container image. `uri` becomes its digest once it is in the registry: the one field that apply fills in."""
+    """The container image. `uri` becomes its digest once it is in the registry: apply fills that in, and with it the
+    plan's own digest (launcher.plan.binding), and nothing else."""
 
     uri: str
     pinned: bool

@@ -10,10 +10,11 @@ import pytest
 from launcher.apply.submit import RunSucceeded, Submitted, settle
 from launcher.apply.vertex import Vertex
 from launcher.errors import UsageError
-from launcher.jobs import Job
+from launcher.jobs import PLAN_LABEL, Job
+from launcher.plan.binding import digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
-from tests.apply.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of
+from tests.apply.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc
 from train import contract
@@ -69,18 +70,35 @@ def test_over_grpc_too(site: Site) -> None:
     assert len(site.jobs) == 1
 
 
-def test_the_plan_is_there_before_the_first_lock(site: Site) -> None:
+def test_the_plan_is_there_before_the_job_and_is_that_of_the_lock(site: Site) -> None:
     site.launch()
-    lock, plan, spec = (
-        int(site.folder.read_version(name)[1]) for name in (contract.attempt_lock(1), contract.PLAN, contract.SPEC)
+    lock, plan, spec, job = (
+        int(site.folder.read_version(name)[1])
+        for name in (contract.attempt_lock(1), contract.PLAN, contract.SPEC, contract.attempt_job(1))
     )
-    assert spec < plan < lock, "generations grow with time"
+    assert lock < spec < plan < job, "generations grow with time"
     stored = site.ledger().plan()
     assert stored is not None
     assert stored.image is not None
     assert stored.image.uri == DIGEST
     assert DIGEST in json.dumps(stored.attempts[0].request)
+    assert stored.attempts[0].request["labels"][PLAN_LABEL] == digest(stored)
     assert [one for one in site.folder.list() if "/" not in one] == ["plan.json", "spec.yaml"]
+
+
+def test_a_launch_that_comes_too_late_leaves_the_plan_of_the_job(site: Site) -> None:
+    """Both had the same run in view, in other regions; nothing must look as if somebody had changed the plan."""
+    winners: list[Submitted] = []
+
+    def slow(plan: Plan) -> Plan:
+        winners.append(site.launch(plan=plan_of(regions=["us-east4"])))
+        return ready(plan)
+
+    got = site.launch(ready=slow)
+    assert [one.job.name for one in winners] == [got.job.name]
+    stored = site.ledger().plan()
+    assert stored is not None
+    assert digest(stored) == got.job.labels[PLAN_LABEL]
 
 
 def test_the_image_is_made_ready_once_and_not_for_a_run_that_goes_on(site: Site) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher import asked
 from launcher.apply import attempts
 from launcher.apply.book import Facts
 from launcher.apply.ledger import Ledger
@@ -17,6 +18,7 @@ from launcher.apply.vertex import Vertex
 from launcher.course import EntryEnd
 from launcher.errors import StillRunning
 from launcher.jobs import Job
+from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 from tests.apply.submitting import CANCEL, DIGEST, GET, LONG, Site
@@ -269,8 +271,11 @@ def test_a_run_that_goes_on_has_the_same_image(site: Site) -> None:
     site.cloud.jobs.jobs.clear()
     with pytest.raises(RunEnded):
         site.launch()
-    got = site.launch(resume=True, ready=never)
-    assert DIGEST in json.dumps(got.job.request), "from the plan, when its jobs are gone"
+    stored = site.ledger().plan()
+    assert stored is not None
+    site.ledger().write_plan(with_digest(stored, DIGEST.replace("0", "e")))
+    got = site.launch(resume=True)
+    assert asked.image(got.job.request) == DIGEST, "made ready: when its jobs are gone, nobody vouches for the plan's"
 
 
 def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:

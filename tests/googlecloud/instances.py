@@ -224,7 +224,9 @@ class Instances:
                 raise
         self._within_quotas(vms)
         group = f"{len(self.operations.all):08x}-launch-group"
-        operation = self.operations.begin("bulkInsert", zone, self.who(request), operationGroupId=group)
+        operation = self.operations.begin(
+            "bulkInsert", zone, self.who(request), operationGroupId=group, **_client_id(request)
+        )
         each = [self._begin("insert", request, vm, operationGroupId=group) for vm in vms]
         self.life.make_all(vms, operation, each, bulk.min_count or bulk.count)
         return operation
@@ -256,7 +258,8 @@ class Instances:
             self.park.remove(vm)
 
     def _begin(self, kind: str, request: Request, vm: Vm, **more: str) -> Operation:
-        return self.operations.begin(kind, vm.zone, self.who(request), **target(vm), **more)
+        client_id = {} if "operationGroupId" in more else _client_id(request)  # a group's is the bulkInsert's alone
+        return self.operations.begin(kind, vm.zone, self.who(request), **target(vm), **client_id, **more)
 
     def _at_once(self, kind: str, request: Request, vm: Vm) -> Operation:
         operation = self._begin(kind, request, vm)
@@ -271,6 +274,12 @@ class Instances:
 def _check_fingerprint(given: Json, known: Json, text: str) -> None:
     if given.get("fingerprint") != known["fingerprint"]:
         raise ApiError(412, text, reason="conditionNotMet")
+
+
+def _client_id(request: Request) -> dict[str, str]:
+    """The id of a request, as its operation shows it (Operation.clientOperationId: "the value of requestId")."""
+    found = request.query.get("requestId")
+    return {"clientOperationId": found} if found else {}
 
 
 def _asked_name(request: Request, project: str, zone: str) -> Target:

@@ -1,0 +1,83 @@
+"""Check a plan read from a run folder: others can write there, so it is submitted only if Google vouches for it.
+
+Google's own records of the run's jobs name the plan that each was created from: a label of the CustomJob, which nobody
+can change, or the request id in the operation that created the VM. docs/security.md says why these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher import asked
+from launcher.apply.book import Book
+from launcher.apply.identity import request_id
+from launcher.apply.service import Service
+from launcher.course import Entry
+from launcher.errors import NotAuthorised
+from launcher.jobs import PLAN_LABEL, Job, command
+from launcher.plan.binding import digest
+from launcher.plan.model import Plan
+
+
+def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> NotAuthorised | None:
+    """Return why the plan must not be submitted; None: one of the run's jobs (the newest first) was created from it.
+
+    Raises LaunchError: the run's attempts or operations can't be read.
+    """
+    if is_bound(plan, jobs, ledger.entries(), service):
+        return None
+    job = jobs[0]
+    hint = f"{command(vm=job.zone is not None)} --resume {job.run or plan.run} continues the run with your own spec"
+    folder = asked.run_folder(job.request) or plan.run_folder
+    if not job.zone and not any(PLAN_LABEL in one.labels for one in jobs):
+        return NotAuthorised(
+            f"{folder}/plan.json can't be verified: the jobs of {job.run} have no label {PLAN_LABEL}\n"
+            "(an older launch created them), so no attempt of it was submitted",
+            hint,
+        )
+    lines = "\n".join(f"  {line}" for line in differences(plan, job, service.project))
+    return NotAuthorised(
+        f"{folder}/plan.json is not the plan that the jobs of {job.run or plan.run} were created from,\n"
+        "so no attempt of it was submitted. "
+        + (f"It differs (job → plan.json) in\n{lines}" if lines else "No job tells in which fields it differs."),
+        hint,
+    )
+
+
+def is_bound(plan: Plan, jobs: Sequence[Job], entries: Sequence[Entry], service: Service) -> bool:
+    """Return whether a job of the run was created from exactly this plan.
+
+    A CustomJob must also itself ask for what each attempt asks for: whoever may create jobs could copy the label, but
+    not act as an account that is not theirs.
+    """
+    mark = digest(plan)
+    for job in jobs:
+        if job.labels.get(PLAN_LABEL) == mark and not job.zone and not any(requested(plan, job)):
+            return True
+    numbers = range(1, max((entry.number for entry in entries), default=0) + 1)
+    vms = dict.fromkeys(
+        [*(job.name for job in jobs if job.zone), *(one.job for one in reversed(entries) if one.job and one.zone)]
+    )
+    return any(
+        service.request_ids(name) & {request_id(plan.run, name.split("/")[3], number, mark) for number in numbers}
+        for name in vms
+    )
+
+
+def differences(plan: Plan, job: Job, project: str) -> list[str]:
+    """Return a line for each field in which the plan differs from a job, as far as the job tells."""
+    places = dict.fromkeys(attempt.where for attempt in plan.attempts)
+    folder = asked.run_folder(job.request)
+    known = {
+        "project": (project, plan.project),
+        "region": (job.place, ", ".join(places) if job.place not in places else job.place),
+        "run folder": (folder, plan.run_folder or "(none)"),
+    }
+    lines = [f"{name}: {old} → {new}" for name, (old, new) in known.items() if old and old != new]
+    return [*lines, *dict.fromkeys(requested(plan, job))]
+
+
+def requested(plan: Plan, job: Job) -> Iterator[str]:
+    """Yield what the attempts' requests ask for differently from a job: account, image, command, environment."""
+    for attempt in plan.attempts:
+        yield from asked.differences(job.request, attempt.request, asked.submitted)
