@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from launcher.apply.googleapis import Api, Service, UnreachableError, open_client
-from launcher.apply.googleapis import is_loopback as is_loopback_endpoint
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Image
 from launcher.plan.names import default_output
 from launcher.sources import Source
+from train.loopback import is_loopback, is_plain_loopback
 
 SERVICE = Service("cloudbuild", "Cloud Build", "roles/cloudbuild.builds.editor")
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD"
@@ -113,10 +113,10 @@ def build(
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
     """Whether Cloud Build can make an image and push it. Raises UsageError."""
-    from launcher.apply.registry.reference import is_loopback, parse, place
+    from launcher.apply.registry.reference import parse, place
 
     name = parse(image.dependencies)
-    here = is_loopback(name.host) and is_loopback_endpoint(environ.get(ENDPOINT, ""))  # both are a test's
+    here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are a test's
     if place(name.host, name.repository) is None and not here:
         raise UsageError(
             f"Cloud Build has no credentials for {name.host}: it pushes to Artifact Registry",

@@ -108,7 +108,7 @@ def test_of_two_that_note_an_end_at_once_one_holds(folder: GcsFolder, time: Cloc
                 other.append(Ledger(folder, time).note_end(1, DONE, "SUCCEEDED"))
             return found
 
-    failed = Verdict(scope="permanent", kind="failed", cause="exit 1")
+    failed = Verdict(scope="permanent", kind="user", cause="exit 1")
     held = Ledger(Late(URL, world=World(clock, clock.advance)), time).note_end(1, failed, "FAILED")
     [entry] = Ledger(folder, time).entries()
     assert entry.end == held == other[0]
