@@ -58,7 +58,6 @@ def price(order: Order, known: RegionPrices | None, home: RegionPrices | None, t
     on_top = fee if order.service == "vertex" else 0.0
     return structs.replace(
         found,
-        excludes=_excludes(order),
         ceiling=max(usd, ceiling.factor * listed) + on_top,
         ceiling_rule=ceiling.text.replace("list price", text)
         + (f" plus {_share(tariff.vertex_fee)} for Vertex AI" if on_top else ""),
@@ -90,10 +89,10 @@ def _bound_keys(order: Order, tariff: Tariff) -> tuple[str, str]:
 def _expected(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price:
     """Compute Engine's price, and Vertex AI's made of it."""
     if known is None:
-        return _unknown(f"no price of {order.machine.name} in {order.region} is known")
+        return _unknown(order, f"no price of {order.machine.name} in {order.region} is known")
     usd, key = _base(known, order.model)
     if usd is None:
-        return _unknown(f"no {MODELS[order.model]} price of {order.machine.name} in {order.region} is known")
+        return _unknown(order, f"no {MODELS[order.model]} price of {order.machine.name} in {order.region} is known")
     rule = tariff.rules[key]
     bare = Price(
         usd=usd,
@@ -104,7 +103,7 @@ def _expected(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price
         date=known.date,
         excludes=_excludes(order),
     )
-    return _on_vertex(bare, order.model, known, tariff.vertex_fee) if order.service == "vertex" else bare
+    return _on_vertex(bare, order, known, tariff.vertex_fee) if order.service == "vertex" else bare
 
 
 def of_components(
@@ -138,13 +137,13 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
     return known.listed, known.list_rule
 
 
-def _on_vertex(compute: Price, model: str, known: RegionPrices, fee: Rate) -> Price:
+def _on_vertex(compute: Price, order: Order, known: RegionPrices, fee: Rate) -> Price:
     """Vertex AI's price for what Compute Engine would charge `compute` for."""
     share = _share(fee)
     if known.listed is None or compute.usd is None:
-        return _unknown(f"Vertex AI adds {share} of the list price, and none is known in {known.region}")
+        return _unknown(order, f"Vertex AI adds {share} of the list price, and none is known in {known.region}")
     # On-demand the local SSDs are in it too: 2025's bills show none, so this is the upper side.
-    on_top = fee.usd * (compute.usd if model == "standard" else known.listed - known.local_ssds)
+    on_top = fee.usd * (compute.usd if order.model == "standard" else known.listed - known.local_ssds)
     return structs.replace(
         compute,
         usd=compute.usd + on_top,
@@ -170,5 +169,5 @@ def _sources(*texts: str) -> str:
     return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))
 
 
-def _unknown(why: str) -> Price:
-    return Price(usd=None, approx=True, rule=why, source="", date="", excludes=())
+def _unknown(order: Order, why: str) -> Price:
+    return Price(usd=None, approx=True, rule=why, source="", date="", excludes=_excludes(order))

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from launcher.machines import Machine
     from launcher.orphans import Disk
 
-MONTH_HOURS: Final = 730
-"""Of an average month, as Google's price lists count."""
 BILLED: Final = frozenset({"RUNNING", "STOPPING", "PENDING_STOP", "SUSPENDING", "REPAIRING"})
 """States in which a VM is charged for: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/
 instance-life-cycle)."""
@@ -98,6 +96,8 @@ def usd_a_month(disks: Iterable[Disk]) -> float | None:
 def usd_in_all(machine: Machine, disks: Iterable[Disk]) -> float | None:
     """What a month of the VM as it is now costs, with its disks as far as their price is known; None where that of the
     machine isn't."""
+    from launcher.plan.cost import MONTH_HOURS
+
     disks = list(disks)
     kept = usd_a_month(disks) if disks else None
     if machine.status not in BILLED:

@@ -36,7 +36,8 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
         return price
     each = None if rate is None else rate.spot if spot else rate.listed
     if rate is None or each is None:
-        return replace(price, usd=None, approx=True, rule="no price of local SSDs is known there", ceiling=None)
+        rule = "no price of local SSDs is known there"
+        return replace(price, usd=None, approx=True, rule=rule, ceiling=None, hard_bound=None)
     size = disks * LOCAL_SSD_GIB
     return replace(
         price,

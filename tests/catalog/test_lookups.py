@@ -159,8 +159,18 @@ def test_images() -> None:
     assert {shape.arch for shape in CATALOG.machines["a4x-highgpu-4g"]} == {"arm64"}
 
 
-def test_rates() -> None:
-    assert CATALOG.rates["vertex-boot-pd-ssd"].usd * 100 == pytest.approx(0.027, abs=0.001)
+def test_vertex_bills_a_boot_disk_with_its_fee() -> None:
+    """The bills of 2025-08 against the disk's own price."""
+    disk, fee = CATALOG.disk_price("pd-ssd", "us-central1"), CATALOG.rates["vertex-fee"].usd
+    assert disk
+    assert CATALOG.rates["vertex-boot-pd-ssd"].usd == pytest.approx(disk.usd / 730 * (1 + fee), abs=1e-7)
+
+
+def test_hyperdisk_is_bounded_by_pd_ssd_and_an_unknown_kind_by_nothing() -> None:
+    assert CATALOG.disk_price_at_most("hyperdisk-balanced", "us-central1") == 0.17
+    assert CATALOG.disk_price_at_most("pd-balanced", "us-central1") == 0.1
+    assert CATALOG.disk_price_at_most("hyperdisk-extreme", "us-central1") is None
+    assert CATALOG.disk_price_at_most("pd-ssd", "us-nowhere1") is None
 
 
 def _shape(name: str) -> MachineType:

@@ -175,7 +175,7 @@ def test_what_no_rule_covers_is_unknown() -> None:
         rule="no price of a4x-highgpu-4g in us-central1 is known",
         source="",
         date="",
-        excludes=(),
+        excludes=("boot disk", "network traffic"),
     )
 
 

@@ -49,6 +49,7 @@ def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
         (0.6 + 200 * 0.17 / 730 * 1.15) * (24 + 150 / 3600)
     )  # its hyperdisk at most
     assert plan.attempts[0].usd_rule == "as --price says"
+    assert plan.attempts[0].usd_excludes[0] == "network traffic"
 
 
 def test_without_a_cap_an_unknown_price_is_told() -> None:
