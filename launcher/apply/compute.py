@@ -30,6 +30,8 @@ from launcher.errors import LaunchError, StillRunning
 from launcher.machines import READY, Machine, last, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
+SEND_SECONDS: Final = 8.0
+"""After which a create isn't sent again: by then its lock may soon be given up (launcher/apply/submit.py)."""
 LOOKS: Final = (0.5, 1.0, 2.0)
 """Seconds between looks at an operation; the last one from then on."""
 CHANGES: Final = 5
@@ -235,7 +237,8 @@ class Compute:
     def _create(self, zone: str, method: str, request_id: str, **resource: Any) -> Operation:
         try:
             api = self.api("InstancesClient")
-            made = api.ask(method, project=self.project, zone=zone, request_id=request_id, **resource)
+            asked = {"project": self.project, "zone": zone, "request_id": request_id, **resource}
+            made = api.ask_soon(method, SEND_SECONDS, **asked)
         except LaunchError as error:
             behind = answer_behind(error) or error.__cause__ or error
             told = of_create(behind, SERVICE, self.project)

@@ -6,12 +6,13 @@ Endpoints and credentials follow gcloud's own variables, so any API can be playe
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from launcher.apply.running import REAL, Clock
+from launcher.apply.running import REAL, Clock, stopwatch
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.verdicts import Refusal
 from train.loopback import is_plain_loopback
@@ -72,17 +73,33 @@ class Api:
             UnreachableError: no answer for a minute.
             LaunchError: it is refused; its cause is the client's own error.
         """
-        began, wait = self.clock.now(), FIRST_WAIT
+        began = self.clock.now()
+        return self._ask(method, request, PATIENCE_SECONDS, lambda: self.clock.now() - began)
+
+    def ask_soon(self, method: str, seconds: float, **request: Any) -> Any:
+        """The answer to a request that may be sent twice, but not once so many seconds have gone by, those included in
+        which this machine slept. Raises as `ask` does."""
+        return self._ask(method, request, seconds, stopwatch(self.clock, self.wall))
+
+    def wall(self) -> float:
+        """Seconds of a clock that goes on while this machine sleeps."""
+        return time.time()
+
+    def _ask(self, method: str, request: Mapping[str, Any], seconds: float, elapsed: Callable[[], float]) -> Any:
+        wait = FIRST_WAIT
         while True:
             try:
                 return self.once(method, **request)
             except UnreachableError as error:
                 pause = max(wait, retry_after(error.__cause__))
-                if self.clock.now() + pause > began + PATIENCE_SECONDS:
+                if elapsed() + pause > seconds:
                     raise
-                if self.clock.now() - began >= NOTICE_SECONDS:
+                if elapsed() >= NOTICE_SECONDS:
                     self.notice(f"{self.service.title} gives no answer yet; trying on")
+                trouble = error
             self.clock.sleep(pause)
+            if elapsed() > seconds:  # this machine slept meanwhile
+                raise trouble
             wait = min(2 * wait, LONGEST_WAIT)
 
     def once(self, method: str, **request: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from launcher.apply.book import Book
-from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Service
 from launcher.course import Entry
 from launcher.errors import UsageError
@@ -89,12 +88,6 @@ class Look(NamedTuple):
 def newest_of(entries: Sequence[Entry]) -> Entry | None:
     """The newest attempt in the cloud; one of `launch local` in the same folder only takes a number."""
     return next((entry for entry in reversed(entries) if entry.round), None)
-
-
-def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
-    """Seconds since now, those in which this machine slept included: a monotonic clock stands still then."""
-    began, began_wall = clock.now(), wall()
-    return lambda: max(clock.now() - began, wall() - began_wall)
 
 
 class Looker:

@@ -59,6 +59,12 @@ class Clock(NamedTuple):
 REAL: Final = Clock()
 
 
+def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
+    """Seconds since now, those in which this machine slept included: a monotonic clock stands still then."""
+    began, began_wall = clock.now(), wall()
+    return lambda: max(clock.now() - began, wall() - began_wall)
+
+
 class Preemption(NamedTuple):
     """The platform takes the machines away: `after` seconds from the replicas' start. `begins` is called then."""
 

@@ -2,17 +2,19 @@
 
 Three things keep a run from having two jobs, each where the one before can't:
 
-1. The lock (`attempts/NNNN.json`, create-only). Who has created it, and nobody else, sends one create request, once.
-   Nobody writes NNNN+1 before NNNN is known to have ended. So as long as a lock's create can't land after the lock was
-   given up, there is never a second job.
+1. The lock (`attempts/NNNN.json`, create-only). Who has created it, and nobody else, sends one create request: to
+   Vertex AI once; to Compute Engine again for some seconds where no answer comes, with the id by which it makes nothing
+   twice. Nobody writes NNNN+1 before NNNN is known to have ended. So as long as a lock's create can't land after the
+   lock was given up, there is never a second job.
 2. The look-up by label, in every region that a job of the run may be in. It finds what a launch has made that died, or
    lost its answer, before it could note the job's name.
 3. What lands all the same after its lock was given up is found at the next look (the younger job is cancelled), and at
    the latest by its own node, which finds the attempt claimed and ends without having touched the run.
 
 The times belong together. A lock is given up when it is 60 s old by the bucket's clock and has no job. Its owner sends
-no later than 20 s after it began to write it, and waits 30 s for the answer: whatever the request does, it has begun to
-do it by then. An answer that was lost is looked for 20 s long, as a request may be slow to have its effect.
+first no later than 20 s after it began to write it, last (to Compute Engine) no more than 8 s after that, and waits
+30 s for the answer: whatever the request does, it has begun to do it by then. An answer that was lost is looked for
+20 s long, as a request may be slow to have its effect.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from typing import Final
 
 from launcher.apply.book import Book
 from launcher.apply.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
-from launcher.apply.looking import Looker, stopwatch
-from launcher.apply.running import Clock
+from launcher.apply.looking import Looker
+from launcher.apply.running import Clock, stopwatch
 from launcher.apply.service import Service
 from launcher.apply.way import Submitted, Way
 from launcher.plan.model import Plan

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from launcher.apply.answers import Asking
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import UnreachableError
+from launcher.apply.googleapis import REQUEST_SECONDS, UnreachableError
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused
+from launcher.apply.way import CURRENT_SECONDS, YOUNG_SECONDS
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.machines import LEASE
 from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
@@ -203,12 +205,39 @@ def test_too_many_requests_pass_though_their_status_is_403(site: Site, compute: 
 
 
 def test_no_answer_for_a_minute_is_no_refusal(site: Site, compute: Compute) -> None:
+    site.cloud.faults.add(Fault(GET, Status(503), times=99))
+    began = site.clock()
+    with pytest.raises(UnreachableError):
+        compute.instance(ZONE, "dev")
+    assert 45 < site.clock() - began < 75
+    assert any("no answer yet" in line for line in site.said)
+
+
+@pytest.mark.parametrize("slept", [0.0, 3600.0])
+def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
+    site: Site, slept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent 20 s after its lock at the latest (submit.py), each attempt at it waits 30 s for an answer, and a lock is
+    given up after 60 s. A machine that sleeps between two tries (its monotonic clock stands still) doesn't send again
+    either."""
+    sent: list[float] = []
+
+    class Watched(Asking):
+        def wall(self) -> float:
+            return site.clock() + slept * len(sent)
+
+        def once(self, method: str, **request: Any) -> Any:
+            if method == "insert_unary":
+                sent.append(self.wall())
+            return super().once(method, **request)
+
+    monkeypatch.setattr("launcher.apply.compute.Asking", Watched)
     site.cloud.faults.add(Fault(INSERT, Status(503), times=99))
     began = site.clock()
     with pytest.raises(UnreachableError):
-        compute.insert(ZONE, BODY, UUID + "1")
-    assert 45 < site.clock() - began < 75
-    assert any("no answer yet" in line for line in site.said)
+        site.launch()
+    assert len(sent) > 2 or slept
+    assert sent[-1] - began + CURRENT_SECONDS + REQUEST_SECONDS < YOUNG_SECONDS
 
 
 def test_a_repeated_delete_is_the_same_delete(site: Site, compute: Compute) -> None:
