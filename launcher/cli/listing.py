@@ -57,7 +57,8 @@ class Listing:
             return True
         if not self._ships(folder.rpartition("/")[0]) or not self._is_code(folder):
             return False
-        return not self._ignored.excludes_all_of(folder) and not is_run_folder(self._path(folder))
+        path = self._path(folder)  # git may still list what was in a folder that is a link now
+        return not (self._ignored.excludes_all_of(folder) or stat.S_ISLNK(mode_of(path)) or is_run_folder(path))
 
     # --- By git -------------------------------------------------------------------------------------------------------
 

@@ -153,6 +153,21 @@ def test_a_file_that_became_a_folder(checkout: Path) -> None:
     assert names(checkout) == ["a.py/inner.py"]
 
 
+def test_a_folder_that_became_a_link_ships_as_a_link(checkout: Path) -> None:
+    """What git still has below it would be read through the link, from wherever it leads."""
+    written(checkout / "data", key__txt="1")
+    written(checkout / "real", key__txt="2")
+    commit_all(checkout)
+    shutil.rmtree(checkout / "data")
+    (checkout / "data").symlink_to("real")
+    found = {file.name: file.link for file in code.code(checkout).files}
+    assert found == {"a.py": None, "data": "real", "real/key.txt": None}
+    (checkout / "data").unlink()
+    (checkout / "data").symlink_to(written(checkout.parent / "elsewhere", key__txt="3"))
+    with pytest.raises(UsageError, match="data is a link to"):
+        code.code(checkout)
+
+
 def test_a_folder_that_the_repository_around_it_ignores(checkout: Path) -> None:
     """A home that is a repository with `*` in its .gitignore: what lies in it is no part of it."""
     (checkout / ".gitignore").write_text("*\n")
