@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -145,4 +146,15 @@ def _put(state: State, name: str, value: Any, saved: Any) -> None:
     elif _keeps_state(value):
         value.load_state_dict(saved)
     else:
-        state[name] = saved.to(value.device) if isinstance(value, torch.Tensor) else saved
+        state[name] = _placed(saved, value)
+
+
+def _placed(saved: Any, before: Any) -> Any:
+    """`saved`, its tensors on the devices of those in their places before."""
+    if isinstance(saved, Tensor) and isinstance(before, Tensor):
+        return saved.to(before.device)
+    if isinstance(saved, Mapping) and isinstance(before, Mapping):
+        return {key: _placed(item, before.get(key)) for key, item in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(before, list | tuple):
+        return type(saved)(map(_placed, saved, chain(before, repeat(None))))
+    return saved

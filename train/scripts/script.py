@@ -132,7 +132,7 @@ class Script:
         past = {"seconds": self.trained, "interruptions": self.interruptions}
         mine = {"random": randomness.read(self.ranks.device), "own": keep.own_content(own)}
         snapshot = Snapshot(keep.content(state), mine, {**_about(self.ranks), "script": past}, frozenset())
-        layout = keep.layout(state, snapshot.shared)
+        layout = keep.layout(state, snapshot.shared) if self.ranks.world > 1 else {}
         call = {"step": Entry(str(step), "", plain=False), "wait": Entry(str(wait), "", plain=False)}
         return (snapshot, layout), {**layout, **{f"checkpoint.save({name}=…)": entry for name, entry in call.items()}}
 

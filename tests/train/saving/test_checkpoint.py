@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from train import checkpoint, contract
-from train.saving import cutter, manifests, pruning
+from train.errors import UsageError
+from train.saving import cutter, manifests, pruning, resume
 from train.saving.cutter import CancelledError
 from train.saving.manifests import CheckpointError, Manifest
 from train.saving.shares import joined, shared_out, split
@@ -243,6 +244,14 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model" / "checkpoints" / "model.safetensors").write_text("text")
     for name in ("nowhere", "empty", "file", "model"):
         assert name in refused(tmp_path / name)
+
+
+@pytest.mark.parametrize("about", [{}, {"config": 3}, {"config": {"model": "gpt"}}])
+def test_a_run_of_another_kind_is_not_resumed(tmp_path: Path, about: dict[str, Any]) -> None:
+    """Its checkpoints may be whole; what it says of itself is nothing that a run of ours could be held against."""
+    with pytest.raises(UsageError) as caught:
+        resume.refuse_another(about, {"config": dict.fromkeys((*resume.FIXED, "data"), 1)}, "gs://b/run")
+    assert "gs://b/run" in str(caught.value)
 
 
 def foreign(folder: Path, written: Callable[[str], object]) -> None:

@@ -21,7 +21,7 @@ from tests.train.scripts.ownscript import STEPS, Blow, environment, run, start
 from train import checkpoint, contract
 from train.errors import UsageError
 from train.saving.shares import joined, split
-from train.scripts import plain
+from train.scripts import keep, plain
 from train.storage import LocalFolder
 
 ROOT = Path(contract.__file__).parents[1]
@@ -329,3 +329,20 @@ def test_the_example_without_torch(tmp_path: Path) -> None:
     losses = trials.losses(tmp_path / "run")
     assert len(losses) == 30
     assert losses[30] < losses[1] / 2
+
+
+def test_tensors_in_lists_and_dicts_come_back_to_their_device() -> None:
+    """meta stands for a GPU here: what a checkpoint holds is on the CPU."""
+    before = torch.empty(2, device="meta")
+    state = {"ema": {"a": [before, before], "b": (before,), "n": 1}}
+    one = torch.ones(2)
+    keep._put(state, "ema", state["ema"], {"a": [one, one, one], "b": (one,), "n": 2, "new": one})
+    ema: Any = state["ema"]
+    assert [tensor.device.type for tensor in (*ema["a"], *ema["b"], ema["new"])] == [
+        "meta",
+        "meta",
+        "cpu",
+        "meta",
+        "cpu",
+    ]
+    assert ema["n"] == 2
