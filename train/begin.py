@@ -29,6 +29,7 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
     resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found), scratch(env))
     if run.ranks.rank == 0:
         _tell(run, storage, resumed)
+    run.replicas.start(run.state["step"])
     saver = Saver(
         run.ranks,
         storage,

@@ -248,7 +248,7 @@ class Exit(IntEnum):
     PREEMPTED = 75
     """Stopped from outside after saving; another start goes on from there."""
     DISAGREED = 76
-    """The ranks' parameters differ at the end: the result must not be trusted."""
+    """The ranks' parameters or moments differ: the result must not be trusted."""
     SUPERSEDED = 77
     """Another start of the same run has taken over; this one left the run folder to it."""
     TERMINAL = 78

@@ -44,7 +44,7 @@ class NonFiniteError(UsageError):
 
 
 class DisagreementError(TrainError):
-    """The ranks' parameters differ at the end."""
+    """The ranks' parameters or moments differ: the result must not be trusted."""
 
     exit = Exit.DISAGREED
 

@@ -14,7 +14,7 @@ from train.dist import use_device
 from train.ending import NOTICE_SECONDS, PEER_SECONDS, Told, leave
 from train.errors import OutputError, PreemptedError
 from train.peers import Peers
-from train.reporting import event, with_events
+from train.reporting import compare_now, event, with_events
 from train.setup import Run
 
 ROWS_SECONDS = 1.5
@@ -31,6 +31,7 @@ def give_way(run: Run, told: Told) -> NoReturn:
     run.guard.look(rows)
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
+    compare_now(run)
     try:
         run.saver.save(step, to_save(run), limit=left)
     except OutputError as error:

@@ -28,7 +28,7 @@ from train.micro_batch import no_trace
 from train.peers import Peers
 from train.pieces import whole
 from train.recorder import Step
-from train.reporting import block, event, report_if_due, tell_start
+from train.reporting import block, compare_now, event, report_if_due, tell_start
 from train.setup import Run, seed, setup
 from train.techniques import attention, counted, finite, memory, optim, speed
 from train.techniques.precision import autocast
@@ -230,6 +230,7 @@ def boundary(run: Run, told: Told) -> None:
         saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
             block(run)
+            compare_now(run)
             with run.profiler.range("checkpoint"):
                 saver.begin(run.state["step"], to_save(run))
 
@@ -238,6 +239,7 @@ def conclude(run: Run, told: Told) -> None:
     """All ranks must have come to the same parameters; then they write the last checkpoint, and rank 0 the summary."""
     told.saving = True  # a preemption that comes now is too late to change anything
     run.agreement.close()
+    compare_now(run)
     same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
     digest, step, seconds = parameters_sha256(run.model), run.state["step"], run.seconds
     if wrong := disagreement(gather(run.ranks, digest)):

@@ -6,7 +6,10 @@ import time
 from typing import Any
 
 from train import progress
+from train.dist import on_first
+from train.errors import DisagreementError
 from train.output.rows import Row
+from train.saving.resume import newest
 from train.setup import Run
 
 
@@ -24,17 +27,44 @@ def report_if_due(run: Run) -> None:
     if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
         return
     rows = block(run)
+    if run.replicas.due(step):
+        run.replicas.compare(step, run.parameters, run.optimizer)
     if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
         left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
         print(progress.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
 
 
 def block(run: Run) -> list[Row]:
-    """Write the rows since the last block, and what was skipped. Raises NonFiniteError on all ranks alike."""
+    """Write the rows since the last block, and what was skipped. Raises NonFiniteError and DisagreementError on all
+    ranks alike."""
     rows = run.recorder.block()
     run.sink.put(with_events(run, rows))
     run.guard.look(rows)
+    heed_difference(run)
     return rows
+
+
+def compare_now(run: Run) -> None:
+    """Before a checkpoint: raise DisagreementError, on all ranks alike, if the ranks' states differ."""
+    heed_difference(run)
+    run.replicas.compare(run.state["step"], run.parameters, run.optimizer)
+    heed_difference(run)
+
+
+def heed_difference(run: Run) -> None:
+    """Raise DisagreementError, on all ranks alike, if the last comparison has found that the ranks differ."""
+    found = run.replicas.read(run.recorder.usual)
+    if found is None:
+        return
+    saved = on_first(run.ranks, lambda: newest(run.storage) if run.storage else None)
+    run.sink.put(
+        [event("ranks_differ", **{**found._asdict(), "ranks": [*found.ranks]}, checkpoint=saved and saved.folder)]
+    )
+    good = f"the last good checkpoint is {saved.folder}, and a" if saved else "no checkpoint was saved yet; a"
+    raise DisagreementError(
+        f"{found.words(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; {good} "
+        f"new start resumes from step {saved.step if saved else 0}"
+    )
 
 
 def with_events(run: Run, rows: list[Row]) -> list[Row]:

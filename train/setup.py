@@ -31,6 +31,7 @@ from train.monitoring.monitor import Monitor, open_monitor
 from train.profiling.profile import Profiler, open_profiler
 from train.progress import Pace, si
 from train.recorder import Recorder
+from train.replicas import Replicas
 from train.saving.manifests import Manifest
 from train.saving.saver import Saver
 from train.storage import Storage, open_storage
@@ -77,6 +78,7 @@ class Run:
     facts: dict[str, Any]
     agreement: Agreement
     guard: Guard
+    replicas: Replicas
     profiler: Profiler
     monitor: Monitor
     saver: Saver | None = None
@@ -127,7 +129,9 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     facts = _facts(config, ranks, source, model, numbers)
     how = precision.explained(config.precision, numbers, ranks.device.type), *attention.explained(config.attention)
     built = optim.explained(optimizer, config.optimizer.fused, model)
-    choices = (*how, built, *exact, *shape, *sharing, *prepared.choices, feed.choice, portions.choice)
+    replicas = Replicas(ranks, shared_out=fsdp.is_sharded(model))
+    beside_steps = feed.choice, portions.choice, *replicas.choices
+    choices = (*how, built, *exact, *shape, *sharing, *prepared.choices, *beside_steps)
     facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
         _announce(facts, source, choices)
@@ -152,6 +156,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         facts=facts,
         agreement=Agreement(ranks),
         guard=Guard(config.non_finite),
+        replicas=replicas,
         profiler=open_profiler(config, ranks, env, sink, facts, accumulates=portions.count > 1),
         monitor=open_monitor(config.monitor, ranks, env, sink),
     )

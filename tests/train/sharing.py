@@ -48,9 +48,10 @@ SGD = {"name": "sgd", "lr": 0.1, "warmup_steps": 0}
 SHORT: dict[str, Any] = {"steps": 3, "eval": {"every": 3, "batches": 1}, "optimizer": {"lr": 1e-3, "warmup_steps": 0}}
 
 
-def on_two_ranks(program: str, base: Path) -> str:
-    """What they say to stdout: all of it must go well."""
-    torchrun = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def on_two_ranks(program: str, base: Path, ranks: int = 2) -> str:
+    """What they (or more `ranks`) say to stdout: all of it must go well."""
+    torchrun = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone"]
+    torchrun.append(f"--nproc-per-node={ranks}")
     env = os.environ | {"PYTHONPATH": str(Path(contract.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*torchrun, "-m", program, str(base)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,7 +12,7 @@ from train.contract import Exit
 _FINAL: Final = {
     Exit.SUPERSEDED: "another start of this run has taken over",
     Exit.USAGE: "the config or the code can't work (its own lines say why)",
-    Exit.DISAGREED: "the ranks' parameters differ at the end",
+    Exit.DISAGREED: "the ranks' parameters or moments differ",
     Exit.TERMINAL: "the run must not be started again",
     Exit.UNFIT: "the machine is not fit (its own lines say why)",
 }

@@ -157,7 +157,7 @@ def test_what_the_state_says_of_evaluations_counts(
             os.kill(os.getpid(), signal.SIGTERM)
             return real(*args)
 
-        monkeypatch.setattr("train.loop.mean", told)
+        monkeypatch.setattr("train.techniques.counted.mean", told)
         with pytest.raises(PreemptedError):
             train(folder, eval={"every": STEPS, "batches": 2})
         monkeypatch.undo()
