@@ -64,9 +64,12 @@ def accelerate(told: Mapping[str, Any]) -> None:
     from accelerate import Accelerator
 
     (rank, world), what, mine = place(), job(told), turns.here()
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    model = plain_loop.build(what)
-    model, optimizer = accelerator.prepare(model, plain_loop.adamw(model, what))
+    precision = "bf16" if what.precision == "bf16" else "no"
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
+    bare = plain_loop.build(what)
+    model: Any
+    model, optimizer = accelerator.prepare(bare, plain_loop.adamw(bare, what))
+    model = torch.compile(model) if what.compile else model
     scheduler = accelerator.prepare(_schedule(optimizer, what))
     text = plain_loop.training_part(what)
     for step in range(1, what.steps + 1):
@@ -85,10 +88,12 @@ def fabric(told: Mapping[str, Any]) -> None:
     from lightning_fabric import Fabric
 
     (rank, world), what, mine = place(), job(told), turns.here()
-    lightning = Fabric(accelerator="auto", devices=world, strategy="ddp" if world > 1 else "auto")
+    strategy, precision = "ddp" if world > 1 else "auto", "bf16-mixed" if what.precision == "bf16" else "32-true"
+    lightning = Fabric(accelerator="auto", devices=world, strategy=strategy, precision=precision)
     lightning.launch()
     bare = plain_loop.build(what)
-    model, optimizer = lightning.setup(bare, plain_loop.adamw(bare, what))
+    optimizer = plain_loop.adamw(bare, what)
+    model, optimizer = lightning.setup(torch.compile(bare) if what.compile else bare, optimizer)
     scheduler = _schedule(optimizer, what)
     text = plain_loop.training_part(what)
     for step in range(1, what.steps + 1):

@@ -1,7 +1,6 @@
 """The built-in trainer beside a loop that was written by hand and does nothing but train, and beside its peers.
 
     python -m benchmarks.training [--rounds 5] [--turns 4] [--steps 10] [--peers] [--start] [--write]
-    python -m benchmarks.training --gpu [gpt resnet small overhead] [--rounds 3] [--turns 3] [--steps 40] [--write]
 
 Every loop has the same model, optimizer and data, and is in processes of its own. In each round all are started anew,
 and take turns of `--steps` steps.
@@ -18,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from benchmarks import gpu, jobs
+from benchmarks import jobs
 from benchmarks.machine import described
 from benchmarks.starts import start
 from benchmarks.tables import Loop, Step, cost_table, steps_table, wall
@@ -78,30 +77,18 @@ def cpu_result(options: argparse.Namespace, amount: Amount) -> list[str]:
 def main() -> None:
     """Measure, print, and with --write keep the tables under benchmarks/results/."""
     options = parsed(sys.argv[1:])
-    if options.gpu is None:
-        packages = ("torch", *(("accelerate", "lightning-fabric") if options.peers else ()))
-        amount = amount_of(options, Amount(rounds=5, turns=4, steps=10))
-        conclude("training", amount, described(*packages), partial(cpu_result, options, amount), write=options.write)
-        return
-    found, amount = gpu.device(), amount_of(options, Amount(rounds=3, turns=3, steps=40))
-    if not found.there and not options.shrunk:
-        sys.exit("there is no GPU here that torch can use; --shrunk tries the benchmark without one")
-    sizes = gpu.SHRUNK if options.shrunk else gpu.REAL
-    hardware = f"{described('torch')}; {found.name}, CUDA {found.cuda or '-'}"
-    for part in options.gpu or gpu.PARTS:
-        keep = options.write and not options.shrunk
-        conclude(f"training-gpu-{part}", amount, hardware, partial(gpu.on_gpu, part, amount, sizes, found), write=keep)
+    packages = ("torch", *(("accelerate", "lightning-fabric") if options.peers else ()))
+    amount = amount_of(options, Amount(rounds=5, turns=4, steps=10))
+    conclude("training", amount, described(*packages), partial(cpu_result, options, amount), write=options.write)
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5; on a GPU 3)")
-    parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8; on a GPU 3)")
-    parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50; on a GPU 40 and 400)")
+    parser.add_argument("--rounds", type=int, help="in each all loops are started anew (5)")
+    parser.add_argument("--turns", type=int, help="of each loop in a round (4, of a tiny model 8)")
+    parser.add_argument("--steps", type=int, help="of a turn (10, of a tiny model 50)")
     parser.add_argument("--peers", action="store_true", help="HF accelerate and Lightning Fabric too")
     parser.add_argument("--start", action="store_true", help="from torchrun to the first step, too")
-    parser.add_argument("--gpu", nargs="*", choices=gpu.PARTS, help="on this machine's GPU: these parts, or all")
-    parser.add_argument("--shrunk", action="store_true", help="with --gpu: tiny models, to try it without a GPU")
     parser.add_argument("--write", action="store_true", help="keep the tables under benchmarks/results/")
     return parser.parse_args(arguments)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu_acceptance import gputests
+from benchmarks.gpu_acceptance.ablation import variants
 
 Case = tuple[dict[str, Any], dict[str, dict[str, Any]]]
 
@@ -229,7 +230,7 @@ PART_1: dict[str, Case] = {
     "cuda graphs": compiled("whole", **{"cuda graphs": "true"}),
     "resume": (
         {
-            "codes": [75, 0, 0],
+            "codes": [75, 0],
             "steps": 4,
             "resumed": [2],
             "losses": LOSSES,
@@ -241,8 +242,8 @@ PART_1: dict[str, Case] = {
             "one bit of one loss": {"losses": [*LOSSES[:3], 2.5000000000000004]},
             "other parameters": {"sha256": ["ab", "ac"]},
             "no parameters": {"sha256": ["", ""]},
-            "it ended before": {"codes": [0, 0, 0], "resumed": []},
-            "it failed after": {"codes": [75, 1, 0]},
+            "it ended before": {"codes": [0, 0], "resumed": []},
+            "it failed after": {"codes": [75, 1]},
             "from the beginning": {"resumed": []},
             "steps are missing": {"losses": LOSSES[:3], "reference": LOSSES[:3]},
         },
@@ -284,4 +285,109 @@ PART_1: dict[str, Case] = {
     **{f"pytest {file}": tested() for file in gputests.files()},
 }
 
-CASES: dict[str, Case] = {f"1 {name}": case for name, case in PART_1.items()}
+
+def turns(*titles: str) -> Case:
+    loops = {title: {"ms": [30.0, 29.0, 31.0], "beside": [1.0, 0.99, 1.01], "per_s": 4e5} for title in titles}
+    slow = {**loops, "trainer": {"ms": [40.0, 39.0, 41.0], "beside": [0.75, 0.74, 0.76], "per_s": 3e5}}
+    good: dict[str, Any] = {"asked": list(titles), "gpus": 1, "loops": loops}
+    broken: dict[str, dict[str, Any]] = {
+        "one was not measured": {"loops": dict(list(loops.items())[:-1])},
+        "no speed": {"loops": {**loops, titles[-1]: {**loops[titles[-1]], "per_s": 0.0}}},
+    }
+    return good, broken | ({"far slower than the plain loop": {"loops": slow}} if "HF accelerate" in titles else {})
+
+
+def rate(**more: Any) -> Case:
+    good = {"per_s": 4e5, "ms": [30.0, 29.0, 31.0], "mfu": 0.4, "memory_gb": 20.0, "choices": {}, "reasons": {}, **more}
+    failed = {"choices": {"compile": "false"}, "reasons": {"compile": "it failed: BackendCompilerFailed"}}
+    return good, {"no speed": {"per_s": 0.0}, "an impossible MFU": {"mfu": 1.2}, "not compiled": failed}
+
+
+def precisions() -> Case:
+    kinds = {"fp32": 1e4, "tf32": 3e4, "bf16": 6e4, "fp16": 6e4}
+    good: dict[str, Any] = {kind: {"per_s": [value, 1.1 * value]} for kind, value in kinds.items()} | {"gpus": 1}
+    return good, {"no faster": {"bf16": {"per_s": [1.1e4, 1.1e4]}}, "no speed": {"tf32": {"per_s": [0.0, 0.0]}}}
+
+
+def ablation() -> Case:
+    good = {
+        "per_s": 4e5,
+        "beside": 1.1,
+        "loss": 3.01,
+        "reference": 3.0,
+        "first": 10.8,
+        "steps": 50,
+        "mfu": 0.4,
+        "ms": [160.0, 159.0, 162.0],
+        "memory_gb": 20.0,
+    }
+    return good, {
+        "learns less": {"loss": 3.2},
+        "learns nothing": {"first": 3.0},
+        "no number": {"loss": float("nan")},
+        "no speed": {"per_s": 0.0},
+        "no steps": {"steps": 1},
+    }
+
+
+_auto, _auto_broken = rate(chosen="64", best=["32", 4e5], gpus=1)
+_overhead, _overhead_broken = turns("nothing written", "metrics", "metrics, monitor")
+_dear = {**_overhead["loops"], "metrics": {"ms": [33.0, 32.0, 34.0], "beside": [0.9, 0.89, 0.91], "per_s": 3.6e5}}
+
+PART_2: dict[str, Case] = {
+    "gpt beside a plain loop": turns("plain loop", "trainer", "HF accelerate"),
+    "gpt losses": (
+        {"losses": LOSSES, "reference": [4.0, 3.51, 3.0, 2.5], "steps": 4},
+        {
+            "two percent apart": {"losses": [4.0, 3.5, 3.0, 2.55]},
+            "no number": {"losses": NAN},
+            "a step is missing": {"losses": LOSSES[:3], "reference": LOSSES[:3]},
+            "does not learn": {"losses": FLAT, "reference": FLAT},
+        },
+    ),
+    **{f"gpt micro-batch {micro}": rate() for micro in (4, 8, 16, 32, 64)},
+    "gpt micro-batch auto": (_auto, {**_auto_broken, "far slower than the best": {"best": ["32", 6e5]}}),
+    **{f"precision {model}": precisions() for model in ("gpt", "resnet50", "bert-large")},
+    "metrics and monitor": (_overhead, {**_overhead_broken, "a tenth slower": {"loops": _dear}}),
+    "checkpoints": (
+        {
+            "without": [{"mean_s": 0.03}, {"mean_s": 0.03}],
+            "with": [{"mean_s": 0.031, "saved": 4, "steps": 295}, {"mean_s": 0.031, "saved": 4, "steps": 295}],
+            "gpus": 1,
+        },
+        {
+            "none was written": {"with": [{"mean_s": 0.031, "saved": 0, "steps": 295}]},
+            "each stops training": {"with": [{"mean_s": 0.2, "saved": 4, "steps": 295}]},
+        },
+    ),
+    **{name: rate() for name in ("resnet50 synthetic", "resnet50 JPEGs", "resnet50 compiled", "bert-large")},
+    "first step": (
+        {"seconds": {"cold": 60.0, "warm": 20.0, "from the run folder": 22.0}, "compiled": True},
+        {
+            "the cache is of no use": {"seconds": {"cold": 60.0, "warm": 61.0, "from the run folder": 22.0}},
+            "not measured": {"seconds": {"cold": 60.0}},
+            "before it began": {"seconds": {"cold": 60.0, "warm": -3.0, "from the run folder": 22.0}},
+        },
+    ),
+    "small gpt": turns("plain loop", "trainer, not compiled"),
+    "cost of a step": (
+        {
+            "asked": ["plain loop", "trainer"],
+            "us": {"plain loop": 900.0, "trainer": 950.0},
+            "beyond_us": {"trainer": [50.0, 40.0, 60.0]},
+        },
+        {
+            "one was not measured": {"us": {"plain loop": 900.0}},
+            "no time": {"us": {"plain loop": 900.0, "trainer": 0.0}},
+        },
+    ),
+}
+
+PART_3: dict[str, Case] = {
+    **{f"ablation {variant.name}": ablation() for variant in variants()},
+    "ablation the best together": ablation(),
+}
+
+CASES: dict[str, Case] = {
+    f"{part} {name}": case for part, cases in ((1, PART_1), (2, PART_2), (3, PART_3)) for name, case in cases.items()
+}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import gpu, jobs, starts, startup, tables, training, turns
+from benchmarks import jobs, starts, startup, tables, training, turns
+from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
 from train.config import parse
@@ -153,8 +153,6 @@ def test_a_loop_that_ends_is_left_out_where_each_is_alone(fake: list[str], capfd
     found = turns.measure([ONE, BREAKS, TWO], Amount(rounds=2, turns=2, steps=1, together=False))
     assert [one.loop.title for one in found] == ["one", "two"]
     assert "it ended" in capfd.readouterr().err
-    lines = gpu.told_of([ONE, BREAKS, TWO], found, ["table"])
-    assert lines == ["table", "three ended before its last step: not measured.\n"]
 
 
 @pytest.mark.parametrize(("loops", "together"), [([ONE, BREAKS], True), ([BREAKS, ONE], False)])
@@ -203,7 +201,7 @@ def test_a_loop_that_comes_to_an_end_is_an_error(processes: Path) -> None:
 # --- What they are told ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [jobs.NANOGPT, jobs.HARDLY, gpu.REAL.gpt, gpu.SHRUNK.gpt])
+@pytest.mark.parametrize("shape", [jobs.NANOGPT, jobs.HARDLY, sizes.REAL.gpt, sizes.SHRUNK.gpt])
 def test_the_trainer_understands_the_jobs(shape: dict[str, int]) -> None:
     told = {**jobs.JOB, "text": "text", "shape": shape}
     parsed = parse(jobs.config(told, precision="bf16", compile=True, cuda_graphs=True))
@@ -223,18 +221,18 @@ def test_the_plain_loop_is_there_twice_and_everyone_has_the_same_job() -> None:
 
 def test_what_a_gpt_of_124_million_parameters_computes() -> None:
     """855 MFLOP a token by nanoGPT's formula."""
-    assert gpu._flops_per_token(gpu.REAL.gpt) == pytest.approx(855e6, rel=0.002)
+    assert sizes.flops_per_token(sizes.REAL.gpt) == pytest.approx(855e6, rel=0.002)
 
 
 def test_an_h100_has_a_peak_and_no_gpu_none() -> None:
-    assert gpu._peak(gpu.Device("NVIDIA H100 80GB HBM3", "13.0")) == 989e12
-    assert gpu._peak(gpu.Device("no GPU", "")) is None
+    assert sizes.peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert sizes.peak("CPU") is None
 
 
 def test_pictures_are_what_a_folder_of_classes_is(tmp_path: Path) -> None:
     from train.data.listing import listed
 
-    with gpu.pictures(gpu.SHRUNK, different=3) as folder:
+    with sizes.pictures(sizes.SHRUNK, different=3) as folder:
         train, held_out = listed(folder, tmp_path, "pictures")
         assert (len(train), train.classes, held_out) == (20, 10, None)
         assert train.read(0)[0].startswith(b"\xff\xd8")
@@ -243,16 +241,7 @@ def test_pictures_are_what_a_folder_of_classes_is(tmp_path: Path) -> None:
 def test_a_real_picture_is_as_large_as_one_of_imagenet() -> None:
     import numpy as np
 
-    assert 60_000 < len(gpu._jpeg(np.random.default_rng(0), gpu.REAL.pixels)) < 180_000
-
-
-def test_what_a_trainer_chose_is_told_without_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/t")
-    said = "gpt: 5 parameters; /t/tmp1/text, 2 M bytes\n  compile  false: no compiler\nstep 1/9  loss 2\nstep 2/9"
-    (chosen,) = gpu.told_of([], [measured("trainer", [1.0], said=said), PLAIN], [])
-    assert chosen == (
-        "trainer:\n\n```\ngpt: 5 parameters; data made for this, 2 M bytes\n  compile  false: no compiler\n```\n"
-    )
+    assert 60_000 < len(sizes.jpeg(np.random.default_rng(0), sizes.REAL.pixels)) < 180_000
 
 
 def test_scripts_that_are_started_are_python() -> None:
@@ -262,16 +251,10 @@ def test_scripts_that_are_started_are_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts", "amount"),
-    [
-        ([], None, Amount(6, 4, 10)),
-        (["--rounds", "2", "--gpu"], [], Amount(2, 4, 10)),
-        (["--steps", "0", "--gpu", "gpt", "small"], ["gpt", "small"], Amount(6, 4, 0)),
-    ],
+    ("arguments", "amount"), [([], Amount(6, 4, 10)), (["--rounds", "2", "--steps", "0"], Amount(2, 4, 0))]
 )
-def test_what_the_command_says_counts(arguments: list[str], parts: list[str] | None, amount: Amount) -> None:
-    options = training.parsed(arguments)
-    assert (options.gpu, training.amount_of(options, Amount(6, 4, 10))) == (parts, amount)
+def test_what_the_command_says_counts(arguments: list[str], amount: Amount) -> None:
+    assert training.amount_of(training.parsed(arguments), Amount(6, 4, 10)) == amount
 
 
 def test_a_result_has_its_command_and_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_acceptance import __main__ as program
+from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance import gputests, log, machine, running
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
+from tests import features, what_ran
 from tests.acceptance_cases import CASES
 from tests.features import FEATURES
 
@@ -280,3 +282,86 @@ def test_a_command_names_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.parsed(["--list"]).list
     assert program.main(["--list", "--part", "1"]) == 0
     assert "facts" in capsys.readouterr().out
+
+
+# --- Results in the repository ----------------------------------------------------------------------------------------
+
+
+def row(part: int, name: str, **more: Any) -> dict[str, Any]:
+    """As the log has it."""
+    head = {"key": f"{part} {name}", "part": part, "name": name, "about": "…", "status": "ok", "why": "400,000/s"}
+    tail = {"seconds": 10.0, "time": "2026-12-01T10:00:00+00:00", "commit": "c0ffee", "device": "NVIDIA H200"}
+    return {**head, **tail, "tiny": False, "try": 1, "measured": {}, **more}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pages and result files that --adopt writes, in a folder of their own."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    for module, name in ((features, "PAGE"), (what_ran, "PAGE"), (what_ran, "README"), (what_ran, "FIGURES")):
+        page: Path = getattr(module, name)
+        copy = tmp_path / page.relative_to(ROOT)
+        copy.write_text(page.read_text())
+        monkeypatch.setattr(module, name, copy)
+    folder = tmp_path / "benchmarks" / "results"
+    monkeypatch.setattr(adopting, "RESULTS", folder)
+    monkeypatch.setattr(features, "RAN", folder / "ran-on.json")
+    monkeypatch.setattr(what_ran.renew, "__defaults__", (folder,))
+    return tmp_path
+
+
+def test_results_are_adopted(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two commands: the newest row counts, a digest becomes the commit, and the pages say it."""
+    monkeypatch.setattr(machine, "head", lambda: "0123456789")
+    first, second = Log(tmp_path / "first"), Log(tmp_path / "second")
+    first.add(
+        {"machine": {**machine.described(machine.Device("NVIDIA H200", 1, "13.0")), "command": "…", "commit": "x"}}
+    )
+    digest = f"source-{machine.source()}"
+    for one in (row(1, "bf16", commit=digest), row(1, "resume", status="failed", commit=digest)):
+        first.add(one)
+    for two in (row(1, "resume", commit=digest), row(1, "tf32", status="failed", commit=digest), row(2, "gpt losses")):
+        second.add(two)
+    second.add(row(1, "fp32", device="CPU", tiny=True))
+    ran = {"device": "NVIDIA H200", "date": "2026-12-01"}
+    (first.folder / "ran-on.json").write_text(json.dumps({"test_gpu.py::test_cuda_graphs_learn_alike": ran}))
+    assert program.main(["--adopt", str(first.folder), str(second.folder)]) == 0
+    results = repository / "benchmarks" / "results"
+    kept = json.loads((results / "gpu-acceptance-2026-12-01-nvidia-h200.json").read_text())
+    assert (kept["commit"], kept["device"], len(kept["rows"])) == ("0123456789", "NVIDIA H200", 4)
+    text = (results / "gpu-acceptance-2026-12-01-nvidia-h200.md").read_text()
+    assert "part 1" in text
+    assert "| gpt losses | ok | 400,000/s |" in text
+    assert (
+        "(`h200`) | ran on 2026-12-01 with 0123456789: 2 of 3 checks |" in (repository / "docs/what-ran.md").read_text()
+    )
+    assert "(`h100`) | never yet; on CPUs |" in (repository / "docs/what-ran.md").read_text()
+    assert "| gpt losses | 400,000/s |" in (repository / "docs/performance.md").read_text()
+    assert "| CUDA graphs | `cuda_graphs` | NVIDIA H200, 2026-12-01 |" in (repository / "docs/train.md").read_text()
+    assert "H200" in (repository / "README.md").read_text()
+
+
+def test_a_rehearsal_is_not_adopted(repository: Path, tmp_path: Path) -> None:
+    out = Log(tmp_path / "out")
+    out.add(row(1, "fp32", device="CPU", tiny=True))
+    assert program.main(["--adopt", str(out.folder)]) == 1
+    assert list((repository / "benchmarks" / "results").iterdir()) == []
+
+
+def test_the_pages_are_current() -> None:
+    """`make golden` renews them."""
+    for path, text in what_ran.pages().items():
+        assert path.read_text() == text, path.name
+
+
+def test_a_service_ran_where_a_step_of_it_went_well(tmp_path: Path) -> None:
+    steps = [{"name": "job", "ok": True, "target": "vertex"}, {"name": "vm", "ok": False, "target": "vm"}]
+    steps.append({"name": "preempt", "ok": False, "target": "vertex"})
+    (tmp_path / "selftest-2026-12-02.json").write_text(
+        json.dumps({"date": "2026-12-02", "commit": "a1", "steps": steps})
+    )
+    found = dict(what_ran.rows(tmp_path))
+    assert found["Vertex AI"] == "ran on 2026-12-02 with a1: 1 of 2 steps"
+    assert found["Compute Engine"] == what_ran.LOOPBACK
+    assert len(what_ran.summary(tmp_path)) <= 8

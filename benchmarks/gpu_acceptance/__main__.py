@@ -3,6 +3,7 @@
 It runs straight from a checkout.
 
     python3 -m benchmarks.gpu_acceptance --part 1 --minutes 8 --out DIR
+    python3 -m benchmarks.gpu_acceptance --adopt DIR [DIR …]
 
 Rows are written as they end, so that a command which is cut off leaves what it had; a second one with the same --out
 goes on with the missing rows. --tiny rehearses all of it on a CPU.
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     if options.row:
         return _row(*options.row)
+    if options.adopt:
+        from benchmarks.gpu_acceptance.adopt import adopt
+
+        return adopt([Path(one) for one in options.adopt])
     return measure(options)
 
 
@@ -53,9 +58,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--retry", action="store_true", help="try failed rows again, each once")
     parser.add_argument("--tiny", action="store_true", help="everything shrunk, on a CPU")
     parser.add_argument("--list", action="store_true", help="print the rows and their estimates, and stop")
+    parser.add_argument("--adopt", nargs="+", metavar="DIR", help="copy results into benchmarks/results/ and the docs")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
-    if not (found.out or found.row or found.list):
+    if not (found.out or found.adopt or found.row or found.list):
         parser.error("--out DIR is needed: where the results go")
     return found
 
@@ -135,7 +141,7 @@ def opened(options: argparse.Namespace) -> Session:
     )
     session.rows = log.newest(row for row in session.log.rows() if session.mine(row))
     session.log.add({"machine": {**machine.described(device), "command": _command(options), "commit": session.commit}})
-    _load()
+    _load(tiny=options.tiny)
     session.fresh = device.gpus > 0 and not _sees_the_gpu()
     print(f"{device.key}, commit {session.commit}, {len(session.rows)} rows are there", flush=True)
     return session
@@ -147,12 +153,15 @@ def _command(options: argparse.Namespace) -> str:
     return f"python3 -m benchmarks.gpu_acceptance {parts} --minutes {options.minutes:g}{more}".replace("  ", " ")
 
 
-def _load() -> None:
+def _load(*, tiny: bool = True) -> None:
     """What all rows need, once for all of them. What can't be loaded fails in the rows that need it."""
     try:
-        import torch  # noqa: F401
+        import torch
 
         from train import loop  # noqa: F401
+
+        if tiny:  # elsewhere it might touch CUDA
+            import torch._dynamo  # noqa: F401
     except Exception as error:  # noqa: BLE001 - of whatever kind
         print(f"not loaded beforehand: {type(error).__name__}: {error}", flush=True)
 
@@ -226,7 +235,7 @@ def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
     name = "".join(letter if letter.isalnum() else "-" for letter in task.key)
     folder = session.scratch / f"{name}-{time.monotonic_ns()}"
     place = Place(folder, session.tiny, session.device.gpus, known)
-    limit = min(task.limit, session.until + SPARE / 2 - time.monotonic())
+    limit = min(place.within(task.limit), session.until + SPARE / 2 - time.monotonic())
     under_way.append(running.start(task, place, limit, fresh=session.fresh))
 
 

@@ -57,9 +57,13 @@ def commit() -> str:
     (`source-…`), which --adopt replaces by the commit that has it."""
     if told := os.environ.get("LAUNCH_COMMIT"):
         return told[:12]
-    if (ROOT / ".git").exists() and (head := _git("rev-parse", "--short=10", "HEAD")):
-        return head + ("+" if _git("status", "--porcelain", "--", "train", "benchmarks/gpu_acceptance") else "")
-    return f"source-{source()}"
+    return head() or f"source-{source()}"
+
+
+def head() -> str:
+    """The commit that is checked out, with + where the code has changed; empty without git."""
+    found = _git("rev-parse", "--short=10", "HEAD") if (ROOT / ".git").exists() else ""
+    return found + ("+" if found and _git("status", "--porcelain", "--", "train", "benchmarks/gpu_acceptance") else "")
 
 
 def _git(*words: str) -> str:

@@ -170,7 +170,7 @@ def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> su
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=seconds,
+        timeout=place.within(seconds),
         check=False,
     )
     print(done.stdout, flush=True)

@@ -53,6 +53,10 @@ class Place:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return {**ours, "PYTHONPATH": path, MARK: str(self.folder), **({} if self.gpus else {"OMP_NUM_THREADS": "1"})}
 
+    def within(self, seconds: float) -> float:
+        """How long to wait for what takes so many seconds at most: a rehearsal has a busy machine's spare time."""
+        return 10 * seconds if self.tiny else seconds
+
 
 class SkipRow(Exception):
     """Raised by a row's work: what this machine lacks, as "needs 2 GPUs"."""

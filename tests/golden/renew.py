@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 
 from launcher.spec.schema import json_schema
-from tests import features, fields, recipes
+from tests import features, fields, recipes, what_ran
 from tests.command import SPECS
 from tests.golden.cases import FOLDER, cases, recorded
 
 
 def main() -> None:
-    """Write the schema, the table of fields, the golden files and the recipes' outputs."""
+    """Write the schema, the tables in the documentation, the golden files and the recipes' outputs."""
     (SPECS / "schema.json").write_text(json.dumps(json_schema(), indent=2) + "\n")
     fields.PAGE.write_text(fields.renewed(fields.PAGE.read_text()))
     features.PAGE.write_text(features.renewed(features.PAGE.read_text()))
+    what_ran.renew()
     for case in cases():
         (FOLDER / case.file).write_text(recorded(case))
     for page in recipes.pages():
