@@ -201,29 +201,25 @@ def lease_text(plan: Plan) -> Iterator[str]:
 
 
 def cost_lines(plan: Plan) -> Iterator[str]:
-    """The most that this may cost, the hard bound, and what the sums cover."""
+    """The expected cost, the most that limits.usd is held against, the hard bound, and what the sums cover."""
     limits = plan.limits
-    cap = f"held against the cap of ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
+    cap = f"cap ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
     if limits.usd_at_most is None:
         yield f"unknown: not every attempt has a known price; {cap}"
         return
     from launcher.plan.cost import billed_hours, ceiling, in_hours
 
+    if limits.usd_expected is not None:
+        yield f"≈${limits.usd_expected:,.2f} expected, at the shipped prices"
     most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
     nodes = f"{plan.machine.nodes} {'node' if plan.machine.nodes == 1 else 'nodes'}"
-    by = f"${ceiling(most):,.2f}/h × {nodes} × {in_hours(most, limits.hours)}, {most.usd_ceiling_rule}"
-    yield f"at most ${limits.usd_at_most:,.2f} by the expected ceiling: {by}; {cap}"
-    yield from beside(plan)
+    by = f"${ceiling(most):,.2f}/h × {nodes} × {in_hours(most, limits.hours)}"
+    yield f"${limits.usd_at_most:,.2f} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
+        restarts = max(attempt.service_restarts for attempt in plan.attempts)
+        again = f"Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
+        yield f"${limits.usd_hard_bound:,.2f} hard bound: {again if restarts else 'every hour at list price'}"
     yield "; ".join(scope(plan))
-
-
-def beside(plan: Plan) -> Iterator[str]:
-    """The hard bound and what rests on it, and the sum by the shipped prices."""
-    limits, restarts = plan.limits, max(attempt.service_restarts for attempt in plan.attempts)
-    today = "unknown" if limits.usd_expected is None else f"≈${limits.usd_expected:,.2f}"
-    hard = "unknown" if limits.usd_hard_bound is None else f"${limits.usd_hard_bound:,.2f}"
-    again = f" (each of Vertex AI's {restarts} restarts with its own {limits.hours:g} h)" if restarts else ""
-    yield f"hard bound {hard}{again}; by the shipped prices {today}"
 
 
 def scope(plan: Plan) -> Iterator[str]:
