@@ -114,6 +114,11 @@ FEATURES: tuple[Feature, ...] = (
         "`non_finite`",
         ("techniques/test_finite.py::test_a_skipped_step_is_told_with_its_samples",),
     ),
+    Feature(
+        "hang detection",
+        "`hang_after`",
+        ("node/test_hangs.py::test_the_trainer_hangs_in_a_step_and_goes_on_from_its_checkpoint",),
+    ),
     Feature("loader processes", "`loader`", ("data/test_feed.py::test_any_number_of_processes_makes_the_same",)),
     Feature("images: folders and shards", "`data`", ("data/test_images.py::test_shards_hold_the_same_as_their_files",)),
     Feature("tokenizers", "`data: {tokenizer: …}`", ("data/test_text.py::test_a_run_with_a_tokenizer",)),

@@ -45,6 +45,10 @@ PREFLIGHT: Final = "LAUNCH_PREFLIGHT"
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, read on the node; never a value."""
 
+HANG_AFTER: Final = "LAUNCH_HANG_AFTER"
+"""Seconds without a row of metrics or a line of output after which a script or command counts as hung; unset: never.
+The built-in trainer has its own setting for it, in CONFIG."""
+
 ENDED: Final = "LAUNCH_ENDED"
 """JSON: the ids of the run's jobs that had ended when this one was made. Only in the request of a launch that could
 write no lock for it, or that knows of such jobs: their claims (`claim`) hold no more."""
@@ -95,6 +99,11 @@ its workers say. A 0 means that the work was done."""
 NOTICE: Final = "LAUNCH_NOTICE"
 """A file that is there once this machine was told to stop; it holds the Unix time of that. With it SIGTERM means
 "save and leave"; without it a peer has failed and the others are ended: nothing can be agreed any more."""
+
+WATCH: Final = "LAUNCH_WATCH"
+"""A folder for hang detection. `heartbeat` holds the time by which the processes will have written the next one
+(train/heartbeat.py); every Python process writes its stacks to a file named after its number when the node asks for
+them (train/node/lines/sitecustomize.py)."""
 
 SPOOL: Final = "LAUNCH_SPOOL"
 """A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
@@ -220,6 +229,11 @@ BENCH: Final = "bench.json"
 """What `train.bench` measured, where it was the run (JSON: figures, ranks, findings, ok; train/bench/report.py)."""
 
 MACHINES: Final = "machines"
+
+
+def stacks(attempt: int, generation: int, node: int) -> str:
+    """Name of the stacks of a node's processes, taken when they hung (text)."""
+    return f"stacks/{attempt:04d}-{generation:04d}-{node:04d}.txt"
 
 
 def machine_end(instance: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial, reduce
+from math import inf
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ from train.techniques import attention, counted, finite, memory, optim, speed
 from train.techniques.precision import autocast
 
 WARM_UP_STEPS = 2
+
+HANG_STEPS = 10
+"""A step hangs when it takes so many times what steps took lately."""
+STEP_SECONDS, DATA_SECONDS, RARE_SECONDS = 60.0, 600.0, 1800.0
+"""And so long at least: a step, one that waits for its data, and what comes seldom: a compilation, a checkpoint."""
 
 UNFINISHED = "Expected to have finished reduction"
 """What DDP says in a forward pass if the backward pass before it broke off after it had begun to speak to the peers."""
@@ -76,6 +82,7 @@ def to_the_end(run: Run, told: Told) -> None:
             raise SystemExit(128 + told.signum) from error
         raise
     finally:
+        run.heartbeat.expect(inf)
         run.feed.close()
         run.profiler.close()
         run.monitor.close()
@@ -118,8 +125,10 @@ def train_step(run: Run) -> None:
     run.watch.start()
     rate = optim.learning_rate(step, run.config.steps, run.config.optimizer)
     optim.set_rate(run.optimizer, rate)
+    expect(run, DATA_SECONDS)
     with run.profiler.range("data"):
         batch = run.feed.train(run.state["samples"] // run.config.batch_size + 1)
+    expect(run)
     loss = gradients_that_fit(run, batch)
     with run.profiler.range("optimizer"):
         loss = counted.normalised(run.ranks, run.parameters, loss)
@@ -157,6 +166,7 @@ def gradients_that_fit(run: Run, batch: Batch) -> Tensor:
 def less(run: Run, before: int, said: str) -> None:
     """Go on with smaller micro-batches; the starts to come do so too. Raises OutOfMemoryError if the step can't be done
     again here."""
+    expect(run, RARE_SECONDS)  # they may have to be compiled
     fits = memory.again(run.portions, run.model, run.ranks)
     step, size = run.state["step"] + 1, run.portions.size
     if size < before:
@@ -197,6 +207,7 @@ def update(run: Run) -> Tensor:
 @torch.no_grad()
 def evaluate(run: Run, told: Told) -> None:
     """The mean loss on held-out batches, the same ones each time, shared among the ranks."""
+    expect(run, RARE_SECONDS)  # the first batch may be the first of all, and be compiled
     same_buffers(run.ranks, run.model)
     batches, total = run.config.eval.batches, torch.zeros((2,) if run.targets else (), device=run.ranks.device)
     run.model.eval()
@@ -225,19 +236,39 @@ def boundary(run: Run, told: Told) -> None:
     if agreed.leave:
         raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
     if agreed.stop:
+        run.heartbeat.expect(inf)
         give_way(run, told)
     if saver:
         saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
             block(run)
+            expect(run, RARE_SECONDS)
             compare_now(run)
             with run.profiler.range("checkpoint"):
                 saver.begin(run.state["step"], to_save(run))
+    expect(run)
+
+
+def expect(run: Run, least: float = STEP_SECONDS) -> None:
+    """Tell the node by when this step, or batch of an evaluation, is done; the node restarts a run that is late.
+
+    No limit holds before the first step was timed, nor while the profiler slows them.
+    """
+    asked, lately = run.config.hang_after, run.recorder.lately
+    if asked == "off" or not lately or run.profiler.records:
+        seconds = inf
+    elif asked == "auto":
+        waits = run.ranks.world > 1 and run.source.slow  # for a peer that waits for its data
+        seconds = max(least, DATA_SECONDS if waits else 0.0, HANG_STEPS * lately)
+    else:
+        seconds = max(asked, RARE_SECONDS) if least == RARE_SECONDS else asked
+    run.heartbeat.expect(seconds)
 
 
 def conclude(run: Run, told: Told) -> None:
     """All ranks must have come to the same parameters; then they write the last checkpoint, and rank 0 the summary."""
     told.saving = True  # a preemption that comes now is too late to change anything
+    run.heartbeat.expect(inf)
     run.agreement.close()
     compare_now(run)
     same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved

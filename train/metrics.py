@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from train import contract
 from train.errors import OutputError
+from train.heartbeat import Heartbeat
 from train.output.rows import Row, plain, whole
 from train.output.spool import Outbox, open_outbox
 from train.output.tensorboard import Board, open_board
@@ -250,11 +251,18 @@ def log(step: int, **values: Any) -> None:
     Raises TypeError if `step` is no whole number.
     """
     _default().put([{"step": whole(step), "time": time.time(), **plain(values)}])
+    if silence := os.environ.get(contract.HANG_AFTER):
+        _heartbeat().expect(float(silence))
 
 
 def event(name: str, **fields: Any) -> None:
     """Something that happened: start, eval, checkpoint, end …"""
     _default().put([{"event": name, "time": time.time(), **plain(fields)}])
+
+
+@cache
+def _heartbeat() -> Heartbeat:
+    return Heartbeat(os.environ)
 
 
 _forked_from_a_sink = False

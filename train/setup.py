@@ -26,6 +26,7 @@ from train.data import Source, open_data
 from train.data.feed import Feed
 from train.data.source import draw, share
 from train.dist import Ranks
+from train.heartbeat import Heartbeat
 from train.micro_batch import first_pass
 from train.monitoring.monitor import Monitor, open_monitor
 from train.profiling.profile import Profiler, open_profiler
@@ -81,6 +82,8 @@ class Run:
     replicas: Replicas
     profiler: Profiler
     monitor: Monitor
+    heartbeat: Heartbeat
+    """Of one process of each node."""
     saver: Saver | None = None
     resumed: Manifest | None = None
     state: dict[str, Any] = field(default_factory=lambda: dict(FRESH))
@@ -159,6 +162,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         replicas=replicas,
         profiler=open_profiler(config, ranks, env, sink, facts, accumulates=portions.count > 1),
         monitor=open_monitor(config.monitor, ranks, env, sink),
+        heartbeat=Heartbeat({} if ranks.local_rank else env),
     )
     seed(config, ranks)
     return run

@@ -33,6 +33,7 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
             **({contract.MTBF: f"{shared.mtbf_hours:.4g}"} if shared.mtbf_hours else {}),
             contract.GPU: as_json(gpu_facts(chosen.gpu)),
             **({contract.PREFLIGHT: spec.run.preflight} if spec.run.preflight != "off" else {}),
+            **({contract.HANG_AFTER: f"{spec.run.hang_after:g}"} if spec.run.hang_after else {}),
             **({contract.SECRETS: as_json(spec.secrets)} if spec.secrets else {}),
             **nccl_env(nccl),
             **spec.env,

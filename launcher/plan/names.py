@@ -32,7 +32,7 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
     On this machine nobody's project or account counts: setting one is not another run."""
     here = context.target == "local"
     what = {
-        "run": msgspec.to_builtins(replace(spec.run, preflight="off")),
+        "run": msgspec.to_builtins(replace(spec.run, preflight="off", hang_after=None)),
         "env": spec.env,
         "gpus": gpus,
         "nodes": spec.machine.nodes,

@@ -81,6 +81,12 @@ def own_trainer(spec: JobSpec) -> Iterator[Finding]:
         yield Finding(("run", "config", *path), what, fix)
 
 
+def own_silence(spec: JobSpec) -> Iterator[Finding]:
+    """The built-in trainer counts steps."""
+    if spec.run.hang_after is not None and spec.run.is_builtin:
+        yield Finding(("run", "hang_after"), "is for scripts and commands", "use run.config.hang_after")
+
+
 def own_functions(run: Run) -> dict[str, str]:
     """Functions of the user's (MODULE:FUNCTION) that `run.config` names, by their field; not those of PyTorch."""
     if not run.is_builtin or not run.config:
@@ -275,6 +281,7 @@ CHECKS = (
     Check(one_program, (("run", "module"), ("run", "script"), ("run", "command"))),
     Check(started_once, (("run", "launcher"), ("run", "command"))),
     Check(own_trainer, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(own_silence, (("run", "hang_after"), ("run", "module"), ("run", "script"), ("run", "command"))),
     Check(one_image, (("image",),)),
     Check(no_container_registry, (("image", "repository"),)),
     Check(no_empty_or_double, (("provisioning",), ("regions",), ("zones",))),

@@ -150,6 +150,18 @@ class Run(Model, frozen=True, kw_only=True):
         Meta(description="bench: each node measures its GPUs first, and makes way if they are far too slow"),
     ] = "off"
 
+    hang_after: (
+        Annotated[
+            float,
+            Meta(
+                ge=1,
+                le=604800,
+                description="seconds without output or metrics after which a script or command is restarted (never)",
+            ),
+        ]
+        | None
+    ) = None
+
     @property
     def is_builtin(self) -> bool:
         """Whether our own trainer runs."""

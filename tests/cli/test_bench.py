@@ -86,6 +86,28 @@ def test_preflight_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
     assert [found.get(contract.PREFLIGHT) for found in env] == [None, None, "bench"]
 
 
+def test_when_a_script_hangs_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    plans = []
+    for more in ("", ", hang_after: 90"):
+        (tmp_path / "job.yaml").write_text(SPEC % more)
+        ran = launch("vertex", "job.yaml", "--dry-run", "-o", "json", cwd=tmp_path)
+        assert ran.code == 0, ran.shown
+        plans.append(json.loads(ran.out))
+    assert len({plan["run"] for plan in plans}) == 1
+    pools = [plan["attempts"][0]["request"]["jobSpec"]["workerPoolSpecs"] for plan in plans]
+    env = [{one["name"]: one["value"] for one in pool[0]["containerSpec"]["env"]} for pool in pools]
+    assert [found.get(contract.HANG_AFTER) for found in env] == [None, "90"]
+
+
+@pytest.mark.parametrize("wrong", ["0", "soon", "-5", "true", "1000000"])
+def test_a_silence_that_cannot_be_one(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "a.py").touch()
+    (tmp_path / "job.yaml").write_text(SPEC % f", hang_after: {wrong}")
+    ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
+    assert (ran.code, "run.hang_after" in ran.err) == (2, True)
+
+
 def test_a_preflight_that_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     (tmp_path / "job.yaml").write_text(SPEC % ", preflight: yes")

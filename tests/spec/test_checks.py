@@ -27,6 +27,7 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
         ),
         ("run: {module: my.train, config: {steps: 1}}", "run.config: only the built-in trainer (run.module: train) re"),
         ("run: {config: {step: 1}}", "run.config.step: "),
+        ("run: {hang_after: 60}", "run.hang_after: is for scripts and commands | use run.config.hang_after"),
         ("run:\n  module: train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),
         (f"image: {{uri: a.b/c@{DIGEST}, code: .}}", "image.code: can't go with image.uri | remove it: an image of yo"),
         (f"image: {{uri: a.b/c@{DIGEST}, wheel: cu130}}", "image.wheel: can't go with image.uri | remove it: an imag"),

@@ -169,6 +169,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"profile": {"active": 0}}, "profile", "{wait: 5"),
     ({"profile": {"steps": 3}}, "profile", "{wait: 5"),
     ({"non_finite": -1}, "non_finite", "from 0"),
+    *(({"hang_after": value}, "hang_after", "auto, off") for value in (0, -1, 1e6, "soon", True, None, [60])),
     ({"data": ""}, "data", "a file or a folder"),
     ({"data": "s3://bucket/corpus"}, "data", "gs://BUCKET/"),
     ({"data": "gs://"}, "data", "gs://BUCKET/"),
@@ -185,6 +186,12 @@ def test_a_wrong_value_is_named_with_its_place(config: dict[str, Any], where: st
     (problem,) = problems(config)
     assert ".".join(map(str, problem[0])) == where
     assert words in line(problem)
+
+
+@pytest.mark.parametrize("value", ["auto", "off", 1, 90, 2.5, 604_800])
+def test_when_a_run_hangs_is_seconds_or_the_trainers_choice(value: Any) -> None:
+    assert parse({"hang_after": value}).hang_after == value
+    assert parse({}).hang_after == "auto"
 
 
 def test_one_problem_is_one_line() -> None:

@@ -98,7 +98,7 @@ _AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_las
 _PLAIN = (
     *_AUTO,
     *("loss", "batch_size", "precision", "attention", "cuda_graphs", "activation_checkpointing", "parallel"),
-    *("seed", "log_every", "non_finite", "monitor"),
+    *("seed", "log_every", "non_finite", "monitor", "hang_after"),
 )
 
 

@@ -140,6 +140,7 @@ _FIELDS: Final[dict[str, Any]] = {
     },
     "non_finite": whole(0, 1_000_000),
     "monitor": number(0, 3600),
+    "hang_after": either(one_of("auto", "off"), number(1, 604_800)),
     "profile": Rule(lambda v: v in ("off", False) or _is_profile(v), "off, or {wait: 5, warmup: 2, active: 3}"),
 }
 _PROFILE: Final[dict[str, Any]] = {"wait": whole(0, 1_000_000), "warmup": whole(0, 1000), "active": whole(1, 1000)}

@@ -191,6 +191,8 @@ class Config(NamedTuple):
     """How many steps in a row may be skipped because their gradients are not finite."""
     monitor: float = 5.0
     """Seconds between two looks at the GPUs and the host; 0: none."""
+    hang_after: float | Literal["auto", "off"] = "auto"
+    """Seconds without a step after which the run counts as hung and is restarted."""
     profile: Profile | None = None
 
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -188,7 +189,11 @@ class Node:
         run = self._environ.get(contract.RUN) or "run"
         spool = self._leftovers.folder if self._leftovers else None
         secrets = secrets_of(self._environ, self._timing.ask, self._patiently, say)
-        return Plan(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool, secrets)
+        return Plan(
+            *(self._task, self._cluster, env, processes, facts.gpus, code, run, restarts, spool, secrets),
+            hang_after=float(env[contract.HANG_AFTER]) if env.get(contract.HANG_AFTER) else None,
+            heard=lambda: self._text.heard,
+        )
 
     def _lead(self, alarm: End | None) -> End:
         """Node 0: host the store and the referee, and take part like any other."""
@@ -262,10 +267,19 @@ class Node:
 
     def _generation(self, plan: Plan, order: Order, member: Member) -> Outcome:
         """Run one, and send what its processes left before it is reported: the referee reads the run folder then."""
-        self._outcome = run_generation(plan, order, member, self._timing, self._stop)
+        self._outcome = run_generation(plan, order, member, self._timing, self._stop, partial(self._keep_stacks, order))
         self._text.flush()
         self._sweep(self._timing.sweep)
         return self._outcome
+
+    def _keep_stacks(self, order: Order, stacks: bytes) -> None:
+        name = contract.stacks(order.attempt, order.generation, self._cluster.node)
+        try:
+            self._record.within(self._timing.ask).write_stacks(name, stacks)
+        except (OutputError, OSError) as error:
+            say(f"the stacks of the hung processes could not be stored: {error}")
+        else:
+            say(f"the processes hung; their stacks are in {name} in the run folder")
 
     def _sweep(self, seconds: float) -> None:
         """Send what dead processes left, those of a start before this one too."""

@@ -120,7 +120,8 @@ class Paths:
     code: Path
     exit_file: Path
     notice: Path
-    spool: Path | None = None
+    spool: Path | None
+    watch: Path
 
 
 def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int, paths: Paths) -> dict[str, str]:
@@ -136,6 +137,7 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int,
         contract.CODE: str(paths.code),
         contract.EXIT_FILE: str(paths.exit_file),
         contract.NOTICE: str(paths.notice),
+        contract.WATCH: str(paths.watch),
         **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,14 @@ from train.metrics import Null
 from train.node.cluster import Cluster
 from train.node.command import Paths, Task, child_env, command
 from train.node.control import Member, Order, Timing
+from train.node.hangs import NEAR_S, Hangs
 from train.node.outcome import Outcome
 from train.node.process import Child
 
 MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
+
+HUNG_SECONDS = 5.0
+"""What processes that hang get to exit by themselves."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Plan:
     restarts: int | None = None
     spool: Path | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    hang_after: float | None = None
+    """Of a script or command: seconds of silence after which it counts as hung (contract.HANG_AFTER)."""
+    heard: Callable[[], float] = lambda: -math.inf
+    """time.monotonic() of the newest output of its processes."""
 
 
 @dataclass
@@ -74,20 +82,30 @@ class Stop:
         return max(0.1, min(timing.leave, latest - time.monotonic()))
 
 
-def run_generation(plan: Plan, order: Order, member: Member, timing: Timing, stop: Stop) -> Outcome:
-    """Start the order's processes and wait until they are all gone."""
+def run_generation(
+    plan: Plan,
+    order: Order,
+    member: Member,
+    timing: Timing,
+    stop: Stop,
+    keep: Callable[[bytes], None] = lambda stacks: None,
+) -> Outcome:
+    """Start the order's processes and wait until they are all gone. `keep` takes their stacks, if they hung."""
     node = plan.cluster.node
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True))
-            paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool)
+            paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool, Path(folder) / "watch")
+            hangs = Hangs(paths.watch, plan.hang_after, plan.heard)
             child = _start(plan, order, paths, timing)
         except OSError as error:  # a full disk, too many processes: of this machine, and of this moment perhaps
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
         with _monitored(plan, order, paths):
-            code, note = _watch(child, order, member, timing, stop, paths.notice)
+            code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs)
             stop.gone = time.monotonic()
+        if stacks:
+            keep(stacks)
         return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
 
 
@@ -127,16 +145,22 @@ class _Looker(NamedTuple):
     local_rank: int = 0
 
 
-def _watch(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> tuple[int, str]:
-    """The command's exit code, and why we ended it (empty if it ended by itself)."""
+def _watch(
+    child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path, hangs: Hangs
+) -> tuple[int, str, bytes]:
+    """The command's exit code, why we ended it (empty if it ended by itself), and its stacks if it hung."""
     while (code := child.poll()) is None:
         if stop.signum:
-            return _preempted(child, order, member, timing, stop, notice), ""
+            return _preempted(child, order, member, timing, stop, notice), "", b""
         if not member.runs(order):
-            return child.stop(timing.grace, hurry=lambda: stop.hurry), "stopped with the others"
+            taken = hangs.stacks() if hangs.is_overdue(-NEAR_S) else b""
+            return child.stop(timing.grace, hurry=lambda: stop.hurry), "stopped with the others", taken
+        if (stacks := hangs.found()) is not None:
+            note = f"hung: no progress for {hangs.silent():.0f} s"
+            return child.stop(HUNG_SECONDS, hurry=lambda: stop.hurry), note, stacks
         time.sleep(timing.tick)
     child.kill()  # what it left behind
-    return code, ""
+    return code, "", b""
 
 
 def _preempted(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> int:

@@ -66,7 +66,7 @@ class Child:
         """SIGKILL for everything that descends from us, until nothing is left (at most 10 s)."""
         deadline = time.monotonic() + 10
         self.signal(SIGKILL)
-        while (left := _descendants(os.getpid())) and time.monotonic() < deadline:
+        while (left := descendants(os.getpid())) and time.monotonic() < deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, SIGKILL)
@@ -85,7 +85,7 @@ def _reap() -> tuple[int, int] | None:
     return (pid, status) if pid else None
 
 
-def _descendants(root: int) -> set[int]:
+def descendants(root: int) -> set[int]:
     """Processes below `root`, the dead that nobody has buried yet included; empty where there is no /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

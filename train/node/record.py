@@ -119,6 +119,10 @@ class Record:
         """Note what this node's GPUs gave (train/bench/report.py)."""
         self._write(contract.node_bench(node), report.decode())
 
+    def write_stacks(self, name: str, stacks: bytes) -> None:
+        """Keep the stacks of processes that hung (contract.stacks)."""
+        self._write(name, stacks.decode(errors="replace"))
+
     def _read(self, name: str) -> str | None:
         try:
             return self.storage.read(name).decode() if self.storage else None

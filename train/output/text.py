@@ -7,6 +7,7 @@ what matters more. What can't be kept is missed out with a line in its place.
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -44,6 +45,8 @@ class Text:
 
     def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:
         """`every`: seconds after which what has come is written as a part. A `journal` is told the same."""
+        self.heard = -math.inf
+        """time.monotonic() of the newest output."""
         self._say = say
         self._journal = journal
         self._buffer = Buffer(every)
@@ -84,6 +87,7 @@ class Text:
             prune(self._spool)
 
     def _take(self, data: bytes, number: int) -> None:
+        self.heard = time.monotonic()
         self._buffer.add(data)
         if self._journal:
             self._journal.add(data, number)

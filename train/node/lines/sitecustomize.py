@@ -1,5 +1,5 @@
-"""Makes every Python process that the node starts write whole lines and find the user's code; the folder is first on
-their PYTHONPATH.
+"""Makes every Python process that the node starts write whole lines, find the user's code, and write its stacks on a
+signal of the node; the folder is first on their PYTHONPATH.
 
 An unbuffered Python (torchrun starts its workers with -u) writes the text and the end of a print() separately, so that
 the lines of processes which share one pipe are torn: 15 % of them when two ranks print at the same time. Written line
@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -32,6 +33,17 @@ def _find_the_code() -> None:
         sys.path.insert(max(own, default=len(sys.path) - 1) + 1, folder)
 
 
+def _write_stacks_when_asked() -> None:
+    """faulthandler does so from C, whatever the process hangs in. See train/node/hangs.py, SIGNAL."""
+    if folder := os.environ.get("LAUNCH_WATCH"):  # train.contract.WATCH
+        import faulthandler
+        import signal
+
+        with suppress(OSError, ValueError):  # the node has ended; a thread
+            file = (Path(folder) / str(os.getpid())).open("a")
+            faulthandler.register(getattr(signal, "SIGRTMAX", signal.SIGUSR2), file)
+
+
 def _run_the_one_behind() -> None:
     """Python imports one sitecustomize only: the machine's own must not be lost to ours."""
     here = Path(__file__).resolve().parent
@@ -42,4 +54,5 @@ def _run_the_one_behind() -> None:
 
 _write_whole_lines()
 _find_the_code()
+_write_stacks_when_asked()
 _run_the_one_behind()
