@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_acceptance import __main__ as program
+from benchmarks.gpu_acceptance import ablation, gputests, log, machine, running
 from benchmarks.gpu_acceptance import adopt as adopting
-from benchmarks.gpu_acceptance import gputests, log, machine, running
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
@@ -150,6 +150,42 @@ def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     while not one.poll():
         time.sleep(0.02)
     assert wanted.judge(one.result()["measured"]).ok, one.printed()
+
+
+def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
+    """Not even what its rows have started: it would hold the GPU."""
+    code = f"""
+import sys, time
+from pathlib import Path
+from benchmarks.gpu_acceptance import __main__ as program
+from tests import test_gpu_acceptance as tests
+program.tasks = lambda parts: [tests.task("hangs", tests._hangs)]
+program.main(["--tiny", "--out", {str(tmp_path / "out")!r}])
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 100
+    while not (found := list(tmp_path.glob("acceptance-*/pid"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    while not found[0].read_text():
+        time.sleep(0.05)
+    pid = int(found[0].read_text())
+    assert lives(pid)
+    command.terminate()
+    assert command.wait(30) == 143
+    assert not lives(pid)
+
+
+def test_the_fastest_of_each_that_learns_is_put_together() -> None:
+    def tried(beside: float, learned: float = 3.0, **change: Any) -> dict[str, Any]:
+        variant = vars(replace(ablation.Variant(), **change))
+        return {"variant": variant, "beside": beside, "loss": learned, "reference": 3.0}
+
+    rows = [
+        *(tried(1.0), tried(1.2, loss="chunked"), tried(1.3, micro_batch=32), tried(1.4, micro_batch=64)),
+        *(tried(2.0, 3.5, residual="bf16"), tried(1.005, optimizer="foreach"), tried(0.9, compile="off")),
+    ]
+    assert ablation.best_of(rows) == ablation.Variant(loss="chunked", micro_batch=64)
 
 
 # --- The log ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,6 +112,7 @@ def measure(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(f"{task.part}  {task.seconds:4.0f} s  {task.name}" for task in wanted))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     session = opened(options)
     try:
         run(session, wanted, retry=options.retry)
@@ -124,10 +126,12 @@ def measure(options: argparse.Namespace) -> int:
 def opened(options: argparse.Namespace) -> Session:
     """Look at the machine, and load torch for the rows to come."""
     began = time.monotonic()
-    device, scratch = machine.device(), machine.scratch()
     if options.tiny:
-        device = machine.Device("CPU", 0, "")
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    device = machine.Device("CPU", 0, "") if options.tiny else machine.device()
+    if not (device.gpus or options.tiny):
+        sys.exit(f"torch finds no GPU here (built for CUDA {device.cuda or 'none'}); --tiny rehearses it on a CPU")
+    scratch = machine.scratch()
     os.environ |= {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     os.environ |= {"TRITON_CACHE_DIR": str(scratch / "triton"), "XDG_CACHE_HOME": str(scratch / "cache")}
     session = Session(
@@ -183,15 +187,19 @@ def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> Non
     """Rows that measure time run alone; of the others several at once, in their order."""
     waiting = [task for task in wanted if _is_due(session, task, retry=retry)]
     under_way: list[Running] = []
-    while waiting or under_way:
-        for one in [one for one in under_way if one.poll()]:
-            under_way.remove(one)
-            conclude(session, one)
-        while following := _next(session, waiting, under_way):
-            waiting.remove(following)
-            _begin(session, following, under_way)
-        if under_way:
-            time.sleep(0.02)
+    try:
+        while waiting or under_way:
+            for one in [one for one in under_way if one.poll()]:
+                under_way.remove(one)
+                conclude(session, one)
+            while following := _next(session, waiting, under_way):
+                waiting.remove(following)
+                _begin(session, following, under_way)
+            if under_way:
+                time.sleep(0.02)
+    finally:
+        for one in under_way:
+            one.kill()
     for part in sorted({task.part for task in wanted}):
         report.write(session.log, part, session.mine, [name for name in session.left if name.startswith(f"{part} ")])
 

@@ -7,7 +7,7 @@ that isn't fused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -71,7 +71,15 @@ def _tried(place: Place, variant: Variant) -> Measured:
     """50 steps; the reference is the default's loss, where it was measured before."""
     if not place.gpus and (variant.attention in ("efficient", "cudnn") or variant.compile == "graphs"):
         raise SkipRow("needs a GPU")
-    found = train(place, variant)
+    from train.techniques import memory
+
+    try:
+        with memory.by_its_name():
+            found = train(place, variant)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if "out of memory" not in str(error):
+            raise
+        return {"fits": False, "said": str(error), "variant": asdict(variant)}
     reference = place.known.get("ablation default", found)
     return {**found, "variant": asdict(variant), "reference": reference["loss"], "beside": _beside(found, reference)}
 
@@ -82,11 +90,11 @@ def _beside(found: Measured, reference: Measured) -> float:
 
 def _together(place: Place) -> Measured:
     """The best of each factor, if it is faster than the default by a hundredth and learns the same."""
-    rows = [row for name, row in place.known.items() if name.startswith("ablation ") and "variant" in row]
+    rows = [row for name, row in place.known.items() if name.startswith("ablation ") and "per_s" in row]
     return _tried(place, best_of(rows))
 
 
-def best_of(rows: list[Measured]) -> Variant:
+def best_of(rows: Sequence[Measured]) -> Variant:
     """Of each factor the value that is the fastest of those that learn as the default does."""
     found: dict[str, Any] = {}
     for factor in FACTORS:
@@ -114,6 +122,8 @@ def _learns(measured: Measured) -> bool:
 
 
 def judge(measured: Measured) -> Verdict:
+    if measured.get("fits") is False:
+        return Verdict(True, f"does not fit: {measured['said'][:80]}")
     rate, beside, loss = measured["per_s"], measured["beside"], measured["loss"]
     mfu = f", MFU {100 * measured['mfu']:.1f} %" if measured["mfu"] else ""
     ms, least, most = measured["ms"]
@@ -282,8 +292,10 @@ def _summed(weight: Any, rows: Any, targets: Any) -> Any:
 def _compiled(model: Any, forward: Callable[..., Any], variant: Variant, *, gpu: bool) -> Callable[..., Any]:
     """Blocks and loss alone, the whole, or nothing. On a CPU without the compiler's last stage."""
     import torch
+    import torch._dynamo
 
     backend: Any = "inductor" if gpu else "aot_eager"
+    torch._dynamo.config.recompile_limit = 64  # each block may be a graph of its own
     if variant.compile == "regional":
         for block in (*model.blocks, model.loss):
             block.compile(backend=backend)

@@ -8,8 +8,9 @@ from benchmarks.gpu_acceptance import gputests, hardware, runs, techniques
 from benchmarks.gpu_acceptance.tasks import Task
 
 _ORDER: Final = (
-    *("facts", "imports", "health", "nvml", "fp32", "bf16", "gpu tests collected", "nccl", "resume", "memory probe"),
-    *("out of memory", "tf32", "fp16", "attention flash", "attention efficient", "attention cudnn", "attention math"),
+    *("facts", "imports", "health", "nvml", "fp32", "bf16", "gpu tests collected", "nccl", "resume"),
+    *("pytest tests/train/test_gpu.py", "memory probe", "out of memory", "tf32", "fp16"),
+    *("attention flash", "attention efficient", "attention cudnn", "attention math"),
     *("activation checkpointing selective", "activation checkpointing full", "fsdp on one GPU", "ddp", "script"),
     *("compile regional", "checkpoint beside training", "bench", "compile whole", "cuda graphs"),
     *("verdict input", "verdict launch_overhead", "verdict compute"),
@@ -17,8 +18,9 @@ _ORDER: Final = (
 
 
 def _ordered() -> tuple[Task, ...]:
-    by_name = {task.name: task for task in (*hardware.TASKS, *techniques.TASKS, *runs.TASKS, gputests.COLLECTED)}
-    return (*(by_name.pop(name) for name in _ORDER), *by_name.values(), *gputests.TASKS)
+    everything = (*hardware.TASKS, *techniques.TASKS, *runs.TASKS, gputests.COLLECTED, *gputests.TASKS)
+    by_name = {task.name: task for task in everything}
+    return (*(by_name.pop(name) for name in _ORDER), *by_name.values())
 
 
 TASKS: Final = _ordered()

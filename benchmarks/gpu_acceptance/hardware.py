@@ -72,7 +72,10 @@ def _limits() -> int:
 def _smi(fields: Sequence[str]) -> list[dict[str, str]]:
     """What nvidia-smi says of each GPU; a field that it doesn't know is left out."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
     if done.returncode:
         if len(fields) == 1:
             return []

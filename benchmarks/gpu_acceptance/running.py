@@ -6,6 +6,7 @@ of a start. Where a forked process doesn't see the GPU, rows are started as fres
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -75,11 +76,11 @@ class Running:
 
 
 def _marked(folder: str) -> Iterator[int]:
-    """Programs that a row has started, by their environment (`Place.env`)."""
+    """Programs that rows in a folder have started, by their environment (`Place.env`)."""
     mark = f"{MARK}={folder}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if any(one.startswith(mark) for one in (entry / "environ").read_bytes().split(b"\0")):
                 yield int(entry.name)
 
 
@@ -98,6 +99,7 @@ def _forked(task: Task, place: Place) -> int:
     if pid:
         return pid
     os.setsid()
+    _die_with_the_parent()
     with (place.folder / PRINTED).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -112,6 +114,15 @@ def _forked(task: Task, place: Place) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _die_with_the_parent() -> None:
+    """Where the command is killed, its rows must not hold the GPU."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+PR_SET_PDEATHSIG: Final = 1
 
 
 def _spawned(task: Task, place: Place) -> int:

@@ -74,7 +74,9 @@ def _peak(place: Place) -> float | None:
 
 
 def _trainer(job: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return jobs.config(job, precision=job["precision"], compile=job["compile"], **more)
+    """The same job in the trainer's words; the whole batch at a time, as in the plain loop."""
+    own = {"precision": job["precision"], "compile": job["compile"], "micro_batch_size": job["batch_size"]}
+    return jobs.config(job, **own, **more)
 
 
 def _beside_plain(place: Place) -> Measured:
@@ -120,8 +122,7 @@ def _losses(place: Place) -> Measured:
         began = time.monotonic()
         theirs = plain_loop.train(as_job(told))
         between = time.monotonic()
-        settings = {**_trainer(told), "micro_batch_size": told["batch_size"]}
-        ours = trained(place, "ours", **settings)["losses"]
+        ours = trained(place, "ours", **_trainer(told))["losses"]
     return {
         "losses": ours,
         "reference": theirs,
@@ -466,7 +467,7 @@ TASKS: Final = (
     _task("gpt losses", "200 steps of both, same weights and batches", _losses, judge_losses, 60),
     *map(_micro_task, SIZES),
     replace(
-        _task("gpt micro-batch auto", "`micro_batch_size: auto` beside the best fixed one", _auto, judge_auto, 45),
+        _task("gpt micro-batch auto", "`micro_batch_size: auto` beside the best fixed one", _auto, judge_auto, 60),
         needs=tuple(f"2 gpt micro-batch {micro}" for micro in SIZES),
     ),
     _precision_task("gpt"),
@@ -476,7 +477,7 @@ TASKS: Final = (
     ),
     _rate_task("resnet50 JPEGs", "ResNet-50, bf16, JPEGs decoded meanwhile", partial(_images, source="jpegs"), 45),
     _rate_task("bert-large", "BERT-large at 512 tokens, bf16, compiled", _bert, 60),
-    _task("first step", "seconds to the first step, compile cache cold and warm", _first_step, judge_first_step, 110),
+    _task("first step", "seconds to the first step, compile cache cold and warm", _first_step, judge_first_step, 130),
     _task("checkpoints", "what they cost in percent", _checkpoints, judge_checkpoints, 70),
     *(_precision_task("resnet50"), _precision_task("bert-large")),
     _task("small gpt", "a GPT that waits for the host: compiled, CUDA graphs", _small, judge_turns, 70),
