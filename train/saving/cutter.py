@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from train.errors import TrainError
@@ -40,7 +41,7 @@ def write_shard(
     """
     import torch
 
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
+    with _workers() as pool:
         cutter = _Cutter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
         before = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)  # a fifth of the time, and never read: our digests are
@@ -49,6 +50,32 @@ def write_shard(
         finally:
             torch.serialization.set_crc32_options(before)
         return cutter.finish()
+
+
+def _workers() -> Executor:
+    """Threads that send, all of them started. Python 3.12 and later start none while the interpreter ends, when a
+    script's last save may have only begun: then this thread sends the parts itself."""
+    pool, all_there = ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint"), threading.Barrier(WORKERS)
+    try:
+        for _ in range(WORKERS):
+            pool.submit(all_there.wait)
+    except RuntimeError:
+        all_there.abort()
+        pool.shutdown()
+        return _Here()
+    return pool
+
+
+class _Here(Executor):
+    """Does at once what it is given, in the thread that gives it."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args, **named))
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+            done.set_exception(error)
+        return done
 
 
 TRY_SECONDS = 60.0
@@ -62,7 +89,7 @@ class _Cutter:
     """A file to write to, which becomes objects of PART_BYTES. Its buffers are used again, and bound the memory."""
 
     def __init__(
-        self, storage: Storage, stem: str, pool: ThreadPoolExecutor, deadline: float, cancelled: threading.Event
+        self, storage: Storage, stem: str, pool: Executor, deadline: float, cancelled: threading.Event
     ) -> None:
         self._storage, self._stem, self._pool = storage, stem, pool
         self._deadline, self._cancelled = deadline, cancelled

@@ -303,6 +303,28 @@ def test_a_checkpoint_never_changes(tmp_path: Path) -> None:
         manifests.commit(storage, manifest._replace(about={}))
 
 
+@pytest.mark.parametrize("most", [0, 3])
+def test_where_no_thread_can_be_started_the_parts_are_sent_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Python 3.12 starts none while the interpreter ends, and a script may have begun its last save just then."""
+    real, started = threading.Thread.start, list[str]()
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) >= most:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        started.append(thread.name)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    write(LocalFolder(tmp_path), world=1)
+    monkeypatch.setattr(threading.Thread, "start", real)
+    state = checkpoint.load(str(tmp_path))
+    assert len(started) == most
+    assert state.pop("ranks") == [{"rank": 0}]
+    assert same(state, STATE)
+
+
 def test_a_cancelled_save_stops_between_parts(tmp_path: Path) -> None:
     cancelled = threading.Event()
     cancelled.set()
