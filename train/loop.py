@@ -215,7 +215,7 @@ def evaluate(run: Run, told: Told) -> None:
         parts = split(run.feed.held_out(index, batches), run.portions.size)
         for part in parts:
             with autocast(run.numbers, run.ranks.device):
-                total += counted.loss_of(run.model, part, run.targets) / len(parts)
+                total += counted.loss_of(run.evaluated, part, run.targets) / len(parts)
         boundary(run, told)  # a preemption doesn't wait for an evaluation, which begins again after it
         if run.saver:
             run.saver.evaluated()

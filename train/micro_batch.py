@@ -3,8 +3,9 @@ fit; and the passes that are made before the first step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from train.dist import Ranks, on_first
 from train.saving.manifests import Manifest
 from train.saving.resume import newest
 from train.storage import Storage
-from train.techniques import counted, fsdp, memory, precision
+from train.techniques import compiling, counted, fsdp, memory, precision
+from train.techniques.compiling import Forward, Plan
 from train.techniques.memory import Portions
 from train.techniques.speed import silently
 
@@ -41,7 +43,8 @@ def chosen(
     known = on_first(ranks, lambda: memory.learned(storage))
     found = asked
     if config.micro_batch_size is None and memory.is_bounded(ranks.device):
-        found = _as_saved(config, ranks, asked, storage) or probed(model, feed, ranks, asked, numbers, held)
+        plan = compiling.plan(model, config, ranks)
+        found = _as_saved(config, ranks, asked, storage) or probed(model, feed, ranks, asked, numbers, plan, held)
     return found.at_most(known, "an earlier start ran out of memory") if known and known < found.size else found
 
 
@@ -58,14 +61,15 @@ def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | 
     """That of the newest checkpoint; None if there is none, or if it was made under other conditions, which rank 0
     prints."""
 
-    def look() -> tuple[Manifest | None, list[str]]:
+    def look() -> tuple[int, int, list[str]] | None:
         manifest = newest(storage) if storage else None
-        return manifest, _differences(manifest, config, ranks) if manifest else []
+        return manifest and (manifest.step, manifest.about["micro_batch"], _differences(manifest, config, ranks))
 
-    manifest, differences = on_first(ranks, look)
-    if manifest is None:
+    saved = on_first(ranks, look)
+    if saved is None:
         return None
-    size, where = manifest.about["micro_batch"], f"the checkpoint of step {manifest.step}"
+    step, size, differences = saved
+    where = f"the checkpoint of step {step}"
     if not differences:
         return asked.at_most(size, f"as in {where}")
     if ranks.rank == 0:
@@ -81,36 +85,90 @@ def _differences(manifest: Manifest, config: Config, ranks: Ranks) -> list[str]:
 
 
 def probed(
-    model: nn.Module, feed: Feed, ranks: Ranks, whole: Portions, numbers: precision.Numbers, held: int = 2
+    model: nn.Module,
+    feed: Feed,
+    ranks: Ranks,
+    whole: Portions,
+    numbers: precision.Numbers,
+    plan: Plan,
+    held: int = 2,
 ) -> Portions:
-    """The largest micro-batch that this GPU's memory takes. `held` are the optimizer's numbers for each parameter."""
+    """The largest micro-batch that this GPU's memory takes, in passes that are compiled as training will be (`plan`):
+    they often take much less. `held` are the optimizer's numbers for each parameter."""
     batch = feed.once(1)
 
-    def attempt(size: int) -> None:
+    def passes(forward: Forward, size: int) -> None:
         inputs, targets = split(batch, size)[0]
         for last in (True,) if size == whole.share else (False, True):
             with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
                 with precision.autocast(numbers, ranks.device):
-                    loss = model(inputs, targets)
+                    loss = forward(inputs, targets)
                 counted.differentiated(loss).backward()
 
-    with no_trace(model), torch.compiler.set_stance("force_eager"):
+    def eager(size: int) -> None:
+        with torch.compiler.set_stance("force_eager"):
+            passes(model, size)
+
+    with no_trace(model):
         beside = memory.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
-        return memory.probed(ranks, whole.share, attempt, beside)
+        if plan.mode == "off":
+            return memory.probed(ranks, whole.share, eager, beside)
+        with compiling.trial(model, plan) as forward:
+            compiled = _unless_broken(partial(passes, forward))
+            return memory.probed(ranks, whole.share, eager, beside, compiled)
+
+
+def _unless_broken(attempt: Callable[[int], None]) -> Callable[[int], None]:
+    """What the compiler can't compile doesn't fit, and is not tried with other sizes: `compiling.compiled` will say so,
+    and go without it."""
+    broken: list[Exception] = []
+
+    def attempted(size: int) -> None:
+        try:
+            with memory.by_its_name():
+                if not broken:
+                    return attempt(size)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a compiler may fail in any way
+            broken.append(error)
+        raise torch.OutOfMemoryError("not compiled") from broken[0]
+
+    return attempted
 
 
 @contextmanager
 def first_pass(
-    model: nn.Module, feed: Feed, size: int, ranks: Ranks, numbers: precision.Numbers, forward: Any
+    model: nn.Module,
+    feed: Feed,
+    size: int,
+    ranks: Ranks,
+    numbers: precision.Numbers,
+    forward: Any,
+    *,
+    evaluates: bool = False,
 ) -> Iterator[None]:
-    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers."""
+    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers. If it
+    `evaluates`, there are none."""
     inputs, targets = split(feed.once(1), size)[0]
     with no_trace(model):
-        with silently(model, forward):
+        with silently(model, forward), _evaluating(model) if evaluates else nullcontext():
             with precision.autocast(numbers, ranks.device):
                 loss = forward(inputs, targets)
-            counted.differentiated(loss).backward()
+            if not evaluates:
+                counted.differentiated(loss).backward()
         yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train()
+        fsdp.reshard(model)
 
 
 @contextmanager

@@ -56,7 +56,8 @@ down to since (0: it hasn't)."""
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run. `model` is the bare one, `forward` the one that is trained: in DDP, perhaps compiled."""
+    """The parts of a run. `model` is the bare one, `forward` the one that is trained: in DDP, perhaps compiled;
+    `evaluated` is for evaluations: without DDP, and compiled if the other is."""
 
     config: Config
     ranks: Ranks
@@ -64,6 +65,7 @@ class Run:
     feed: Feed
     model: nn.Module
     forward: Any
+    evaluated: Any
     parameters: tuple[nn.Parameter, ...]
     """The model's: to look for them in it at every step would take longer than to clip their gradients."""
     optimizer: torch.optim.Optimizer
@@ -146,6 +148,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         feed=feed,
         model=model,
         forward=prepared.forward,
+        evaluated=prepared.evaluated,
         parameters=tuple(model.parameters()),
         optimizer=optimizer,
         scaler=precision.scaler(numbers, ranks.device),

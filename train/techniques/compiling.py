@@ -7,8 +7,9 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -32,8 +33,9 @@ SPARE_GRAPHS = 8
 all, after which it stops compiling."""
 
 Forward = Callable[..., Any]
-Pass = Callable[[Forward], AbstractContextManager[object]]
-"""One forward and backward pass through it, whose gradients are there inside the context, and gone after it."""
+Pass = Callable[..., AbstractContextManager[object]]
+"""One forward and backward pass through it, whose gradients are there inside the context, and gone after it. With
+`evaluates` it is a forward pass as evaluations make it."""
 
 
 class Plan(NamedTuple):
@@ -108,22 +110,45 @@ def _share(found: Sequence[nn.Module], model: nn.Module) -> float:
     return sum(inside.values()) / max(1, sum(p.numel() for p in model.parameters()))
 
 
+@contextmanager
+def trial(model: nn.Module, plan: Plan) -> Iterator[Forward]:
+    """Inside, what `plan` compiles of the model is compiled, for each shape anew, and without DDP and CUDA graphs: to
+    find out how many samples fit. After it nothing is; torch finds the kernels again in its cache on the disk."""
+    from torch import _dynamo
+
+    _prepare(plan)
+    try:
+        with _dynamo.config.patch(automatic_dynamic_shapes=False):  # training has one shape
+            yield torch.compile(model, backend=BACKEND) if plan.mode == "whole" else model
+    finally:
+        _undo(plan)
+
+
 class Compiled(NamedTuple):
-    """`forward` is compiled, or as it was; the `choices` say which."""
+    """`forward` is compiled, or as it was; the `choices` say which. `evaluated` is for evaluations: without DDP, and
+    compiled in the same way."""
 
     forward: Forward
+    evaluated: Forward
     choices: tuple[Choice, ...]
 
 
 def compiled(
-    model: nn.Module, wrap: Callable[[], Forward], plan: Plan, ranks: Ranks, first: Pass, storage: Storage | None
+    model: nn.Module,
+    wrap: Callable[[], Forward],
+    plan: Plan,
+    ranks: Ranks,
+    first: Pass,
+    storage: Storage | None,
+    *,
+    evaluates: bool,
 ) -> Compiled:
     """What `wrap` returns (the model, perhaps in DDP) as `plan` says. All ranks go without it if one can't compile it.
 
     What the compiler makes comes from the run folder if an earlier start has left it there, and is left there.
     """
     if plan.mode == "off":
-        return Compiled(wrap(), plan.choices)
+        return Compiled(wrap(), model, plan.choices)
     name = compilecache.name(model, plan.mode, ranks.device)
     found = compilecache.load(storage, name)
     began = time.monotonic()
@@ -135,9 +160,19 @@ def compiled(
     took = f"{time.monotonic() - began:.0f} s{', cached' if found else ''}"
     if wrong:
         _undo(plan)
-        return Compiled(wrapped or wrap(), (Choice("compile", "false", f"it failed: {wrong}"),))
+        return Compiled(wrapped or wrap(), model, (Choice("compile", "false", f"it failed: {wrong}"),))
+    evaluated, told = _evaluated(model, ranks, first) if wrapped and evaluates else (model, ())
     compilecache.keep(storage, name, ranks)
-    return Compiled(forward if wrapped else wrap(), plan._replace(why=f"{plan.why} ({took})").choices)
+    choices = *plan._replace(why=f"{plan.why} ({took})").choices, *told
+    return Compiled(forward if wrapped else wrap(), evaluated, choices)
+
+
+def _evaluated(model: nn.Module, ranks: Ranks, first: Pass) -> tuple[Forward, tuple[Choice, ...]]:
+    """A whole model as evaluations call it: a graph of its own, without gradients, compiled once, before training, as
+    its batches have the shape of the micro-batches. DDP is left out: it would send the buffers round in each pass."""
+    evaluated = torch.compile(model, backend=BACKEND)
+    wrong = tried(evaluated, ranks, partial(first, evaluates=True))
+    return (model, (Choice("evaluation", "not compiled", f"it failed: {wrong}"),)) if wrong else (evaluated, ())
 
 
 def _prepare(plan: Plan) -> None:

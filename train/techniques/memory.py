@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import takewhile
 
 import torch
 import torch.distributed as dist
@@ -90,20 +92,41 @@ def largest(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
     return sizes[low] if low >= 0 else None
 
 
-def probed(ranks: Ranks, share: int, attempt: Callable[[int], None], reserved: int) -> Portions:
+def nearest(sizes: list[int], start: int | None, fits: Callable[[int], bool]) -> int | None:
+    """The largest of ascending `sizes` that fits, where that is near `start`, and each try is dear: upwards from there,
+    then downwards. `start` None: from the smallest."""
+    at = -1 if start is None else sizes.index(start)
+    found = None
+    for size in takewhile(fits, sizes[at + 1 :]):
+        found = size
+    return found or next(filter(fits, reversed(sizes[: at + 1])), None)
+
+
+def probed(
+    ranks: Ranks,
+    share: int,
+    attempt: Callable[[int], None],
+    reserved: int,
+    compiled: Callable[[int], None] | None = None,
+) -> Portions:
     """The largest micro-batch with which `attempt`, a forward and a backward pass of so many samples, doesn't run out
-    of memory on any rank. `reserved` bytes are kept free for what training will have beside it. Every rank calls it.
+    of memory on any rank; or `compiled`, the same after the compiler, which takes longer and is tried in the
+    neighbourhood of what `attempt` has found. `reserved` bytes are kept free for what training will have beside it.
+    Every rank calls it.
 
     Raises OutOfMemoryError on all ranks alike: not even one sample fits.
     """
-    tried: dict[int, bool] = {}
+    tried: list[int] = []
 
-    def fits(size: int) -> bool:
-        tried[size] = agreed(ranks, survives(ranks.device, lambda: attempt(size), reserved))
-        return tried[size]
+    def fits(how: Callable[[int], None], size: int) -> bool:
+        tried.append(size)
+        return agreed(ranks, survives(ranks.device, lambda: how(size), reserved))
 
+    sizes = divisors(share)
     with leaving_room(ranks.device):
-        found = largest(divisors(share), fits)
+        found = largest(sizes, partial(fits, attempt))
+        if compiled:
+            found = nearest(sizes, found, partial(fits, compiled)) or found
     if found is None:
         raise OutOfMemoryError(
             f"not even one sample fits into the memory of this device ({memory_text(ranks.device)}): a smaller model "

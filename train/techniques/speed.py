@@ -36,10 +36,12 @@ NAMED = 5
 
 
 class Prepared(NamedTuple):
-    """`model` is the bare one, whose state is saved; `forward` is the one that is trained: in DDP, perhaps compiled."""
+    """`model` is the bare one, whose state is saved; `forward` is the one that is trained: in DDP, perhaps compiled;
+    `evaluated` is for evaluations: without DDP."""
 
     model: nn.Module
     forward: Any
+    evaluated: Any
     choices: tuple[Choice, ...]
 
 
@@ -62,7 +64,13 @@ def shaped(model: nn.Module, config: Config, ranks: Ranks, numbers: Numbers) -> 
 
 
 def prepare(
-    model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool, first: Pass, storage: Storage | None = None
+    model: nn.Module,
+    config: Config,
+    ranks: Ranks,
+    *,
+    accumulates: bool,
+    first: Pass,
+    storage: Storage | None = None,
 ) -> Prepared:
     """The model for training on this rank's device. `accumulates`: a step may have several backward passes; `first` is
     one such pass, to try with; in `storage` is what an earlier start has compiled."""
@@ -70,8 +78,9 @@ def prepare(
     ddp = ranks.world > 1 and not fsdp.is_sharded(model)
     unused = _unused(model, ranks, first) if ddp and isinstance(config.model, Foreign) else []
     wrap, told = _in_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
-    made = compiling.compiled(model, wrap, plan, ranks, first, storage)
-    return Prepared(model, made.forward, (*made.choices, *told))
+    evaluates = config.eval.every > 0
+    made = compiling.compiled(model, wrap, plan, ranks, first, storage, evaluates=evaluates)
+    return Prepared(model, made.forward, made.evaluated, (*made.choices, *told))
 
 
 def _in_ddp(

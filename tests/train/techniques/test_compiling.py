@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from tests.train.test_determinism import losses
-from tests.train.test_loop import read, run, steps
+from tests.train.test_loop import events, read, run, steps
 from train import models
 from train.config import parse
 from train.dist import Ranks
 from train.errors import OutputError
+from train.models import gpt
 from train.saving import manifests
 from train.storage import LocalFolder
-from train.techniques import attention, compilecache, compiling
+from train.techniques import attention, compilecache, compiling, memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,6 +116,90 @@ def test_compiled_or_not_the_losses_are_the_same(
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # block, loss; in training, evaluation
     assert [row["loss"] for row in steps(rows)] == pytest.approx([row["loss"] for row in steps(plain)], rel=1e-6)
     assert [said_of(tmp_path / name)["compiled"] for name in ("plain", "run")] == [False, True]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_compiled_whole_is_evaluated_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one graph, which is made once, before the first step; with the same result."""
+    made, passes = list[int](), list[bool]()
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        made.append(len(passes))
+
+        def noted(*args: Any) -> Any:
+            passes.append(torch.is_grad_enabled())
+            return graph(*args)
+
+        return noted
+
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    config = {**CONFIG, "steps": 6, "eval": {"every": 2, "batches": 2}}
+    plain = run(tmp_path / "plain", {**config, "compile": False})
+    assert not made
+    rows = run(tmp_path / "run", {**config, "compile": "whole"})
+    assert chosen(rows)[0] == "whole"
+    assert made == [0, 1]
+    assert [number for number, trains in enumerate(passes) if not trains] == [1, 4, 5, 8, 9, 12, 13]
+    assert [event["loss"] for event in events(rows, "eval")] == pytest.approx(
+        [event["loss"] for event in events(plain, "eval")], rel=1e-6
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_an_evaluation_cannot_be_compiled_training_still_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        return graph if torch.is_grad_enabled() else breaks(graph, inputs)
+
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    rows = run(tmp_path / "run", {**CONFIG, "compile": "whole"})
+    said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
+    assert (said["compile"], said["evaluation"]) == ("whole", "not compiled")
+    assert len(events(rows, "eval")) == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("mode", ["regional", "whole"])
+@pytest.mark.parametrize(("eager", "compiled", "found"), [(2, 4, 4), (1, 8, 8), (8, 8, 8), (4, 2, 2), (0, 2, 2)])
+def test_the_probe_for_the_micro_batch_runs_what_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, eager: int, compiled: int, found: int
+) -> None:
+    """With a memory of so many samples for a block that is compiled, and so many for one that is not."""
+    forward = gpt.Block.forward
+
+    def scarce(block: gpt.Block, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and len(x) > eager:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(block, x)
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        def passed(*args: torch.Tensor) -> Any:
+            if max(len(x) for x in args if x.dim() == 3 or x.dtype == torch.int64) > compiled:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return graph(*args)
+
+        return passed
+
+    monkeypatch.setattr(gpt.Block, "forward", scarce)
+    monkeypatch.setattr(compiling, "BACKEND", backend)
+    monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 2.0)
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    rows = run(tmp_path / "run", {**CONFIG, "steps": 2, "batch_size": 8, "eval": {"every": 2, "batches": 1}})
+    said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
+    assert (said["compile"], said["micro-batch"]) == (mode, str(found))
+    assert len(steps(rows)) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_compiler_that_fails_leaves_the_probe_what_it_found_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "BACKEND", breaks)
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    rows = run(tmp_path / "run", {**CONFIG, "steps": 1})
+    said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
+    assert (said["compile"], said["micro-batch"]) == ("false", "4")
 
 
 def said_of(folder: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from train.progress import si
 from train.saving import manifests
 from train.setup import setup
 from train.storage import LocalFolder
-from train.techniques import finite, fsdp, memory, optim, precision
+from train.techniques import compiling, finite, fsdp, memory, optim, precision
 
 FP32, BF16 = precision.KINDS["fp32"], precision.KINDS["bf16"]
 
@@ -307,7 +307,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
 
     hook = models.blocks(shared)[-1].register_forward_pre_hook(scarce)
     feed = Feed(open_data(config, group), slice(0, 8), group.device, config.loader)
-    found = micro_batch.probed(shared, feed, group, memory.portions(8, None, 1), FP32)
+    found = micro_batch.probed(shared, feed, group, memory.portions(8, None, 1), FP32, compiling.Plan("off", ""))
     feed.close()
     hook.remove()
     assert (found.size, max(sizes)) == (2, 8)

@@ -76,6 +76,22 @@ def test_the_largest_that_fits_by_a_few_tries(fitting: int) -> None:
     assert len(set(tried)) == len(tried)
 
 
+@pytest.mark.parametrize(
+    ("start", "fitting", "tries"),
+    [(8, 8, [16, 8]), (8, 16, [16, 32]), (8, 32, [16, 32]), (8, 2, [16, 8, 4, 2]), (32, 32, [32]), (None, 1, [1, 2])],
+)
+def test_the_nearest_that_fits_by_few_tries(start: int | None, fitting: int, tries: list[int]) -> None:
+    tried = list[int]()
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= fitting
+
+    assert memory.nearest([1, 2, 4, 8, 16, 32], start, fits) == fitting
+    assert tried == tries
+    assert memory.nearest([1, 2], start and 2, lambda size: False) is None
+
+
 def test_a_probe_before_training_leaves_no_trace(
     tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
