@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from launcher.apply.cloudsource import LOGS, WITH_DOCKER, Log, Sent, send
+from launcher.apply.default_bucket import check_default_bucket
 from launcher.apply.googleapis import Api, Service, UnreachableError, open_client
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Image
-from launcher.plan.names import default_output
 from launcher.sources import Source
 from train.loopback import is_loopback, is_plain_loopback
 
@@ -87,15 +88,14 @@ def build(
 
     Raises:
         UsageError: the image isn't for Cloud Build's machines, or for a registry that they can't push to.
-        NotAuthorised: no credentials, or a permission is missing.
+        NotAuthorised: no credentials, a permission is missing, or the bucket isn't the project's.
         LaunchError: the build failed (its last lines are told), or the bucket or the API can't be used.
     """
-    from launcher.apply.cloudsource import Log, send
     from launcher.apply.context import build_context
 
     check_image(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
-    bucket = bucket or default_output(project).rpartition("/")[0]
+    bucket = bucket or check_default_bucket(project, environ, clock, way_out=WITH_DOCKER)
     with build_context(dependencies_only(source)) as context:
         content = send(context, bucket, on_line)
     place = Place(f"projects/{project}/locations/{options.location}", tag_of(image))
@@ -148,19 +148,24 @@ def tag_of(image: Image) -> str:
     return f"launch-{hashlib.sha256(image.dependencies.encode()).hexdigest()[:16]}"
 
 
-def build_request(image: Image, project: str, bucket: str, content: str, options: Options) -> dict[str, Any]:
+def build_request(image: Image, project: str, bucket: str, content: Sent, options: Options) -> dict[str, Any]:
     """The Build (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds) as JSON. Pure.
 
-    `bucket` is gs://NAME, `content` the object with the context.
+    `bucket` is gs://NAME, `content` the object with the context: of that generation, and no later one.
     """
-    from launcher.apply.cloudsource import LOGS
     from launcher.apply.context import DOCKERFILE
 
     arguments = {"BASE": image.base, "WHEEL": image.wheel}
     docker = ["build", f"--file={DOCKERFILE}", f"--target={STAGE}", f"--tag={image.dependencies}"]
     docker += [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
     request: dict[str, Any] = {
-        "source": {"storageSource": {"bucket": bucket.removeprefix("gs://"), "object": content}},
+        "source": {
+            "storageSource": {
+                "bucket": bucket.removeprefix("gs://"),
+                "object": content.name,
+                "generation": content.generation,
+            }
+        },
         "steps": [{"id": STAGE, "name": DOCKER, "args": [literal(one) for one in (*docker, ".")]}],
         "images": [image.dependencies],
         "timeout": f"{options.timeout_seconds}s",

@@ -177,7 +177,7 @@ def filled(job: Job, entry: Entry, plan: Plan) -> Job:
         return job
     asked = next((one for one in plan.attempts if one.where == entry.where), plan.attempts[0])
     labels = {RUN_LABEL: plan.run, **({IDENTITY_LABEL: entry.identity} if entry.identity else {})}
-    return replace(job, request=asked.request, labels={**labels, **job.labels}, folder=plan.run_folder or "")
+    return replace(job, request=asked.request, labels={**job.labels, **labels}, folder=plan.run_folder or "")
 
 
 def choose(active: Sequence[Job], entries: Sequence[Entry], holder: Callable[[int], str]) -> Job:

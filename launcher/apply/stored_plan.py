@@ -28,18 +28,20 @@ def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> 
         return None
     job = jobs[0]
     hint = f"{command(vm=job.zone is not None)} --resume {job.run or plan.run} continues the run with your own spec"
-    folder = asked.run_folder(job.request) or plan.run_folder
+    file = f"{asked.run_folder(job.request) or plan.run_folder}/plan.json"
     if not job.zone and not any(PLAN_LABEL in one.labels for one in jobs):
         return NotAuthorised(
-            f"{folder}/plan.json can't be verified: the jobs of {job.run} have no label {PLAN_LABEL}\n"
-            "(an older launch created them), so no attempt of it was submitted",
+            f"{file} can't be verified, so none of its attempts is submitted:\n"
+            f"the run's jobs have no label {PLAN_LABEL}; an older launch created them",
             hint,
         )
-    lines = "\n".join(f"  {line}" for line in differences(plan, job, service.project))
+    lines = "".join(f"\n  {line}" for line in differences(plan, job, service.project))
+    unknown = "\n  (in nothing that a job tells)"
+    if job.zone:
+        unknown = "\n  (unknown: or the VMs are older than two weeks, or an older launch created them)"
     return NotAuthorised(
-        f"{folder}/plan.json is not the plan that the jobs of {job.run or plan.run} were created from,\n"
-        "so no attempt of it was submitted. "
-        + (f"It differs (job → plan.json) in\n{lines}" if lines else "No job tells in which fields it differs."),
+        f"{file} is not the plan that the run's jobs were created from,\n"
+        f"so none of its attempts is submitted. What differs (job → plan.json):{lines or unknown}",
         hint,
     )
 

@@ -205,4 +205,19 @@ def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | N
         return None, None
     if ledger is None or made is None or made.run != run.id:
         return None, None
-    return made, refusal(made, run.jobs, ledger, world.service)
+    if refused := refusal(made, run.jobs, ledger, world.service):
+        return made, refused
+    try:
+        check_output(made, world)
+    except NotAuthorised as error:
+        return made, error
+    return made, None
+
+
+def check_output(made: Plan, world: World) -> None:
+    """Check that the project owns the bucket, where the plan writes to the default one. Raises NotAuthorised,
+    UsageError."""
+    from launcher.apply.default_bucket import check_default_bucket
+
+    if made.run_folder and not made.spec.get("output"):
+        check_default_bucket(made.project, os.environ, world.clock, region=made.attempts[0].region)

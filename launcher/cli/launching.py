@@ -76,6 +76,7 @@ def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: 
     made = plan(inputs.spec, catalog.load(), inputs.context)
     made = on_cpu(made, wish.cpu_machine) if wish.cpu_machine else made
     world = of_project(inputs.context.project)
+    following.check_output(made, world)
     if new:
         made = anew(made, inputs, world)
     told(made)
@@ -94,6 +95,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
         run_id = id_of(name, flags, world)
         inputs = wish.inputs(spec, with_field(flags, run_id=run_id))
         made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish, world)
+        following.check_output(made, world)
         check_there(made, world)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(

@@ -3,6 +3,7 @@ resource name."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -134,11 +135,16 @@ def of_folder(world: World, folder: str) -> Run:
 
 
 def in_default_folder(world: World, text: str) -> Run | None:
-    """A run by its id where runs write to unless their spec says otherwise; None: it isn't there, or not readable."""
+    """A run by its id where runs write to unless their spec says otherwise; None: it isn't there, or not readable, or
+    the bucket isn't the project's."""
+    from launcher.apply.default_bucket import check_default_bucket
     from launcher.plan.names import default_output
 
+    if not RUN_ID.fullmatch(text):
+        return None
     try:
-        return in_folder(world, f"{default_output(world.project)}/{text}") if RUN_ID.fullmatch(text) else None
+        check_default_bucket(world.project, os.environ, world.clock)
+        return in_folder(world, f"{default_output(world.project)}/{text}")
     except LaunchError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gzip
 import hashlib
@@ -20,12 +21,13 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.apply.cloudbuild import Options, build, build_request
-from launcher.apply.cloudsource import send
+from launcher.apply.cloudsource import Sent, send
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.plan.model import Image
 from launcher.sources import File, Source
 from tests.googlecloud import Fault, GoogleCloud, Reset, Status
+from tests.googlecloud import objects as cloud_objects
 from tests.googlecloud.clock import FakeClock
 from tests.googlecloud.cloudbuild import Outcome
 
@@ -41,6 +43,7 @@ IMAGE = Image(
     wheel="cu126",
     min_driver=None,
 )
+SENT = Sent("source/89.tgz", "7")
 TAG = "launch-bf644ac1cec2e858"
 
 
@@ -126,9 +129,60 @@ def test_the_source_is_named_by_its_content(cloud: GoogleCloud, launch: Launch) 
     assert name == f"source/{hashlib.sha256(content).hexdigest()}.tgz"
 
 
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_planted_source_is_not_built(cloud: GoogleCloud, launch: Launch, same_size: bool) -> None:
+    """Its name is no secret, and others can write to the bucket."""
+    launch.build()
+    [name] = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
+    ours = cloud.objects.buckets[BUCKET][name]
+    cloud.objects.put(BUCKET, name, b"x" * (ours.size if same_size else 10))
+    launch.build(replace(IMAGE, base="docker.io/library/python:3.13"))
+    now = cloud.objects.buckets[BUCKET][name]
+    assert (now.data, now.generation > ours.generation) == (ours.data, True)
+    generations = [made.message.source.storage_source.generation for made in cloud.builds.builds.values()]
+    assert generations == [ours.generation, now.generation]
+
+
+def test_equal_checksums_are_not_enough(cloud: GoogleCloud, launch: Launch) -> None:
+    """Anybody can make bytes of a given length and CRC32C."""
+    launch.build()
+    [name] = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
+    ours = cloud.objects.buckets[BUCKET][name]
+    other = cloud_objects.draft(name, (b"x" * ours.size,), {})
+    cloud.objects.buckets[BUCKET][name] = dataclasses.replace(other, crc=ours.crc, generation=ours.generation + 1)
+    launch.build()
+    assert cloud.objects.buckets[BUCKET][name].data == ours.data
+
+
+def test_a_source_that_is_changed_before_the_build_fetches_it(
+    cloud: GoogleCloud, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build fails rather than to take it."""
+    create = cloud.builds._source
+
+    def late(message: Any) -> bytes | None:
+        where = message.source.storage_source
+        cloud.objects.put(where.bucket, where.object_, b"planted")
+        return create(message)
+
+    monkeypatch.setattr(cloud.builds, "_source", late)
+    with pytest.raises(LaunchError, match="ended as FAILURE"):
+        launch.build()
+
+
+def test_a_bucket_of_somebody_elses_gets_no_source(cloud: GoogleCloud, launch: Launch) -> None:
+    known = cloud.objects.settings[BUCKET]
+    cloud.objects.settings[BUCKET] = dataclasses.replace(known, project_number="999")
+    with pytest.raises(NotAuthorised, match=BUCKET) as raised:
+        launch.build()
+    assert "--builder docker" in raised.value.hint
+    assert not cloud.objects.buckets[BUCKET]
+    assert not cloud.builds.builds
+
+
 def test_the_request() -> None:
-    assert build_request(IMAGE, "my-project", f"gs://{BUCKET}", "source/89.tgz", Options()) == {
-        "source": {"storageSource": {"bucket": "my-project-launch", "object": "source/89.tgz"}},
+    assert build_request(IMAGE, "my-project", f"gs://{BUCKET}", SENT, Options()) == {
+        "source": {"storageSource": {"bucket": "my-project-launch", "object": "source/89.tgz", "generation": "7"}},
         "steps": [
             {
                 "id": "dependencies",
@@ -155,7 +209,7 @@ def test_the_request() -> None:
 def test_the_request_with_options() -> None:
     options = Options(machine_type="E2_HIGHCPU_8", service_account="b@my-project.iam.gserviceaccount.com")
     image = replace(IMAGE, base="localhost/$BASE")
-    made = build_request(image, "my-project", f"gs://{BUCKET}", "source/89.tgz", options)
+    made = build_request(image, "my-project", f"gs://{BUCKET}", SENT, options)
     assert made["options"] == {"logging": "GCS_ONLY", "machineType": "E2_HIGHCPU_8"}
     assert made["serviceAccount"] == "projects/my-project/serviceAccounts/b@my-project.iam.gserviceaccount.com"
     assert "--build-arg=BASE=localhost/$$BASE" in made["steps"][0]["args"], "Cloud Build would substitute $BASE"

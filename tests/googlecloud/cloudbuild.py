@@ -162,7 +162,8 @@ class CloudBuild:
     def _source(self, message: Any) -> bytes | None:
         where = message.source.storage_source
         blob = self.objects.buckets.get(where.bucket, {}).get(where.object_)
-        return blob.data if blob else None
+        wanted = where.generation or (blob.generation if blob else 0)
+        return blob.data if blob and blob.generation == wanted else None
 
     def _allow(self, project: str) -> None:
         if project not in (self.project, self.number):

@@ -33,6 +33,8 @@ class Bucket:
     soft_delete_seconds: int = 604_800
     denied: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    project_number: str = ""
+    """Of the project that owns it; empty: the cloud's own."""
 
 
 @dataclass(frozen=True)

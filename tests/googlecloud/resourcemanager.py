@@ -1,4 +1,5 @@
-"""Resource Manager: which permissions the caller has in the project."""
+"""Resource Manager: the project, and which permissions the caller has in it, in the version that gcloud asks
+(https://cloud.google.com/resource-manager/reference/rest/v1/projects)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from tests.googlecloud.wire import Request, Response, Route, json_response, rout
 
 
 class ResourceManager:
-    """The service. The caller has every permission but those in `denied`."""
+    """The service, with the cloud's one project. The caller has every permission but those in `denied`."""
 
-    def __init__(self, project: str) -> None:
-        self.project = project
+    def __init__(self, project: str, number: str) -> None:
+        self.project, self.number = project, number
         self.denied: set[str] = set()
         path = "/v1/projects/{project}:testIamPermissions"
         self.routes: list[Route] = [
-            route("POST", path, self.permissions, "cloudresourcemanager.projects.testIamPermissions")
+            route("POST", path, self.permissions, "cloudresourcemanager.projects.testIamPermissions"),
+            route("GET", "/v1/projects/{project}", self.get, "cloudresourcemanager.projects.get"),
         ]
 
     def permissions(self, request: Request, project: str) -> Response:
@@ -24,3 +26,11 @@ class ResourceManager:
             raise ApiError(403, "The caller does not have permission")
         have = [one for one in request.json()["permissions"] if one not in self.denied]
         return json_response({"permissions": have} if have else {})
+
+    def get(self, request: Request, project: str) -> Response:
+        """The project; for one that does not exist the answer is that the caller may not see it."""
+        request.only_query()
+        if project not in (self.project, self.number):
+            raise ApiError(403, "The caller does not have permission")
+        known = {"projectId": self.project, "projectNumber": self.number, "name": self.project}
+        return json_response({**known, "lifecycleState": "ACTIVE"})

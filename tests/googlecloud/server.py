@@ -70,11 +70,11 @@ class GoogleCloud:
         self.builds = CloudBuild(project, number, clock, self.objects)
         self.secrets = SecretManager(project, number)
         self.oslogin = OsLogin(project)
-        self.resources = ResourceManager(project)
-        self.storage = Storage(self.objects, lambda: self.url)
+        self.projects = ResourceManager(project, number)
+        self.storage = Storage(self.objects, number, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        accounts = (self.secrets, self.oslogin, self.resources)
+        accounts = (self.secrets, self.oslogin, self.projects)
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own

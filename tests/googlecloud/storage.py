@@ -25,8 +25,9 @@ PAGE = 1000
 class Storage:
     """The service's reads, compositions and deletions."""
 
-    def __init__(self, objects: Objects, url: Callable[[], str]) -> None:
+    def __init__(self, objects: Objects, number: str, url: Callable[[], str]) -> None:
         self.objects = objects
+        self.number = number
         self.url = url
         self._created = objects.clock()
         self.routes: list[Route] = [
@@ -105,8 +106,9 @@ class Storage:
         settings = self.objects.settings[bucket]
         known = {"kind": "storage#bucket", "id": bucket, "name": bucket, "storageClass": "STANDARD"}
         place = {"location": settings.location.upper(), "locationType": _location_type(settings.location)}
+        owner = {"projectNumber": settings.project_number or self.number}
         labels = {"labels": dict(settings.labels)} if settings.labels else {}
-        return {**known, **place, **labels, "softDeletePolicy": self._soft_delete(settings)}
+        return {**known, **owner, **place, **labels, "softDeletePolicy": self._soft_delete(settings)}
 
     def list(self, request: Request, bucket: str) -> Response:
         """A page of names and, with a delimiter, of the folders below the prefix, in the order of their bytes."""

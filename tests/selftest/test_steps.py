@@ -60,7 +60,7 @@ def no_vm(world: World, kit: Kit) -> None:
 
 
 REDS = (
-    Red("access", lambda world, _: world.cloud.resources.denied.add("compute.instances.create"), "compute.instances.c"),
+    Red("access", lambda world, _: world.cloud.projects.denied.add("compute.instances.create"), "compute.instances.c"),
     Red(
         "access",
         lambda world, _: world.cloud.faults.add(Fault("logging.*", Status(403, info="SERVICE_DISABLED"), times=None)),

@@ -38,7 +38,7 @@ class GcsFolder:
     def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
         return self._upload(name, Memory(data, crc32c), 0 if create else None)
 
-    def swap(self, name: str, data: bytes, version: str) -> str:
+    def swap(self, name: str, data: Buffer, version: str) -> str:
         return self._upload(name, Memory(data), int(version or 0))
 
     def write_file(self, name: str, path: Path) -> None:
@@ -82,13 +82,21 @@ class GcsFolder:
         return other
 
     def soft_delete_days(self) -> float:
-        bucket = self._bucket.client.bucket(self._bucket_name)
         try:
-            with self.within(ASK_SECONDS)._call() as tries:
-                bucket.reload(timeout=tries.timeout(), retry=tries)
+            return float(self._settings().soft_delete_policy.retention_duration_seconds or 0) / 86_400
         except (OutputError, FileNotFoundError):
             return 0.0
-        return float(bucket.soft_delete_policy.retention_duration_seconds or 0) / 86_400
+
+    def project_number(self) -> str:
+        """The number of the project that owns the bucket. Raises OutputError."""
+        return str(self._settings().project_number or "")
+
+    def _settings(self) -> Any:
+        """The bucket with its settings. Raises OutputError."""
+        bucket = self._bucket.client.bucket(self._bucket_name)
+        with self.within(ASK_SECONDS)._call() as tries:
+            bucket.reload(timeout=tries.timeout(), retry=tries)
+        return bucket
 
     def _upload(self, name: str, content: Content, generation: int | None) -> str:
         """Store `content` if the object's generation is the one given (0: there is none; None: whatever it is)."""

@@ -15,12 +15,13 @@ PART = 32 << 20
 
 
 class Object(NamedTuple):
-    """`version` is the generation, `crc32c` as Google writes it."""
+    """`version` is the generation; `crc32c` and `md5` as Google writes them, empty where it has none."""
 
     name: str
     size: int
     version: str
     crc32c: str
+    md5: str = ""
 
 
 class Objects(GcsFolder):
@@ -42,13 +43,16 @@ class Objects(GcsFolder):
         with self._call() as tries:
             blobs = self._bucket.list_blobs(
                 prefix=self._prefix + prefix,
-                fields="items(name,size,generation,crc32c),nextPageToken",
+                fields="items(name,size,generation,crc32c,md5Hash),nextPageToken",
                 page_token=token,
                 timeout=tries.timeout(),
                 retry=tries,
             )
             page = next(blobs.pages, ())
-            found = [Object(b.name[len(self._prefix) :], b.size, str(b.generation), b.crc32c or "") for b in page]
+            found = [
+                Object(b.name[len(self._prefix) :], b.size, str(b.generation), b.crc32c or "", b.md5_hash or "")
+                for b in page
+            ]
             return found, blobs.next_page_token
 
     def fetch(self, wanted: Object, file: IO[bytes]) -> None:

@@ -1,0 +1,82 @@
+"""Check who owns the default bucket gs://PROJECT-launch.
+
+Bucket names are global and this one can be guessed: whoever creates it first could read what runs write there, and
+change what they and Cloud Build read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from launcher.apply.googleapis import Api, Service, open_session, status_of
+from launcher.apply.ledger import of_folder
+from launcher.apply.running import REAL, Clock
+from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.plan.names import default_output
+from train.storage import GcsFolder, OutputError
+
+PROJECTS: Final = Service("cloudresourcemanager", "Cloud Resource Manager", "roles/browser")
+BUCKET_READER: Final = "roles/storage.legacyBucketReader"
+"""The smallest role with storage.buckets.get that can be granted on one bucket."""
+NAME_IT: Final = "Name a bucket that you trust: output: gs://BUCKET/runs (or --output gs://BUCKET/runs)."
+
+
+def check_default_bucket(
+    project: str, environ: Mapping[str, str], clock: Clock = REAL, *, region: str = "REGION", way_out: str = NAME_IT
+) -> str:
+    """Return gs://PROJECT-launch, which the project owns. `way_out` is what to do where it can't be used.
+
+    Raises:
+        NotAuthorised: another project owns it, or one of the two project numbers can't be read.
+        UsageError: there is no such bucket.
+    """
+    bucket = default_output(project).rpartition("/")[0]
+    owner, number = bucket_owner(bucket, project, region, way_out), ""
+    try:
+        number = project_number(project, environ, clock)
+    except LaunchError as error:
+        problem = f"whether {bucket} belongs to project {project} can't be verified: {error.problem}"
+        raise NotAuthorised(problem, f"{error.hint}\n{way_out}".strip()) from error
+    if not number or owner != number:
+        problem = f"{bucket} belongs to project {owner or 'unknown'}, not to {project} ({number}), so it is not used"
+        raise NotAuthorised(problem, way_out)
+    return bucket
+
+
+def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
+    """Return the number of the project that owns a bucket. Raises NotAuthorised, UsageError."""
+    try:
+        return GcsFolder(bucket).project_number()
+    except OutputError as error:
+        told = of_folder(error, {"PROJECT": project, "REGION": region})
+        if status_of(error) == 404:
+            raise UsageError(told.problem, f"{told.hint}\n{way_out}") from error
+        grant = f"gcloud storage buckets add-iam-policy-binding {bucket} --member=user:YOU --role={BUCKET_READER}"
+        hint = f"{grant}\n{way_out}" if status_of(error) == 403 else f"{told.hint}\n{way_out}".strip()
+        raise NotAuthorised(f"which project owns {bucket} can't be read: {error}", hint) from error
+
+
+def project_number(project: str, environ: Mapping[str, str], clock: Clock = REAL) -> str:
+    """Return a project's number. Raises LaunchError."""
+    api = Api(PROJECTS, project, Projects(*open_session(PROJECTS, environ)), clock)
+    return str(api.ask("get", project=project).get("projectNumber", ""))
+
+
+class Projects:
+    """projects.get, in the version of the API that gcloud asks (v1)."""
+
+    def __init__(self, session: Any, endpoint: str) -> None:
+        self._session, self._endpoint = session, endpoint
+
+    def get(self, request: Mapping[str, str], retry: None, timeout: float) -> dict[str, Any]:
+        """A project, as a client's method answers it."""
+        from google.api_core.exceptions import from_http_response
+
+        url = f"{self._endpoint}/v1/projects/{quote(request['project'], safe='')}"
+        answer = self._session.get(url, timeout=timeout)
+        if answer.status_code >= 400:
+            raise from_http_response(answer)
+        found: dict[str, Any] = answer.json()
+        return found

@@ -1,0 +1,48 @@
+"""The digest that binds jobs to their plan."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from launcher.jobs import PLAN_LABEL
+from launcher.plan.binding import bound, digest
+from launcher.plan.build import with_digest
+from launcher.plan.model import Plan
+from tests.plan.planning import planned
+
+DIGEST = "us-docker.pkg.dev/my-project/launch/train@sha256:" + "0" * 64
+
+
+def label(plan: Plan) -> set[str]:
+    return {attempt.request["labels"][PLAN_LABEL] for attempt in plan.attempts}
+
+
+def test_every_request_of_a_dry_run_has_it() -> None:
+    plan = planned(regions=["us-central1", "us-east5"])
+    assert label(plan) == {digest(plan)}
+    assert len(digest(plan)) == 32
+    assert bound(plan) == plan
+
+
+def test_it_survives_the_run_folder() -> None:
+    plan = planned(limits={"usd": 500, "hours": 3})
+    assert digest(msgspec.json.decode(msgspec.json.encode(plan), type=Plan)) == digest(plan)
+
+
+def test_the_images_digest_is_part_of_it() -> None:
+    plan = planned()
+    sent = bound(with_digest(plan, DIGEST))
+    assert label(sent) == {digest(sent)} != label(plan)
+
+
+@pytest.mark.parametrize("field", ["project", "run_folder", "warnings", "attempts", "spec"])
+def test_every_field_is_part_of_it(field: str) -> None:
+    plan = planned()
+    changed = {"warnings": ("x",), "attempts": (), "spec": {}}.get(field, "gs://other/x")
+    assert digest(replace(plan, **{field: changed})) != digest(plan)
+
+
+def test_a_vm_has_no_label_that_could_be_changed() -> None:
+    assert PLAN_LABEL not in str(planned("vm", zones=["us-central1-a"], regions=None, output="gs://b/r"))
