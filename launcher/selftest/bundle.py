@@ -15,6 +15,8 @@ from typing import Any, Final
 
 LONGEST: Final = 2000
 """Characters of a text that are kept, such as a VM's startup script."""
+ITEMS: Final = 100
+"""Elements of a list that are kept: a page of prices has 5,000."""
 PATTERNS: Final = (
     (re.compile(r"[\w.+%-]+@[\w-]+(\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\bya29\.[\w.-]+"), "TOKEN"),
@@ -26,7 +28,7 @@ PATTERNS: Final = (
     (re.compile(r"(?<=/home/)[^/\s\"']+|(?<=/Users/)[^/\s\"']+"), "USER"),
     (re.compile(r"(?<=\bprojects/)\d{6,}"), "PROJECT-NUMBER"),
 )
-PERSONAL: Final = frozenset({"username", "homedirectory", "uid", "gid", "key", "sshpublickey", "fingerprint"})
+PERSONAL: Final = frozenset({"username", "homedirectory", "uid", "gid", "name", "key", "sshpublickey", "fingerprint"})
 """Fields that hold a person's name or key, or, as a metadata item's, nothing that matters."""
 PEOPLE: Final = "/users/"
 """In answers of OS Login alone."""
@@ -41,8 +43,9 @@ def written(
     redact = Redactor({**learnt(calls), **known})
     path = folder / name
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for part, data in (("results.json", results), ("calls.json", [without_people(call) for call in calls])):
-            file.writestr(part, json.dumps(redact(data), indent=1, ensure_ascii=False))
+        kept = [redact(without_people(call)) for call in calls]
+        for part, data in (("results.json", redact(results)), ("calls.json", kept)):
+            file.writestr(part, json.dumps(data, indent=1, ensure_ascii=False))
     return path
 
 
@@ -94,7 +97,7 @@ class Redactor:
             return self.text(value)
         if isinstance(value, Mapping):
             return {self.text(str(key)): self(each) for key, each in value.items()}
-        return [self(each) for each in value] if isinstance(value, list | tuple) else value
+        return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
 
     def text(self, text: str) -> str:
         """One text."""

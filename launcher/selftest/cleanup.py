@@ -43,8 +43,9 @@ def worked(kit: Kit, scope: str, works: tuple[Work, ...], *, everywhere: bool) -
         try:
             for name in work(kit, scope, everywhere):
                 removed.append(name)
-        except LaunchError as error:
-            problems.append(f"{work.__name__.replace('own_', '')}: {error.problem}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rest costs money
+            said = error.problem if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+            problems.append(f"{work.__name__.replace('own_', '')}: {said}")
     return Cleaned(tuple(removed), tuple(problems))
 
 

@@ -28,12 +28,13 @@ def differences(google: Iterable[Mapping[str, Any]], ours: Iterable[Mapping[str,
 
 
 def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
-    """What differs in one operation's answers. Below a field that is missing nothing more is told."""
+    """What differs in one operation's answers. Below a field that differs nothing more is told, and nothing of the
+    elements of a list that is empty on one side."""
     for path in sorted(google.keys() ^ ours.keys()):
-        parent = path.rpartition(".")[0]
-        if parent and (parent in google) != (parent in ours):
-            continue
-        yield f"missing field {path}" if path in google else f"extra field {path}"
+        above = parent(path)
+        known = not above or bool(kinds(google.get(above, ())) & kinds(ours.get(above, ())))
+        if known and not path.endswith("[]"):
+            yield f"missing field {path}" if path in google else f"extra field {path}"
     for path in sorted(google.keys() & ours.keys()):
         yield from of_field(path, google[path], ours[path])
 
@@ -41,16 +42,20 @@ def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
 def of_field(path: str, google: set[str], ours: set[str]) -> Iterator[str]:
     """What differs in one field."""
     enums, own = {one for one in google if one.startswith("enum:")}, {one for one in ours if one.startswith("enum:")}
-    kinds, own_kinds = {kind(one) for one in google}, {kind(one) for one in ours}
-    if not kinds & own_kinds:
-        yield f"{path} is {' or '.join(sorted(kinds))}, not {' or '.join(sorted(own_kinds))}"
+    if not kinds(google) & kinds(ours):
+        yield f"{path} is {' or '.join(sorted(kinds(google)))}, not {' or '.join(sorted(kinds(ours)))}"
     elif enums and own and (others := enums - own):
         yield f"{path} has other values: {', '.join(sorted(one.removeprefix('enum:') for one in others))}"
 
 
-def kind(text: str) -> str:
-    """An enum's value is a string."""
-    return text.partition(":")[0].replace("enum", "string")
+def parent(path: str) -> str:
+    """a.b for a.b.c, a.b for a.b[]; empty at the top."""
+    return path[:-2] if path.endswith("[]") else path.rpartition(".")[0]
+
+
+def kinds(found: Iterable[str]) -> set[str]:
+    """The kinds alone: an enum's value is a string."""
+    return {one.partition(":")[0].replace("enum", "string") for one in found}
 
 
 def shapes(calls: Iterable[Mapping[str, Any]]) -> dict[str, Shape]:

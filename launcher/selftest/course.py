@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from launcher import catalog
 from launcher.errors import LaunchError, NoCapacity, PlanRefused
 from launcher.selftest.cleanup import stop
-from launcher.selftest.kit import Kit
+from launcher.selftest.kit import Kit, NotTried
 from launcher.selftest.steps import GROUPS, Step, argv, chosen
 
 
@@ -108,6 +108,8 @@ def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
         return True, step.check(kit)
     except NoCapacity as error:
         return None, f"no capacity: {error.problem}"
+    except NotTried as error:
+        return None, f"not tried: {error.problem}"
     except LaunchError as error:
         return False, " ".join(f"{error.problem} {error.hint}".split())
     except Exception as error:  # noqa: BLE001 - a finding, and the other steps go on

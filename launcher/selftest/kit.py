@@ -26,7 +26,10 @@ LABEL: Final = "gcp-launch-selftest"
 CPU: Final = "n1-standard-4"
 GPU: Final = "g2-standard-4"
 """The smallest with an L4."""
-POLL_SECONDS: Final = 10.0
+SMALL: Final = {"name": "gpt", "n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32}
+MEDIUM: Final = {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+LONG: Final = {"model": MEDIUM, "steps": 2000, "batch_size": 24}
+"""Two or three minutes on CPU: long enough to be cancelled in the middle."""
 
 
 class Ran(NamedTuple):
@@ -69,8 +72,9 @@ class Kit:
     start: Callable[..., subprocess.Popen[str]]
     repository: str = ""
     """Where images are pushed; empty: to a repository that the selftest makes and removes."""
-    long_steps: int = 2000
-    """Of the run that is preempted on its way."""
+    long_run: Mapping[str, Any] = field(default_factory=lambda: LONG)
+    """run.config of the run that is cancelled on its way."""
+    poll_seconds: float = 10.0
     notes: dict[str, Any] = field(default_factory=dict)
     """What one step leaves for another: run ids and names."""
 
@@ -131,15 +135,19 @@ class Kit:
         while not is_done():
             if self.clock.now() >= until:
                 return False
-            self.clock.sleep(POLL_SECONDS)
+            self.clock.sleep(self.poll_seconds)
         return True
+
+
+class NotTried(LaunchError):
+    """A step could not be tried, for a reason that is no fault of launch's."""
 
 
 def checked(ran: Ran) -> Ran:
     """A command that ended well. Raises NoCapacity, LaunchError."""
     if ran.code == NoCapacity.exit_code:
         raise NoCapacity(ran.problem)
-    expect(ran.code == 0, f"launch {' '.join(ran.argv[:2])} ended with exit code {ran.code}: {ran.problem}")
+    expect(ran.code == 0, f"launch {ran.argv[0]} ended with exit code {ran.code}: {ran.problem}")
     return ran
 
 

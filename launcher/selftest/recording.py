@@ -1,7 +1,8 @@
 """Requests and answers, kept while a selftest runs.
 
 All that launch says to Google over HTTP goes through requests' HTTPAdapter, whichever client makes it: that one method
-is wrapped. Vertex AI is asked by gRPC; there the client is wrapped, and the messages are kept as JSON.
+is wrapped. Vertex AI is asked by gRPC, and by REST only in tests: its client is wrapped, and the messages are kept as
+JSON, the same for both.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ ALIKE: Final = 3
 """Calls of one step that are kept of the same operation with the same status."""
 NAMED: Final = re.compile(
     r"/(projects|locations|regions|zones|instances|operations|customJobs|repositories|builds|family|images(?!/family)"
-    r"|machineTypes|subnetworks|b|o|users)/[^/:]+"
+    r"|machineTypes|subnetworks|services|b|o|users)/[^/:]+"
 )
 """Parts of a path behind which a name follows."""
 BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
 """A registry's paths; the repository's name has slashes."""
-GRPC: Final = {
+METHODS: Final = {
     "create_custom_job": ("POST", ""),
     "get_custom_job": ("GET", "/*"),
     "list_custom_jobs": ("GET", ""),
@@ -77,7 +78,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         return response
 
     HTTPAdapter.send = noted  # type: ignore[method-assign]
-    vertex.open_jobs = lambda *words: watched(open_jobs(*words), recorder)
+    vertex.open_jobs = lambda *words: Jobs(open_jobs(*words), recorder)
     try:
         yield
     finally:
@@ -93,6 +94,8 @@ def note_http(
 ) -> None:
     """One request of requests's. Headers are left out: they hold tokens, and nothing that is compared."""
     url = urlsplit(request.url)
+    if template(url.path).startswith(JOBS):
+        return
     body = request.body if isinstance(request.body, str | bytes) else b""
     recorder.note(
         f"{request.method} {template(url.path)}",
@@ -127,28 +130,23 @@ def as_json(body: str | bytes) -> Any:
         return None
 
 
-# --- gRPC -------------------------------------------------------------------------------------------------------------
+# --- Vertex AI --------------------------------------------------------------------------------------------------------
 
 
-def watched(client: Any, recorder: Recorder) -> Any:
-    """A client whose calls are noted, where it doesn't speak HTTP."""
-    return client if client.transport.kind == "rest" else Watched(client, recorder)
-
-
-class Watched:
-    """Google's client for jobs by gRPC; each method is called with request= and answers one message or a pager."""
+class Jobs:
+    """Google's client for custom jobs; each method is called with request= and answers one message or a pager."""
 
     def __init__(self, client: Any, recorder: Recorder) -> None:
         self._client, self._recorder = client, recorder
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
-        if name not in GRPC:
+        if name not in METHODS:
             return method
 
         def call(*, request: Mapping[str, Any], **options: Any) -> Any:
             began = time.monotonic()
-            verb, path = GRPC[name]
+            verb, path = METHODS[name]
             noted = {"host": "aiplatform", "path": str(request.get("name") or request.get("parent"))}
             noted["request"] = message_json(request.get("custom_job"))
             try:
@@ -164,14 +162,15 @@ class Watched:
 
     def _note(self, operation: str, noted: dict[str, Any], began: float, status: int, answer: Any, error: str) -> None:
         seconds = round(time.monotonic() - began, 3)
-        self._recorder.note(operation, **noted, query={}, status=status, answer=answer, seconds=seconds, error=error)
+        self._recorder.note(
+            operation, **noted, query={}, status=status or None, answer=answer, seconds=seconds, error=error
+        )
 
 
 def message_json(message: Any) -> Any:
-    """A message of Google's as canonical JSON; of a pager its page. None where there is none."""
+    """A message of Google's as canonical JSON; of a pager its page, of an operation its message. None: it is none."""
     from google.protobuf.json_format import MessageToDict
 
-    message = getattr(message, "_response", message)
-    if message is None:
-        return None
-    return MessageToDict(type(message).pb(message) if hasattr(type(message), "pb") else message)
+    message = getattr(message, "_response", getattr(message, "operation", message))
+    plain = type(message).pb(message) if hasattr(type(message), "pb") else message
+    return MessageToDict(plain) if hasattr(plain, "DESCRIPTOR") else None

@@ -9,12 +9,11 @@ from typing import Any, Final, NamedTuple
 
 from launcher.jobs import RUN_LABEL
 from launcher.machines import DOWN
-from launcher.selftest import project
-from launcher.selftest.kit import CPU, GPU, LABEL, Kit, checked, expect
+from launcher.selftest import prices, project
+from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, checked, expect
 
 STEPS: Final = 20
 """Training steps of the short runs."""
-MODEL: Final = {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 AT_ONCE: Final = 3
 BEFORE: Final = 40
 """Training steps before the run is cancelled that is to be resumed."""
@@ -164,7 +163,7 @@ def preempt(kit: Kit) -> str:
     expect(kit.wait(NODE_SECONDS, is_under_way), f"the job reached step {reached[0]} in {NODE_SECONDS:.0f} s")
     kit.must("cancel", run, "--region", kit.region)
     ended = kit.must("vertex", "--resume", run, "-o", "json").data
-    found = trained(kit, ended, kit.long_steps)
+    found = trained(kit, ended, kit.long_run["steps"])
     shown = kit.must("metrics", ended["output"], "-o", "json").data
     at = next((one["step"] for one in shown["events"] if one["event"] == "resumed"), 0)
     expect(at, "the second job began from step 0, not from a checkpoint")
@@ -243,27 +242,28 @@ ON_CPU: Final = ("vertex", "--cpu-machine", CPU)
 IMAGE: Final = ("bucket", "build")
 
 
-def short(hours: float, provisioning: Iterable[str], steps: int = STEPS) -> dict[str, Any]:
-    """The fields of a spec that trains."""
-    config = {"model": MODEL, "data": "python-stdlib", "steps": steps, "batch_size": 24, "log_every": 10}
+def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[str, Any]:
+    """The fields of a spec that trains, a few steps unless `config` says otherwise."""
+    usual = {"model": SMALL, "data": "python-stdlib", "steps": STEPS, "batch_size": 8, "log_every": 10}
     limits = {"hours": hours, "wait": "20m"}
-    return {"provisioning": [*provisioning], "limits": limits, "run": {"config": config}}
+    return {"provisioning": [*provisioning], "limits": limits, "run": {"config": {**usual, **config}}}
 
 
 ALL: Final = (
     Step("access", "", "project", project.access),
     Step("tables", "", "project", project.tables),
+    Step("prices", "", "project", prices.check),
     Step("bucket", "", "bucket", bucket),
     Step("build", "push", "image", build, ("bucket",)),
     Step("append", "push", "image", append, ("build",)),
-    Step("cpu", "cpu", "vertex", cpu, IMAGE, ON_CPU, short(0.5, ["standard"])),
+    Step("cpu", "cpu", "vertex", cpu, IMAGE, ON_CPU, training(0.5, ["standard"])),
     Step("logs", "cpu", "vertex", logs, ("cpu",)),
-    Step("once", "cpu", "vertex", once, IMAGE, ON_CPU, short(0.25, ["standard"], STEPS + 1)),
-    Step("preempt", "preempt", "vertex", preempt, IMAGE, ON_CPU, short(0.75, ["standard"])),
-    Step("gpu", "vertex", "vertex", gpu, IMAGE, ("vertex",), short(0.5, ["spot", "flex-start"])),
+    Step("once", "cpu", "vertex", once, IMAGE, ON_CPU, training(0.25, ["standard"], seed=1)),
+    Step("preempt", "preempt", "vertex", preempt, IMAGE, ON_CPU, training(0.75, ["standard"])),
+    Step("gpu", "vertex", "vertex", gpu, IMAGE, ("vertex",), training(0.5, ["spot", "flex-start"])),
     Step("vm", "vm", "vm", vm, (), ("vm",), {"limits": {"hours": 1}, "vm": {"lease": "45m"}}),
     Step("lease", "vm", "vm", lease, ("vm",)),
-    Step("spot-vm", "vm", "vm", spot_vm, IMAGE, ("vm", "--run"), short(0.5, ["spot"])),
+    Step("spot-vm", "vm", "vm", spot_vm, IMAGE, ("vm", "--run"), training(0.5, ["spot"])),
 )
 BY_NAME: Final = {step.name: step for step in ALL}
 GROUPS: Final = tuple(dict.fromkeys(step.group for step in ALL if step.group))
@@ -297,7 +297,7 @@ def spec(kit: Kit, name: str) -> str:
         **BY_NAME[name].spec,
     }
     if name == "preempt":
-        fields |= short(0.75, ["standard"], kit.long_steps)
+        fields |= training(0.75, ["standard"], **kit.long_run)
     path = kit.folder / f"{name}.yaml"
     path.write_text(json.dumps(fields), encoding="utf-8")
     return str(path)

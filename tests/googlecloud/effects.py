@@ -46,8 +46,8 @@ Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes, read in 
 
 
 NEWER = (
-    *("aiplatform.", "artifactregistry.", "cloudbuild.", "cloudresourcemanager.", "logging.", "oslogin."),
-    "secretmanager.",
+    *("aiplatform.", "artifactregistry.", "cloudbilling.", "cloudbuild.", "cloudresourcemanager."),
+    *("logging.", "oslogin.", "secretmanager."),
 )
 """Operations of the APIs that answer google.rpc.Status."""
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.googlecloud.artifactregistry import ArtifactRegistry
+from tests.googlecloud.billing import Billing
 from tests.googlecloud.cloudbuild import CloudBuild
 from tests.googlecloud.compute import Compute
 from tests.googlecloud.credentials import check
@@ -71,10 +72,11 @@ class GoogleCloud:
         self.secrets = SecretManager(project, number)
         self.oslogin = OsLogin(project)
         self.projects = ResourceManager(project, number)
+        self.billing = Billing()
         self.storage = Storage(self.objects, number, lambda: self.url)
         self.uploads = Uploads(self.objects, self.storage, lambda: self.url)
         self._lock = threading.Lock()
-        accounts = (self.secrets, self.oslogin, self.projects)
+        accounts = (self.secrets, self.oslogin, self.projects, self.billing)
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
         self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
@@ -92,6 +94,7 @@ class GoogleCloud:
         endpoints = {
             "AIPLATFORM": f"{self.url}/",
             "ARTIFACTREGISTRY": f"{self.url}/",
+            "CLOUDBILLING": f"{self.url}/",
             "CLOUDBUILD": f"{self.url}/",
             "CLOUDRESOURCEMANAGER": f"{self.url}/",
             "COMPUTE": f"{self.url}/compute/v1/",

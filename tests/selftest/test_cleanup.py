@@ -111,6 +111,15 @@ def test_what_cannot_be_removed_keeps_nothing_else_alive(world: World) -> None:
         assert world.left() == []
 
 
+def test_an_error_that_nobody_foresaw_keeps_nothing_else_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("find")
+
+    with world.kit() as kit:
+        monkeypatch.setattr(kit.vertex, "find", broken)
+        assert clean(kit, kit.prefix) == ((f"bucket {kit.prefix}",), ("jobs: AttributeError: find",))
+
+
 def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
     world.lives = {"cpu": RUNS, "once": RUNS}
     with world.kit() as kit:

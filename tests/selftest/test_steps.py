@@ -73,6 +73,18 @@ REDS = (
         "has no g2-standard-4",
     ),
     Red(
+        "prices",
+        lambda world, _: world.cloud.billing.units.update({"Nvidia L4 GPU running in Iowa": ("OnDemand", 600_000_000)}),
+        "standard $0.7468/h, shipped $0.70",
+    ),
+    Red("prices", lambda world, _: world.cloud.billing.units.clear(), "Google's list has no"),
+    Red(
+        "prices",
+        lambda world, _: world.cloud.faults.add(Fault("cloudbilling.*", Status(403, info="SERVICE_DISABLED"))),
+        "not tried: the Cloud Billing API is disabled",
+        ok=None,
+    ),
+    Red(
         "bucket",
         lambda world, _: world.cloud.faults.add(Fault("storage.objects.insert", Unconditional(), times=None)),
         "created twice",
@@ -122,7 +134,7 @@ def test_a_good_project(world: World) -> None:
     ran = world.selftest("--only", "push,cpu,preempt,vertex")
     assert ran.code == 0, ran.shown
     marks = [line[0] for line in ran.out.splitlines() if line[0] != " "]
-    assert marks == ["✓"] * 10
+    assert marks == ["✓"] * 11
     assert max(map(len, ran.out.splitlines())) <= 80
     assert world.left() == []
     assert "my-bucket" in world.cloud.objects.settings
@@ -157,6 +169,6 @@ def test_each_step_is_seen_to_fail() -> None:
 
 def test_a_part_brings_what_it_needs() -> None:
     assert [step.name for step in chosen(["cpu"])] == [
-        "access", "tables", "bucket", "build", "cpu", "logs", "once",
+        "access", "tables", "prices", "bucket", "build", "cpu", "logs", "once",
     ]  # fmt: skip
     assert chosen([]) == chosen(GROUPS) == ALL

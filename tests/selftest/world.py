@@ -43,6 +43,7 @@ class World:
 
     def __init__(self, cloud: GoogleCloud, clock: FakeClock, registry: OciRegistry, folder: Path) -> None:
         self.cloud, self.clock, self.registry, self.folder = cloud, clock, registry, folder
+        self.relay: Any = None
         self.lives: dict[str, tuple[Stage, ...]] = {}
         self.steps: dict[str, int] = {}
         self.lines = True
@@ -54,6 +55,7 @@ class World:
             **cloud.environ(),
             "DOCKER_CONFIG": "/nonexistent",
             "HOME": str(folder),
+            "GOOGLE_CLOUD_PROJECT": cloud.project,
         }
         self.attempts: Counter[str] = Counter()
         self._trained: set[str] = set()
@@ -126,6 +128,8 @@ class World:
         is_first = step == "preempt" and attempt == 1
         self.cloud.jobs.script = self.lives.get(step) or (RUNS if is_first else WELL)
         job = self._submit(region, body)
+        if self.cloud.runs:
+            return job
         if self.cloud.jobs.script[-1].state in ("JOB_STATE_SUCCEEDED", "JOB_STATE_RUNNING"):
             self.train(env, step, attempt, until=UNTIL if is_first else None)
             if self.lines:
@@ -187,11 +191,11 @@ def step_of(name: str) -> str:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[World]:
+def opened(folder: Path, **cloud_is: Any) -> Iterator[World]:
     """A world from `with` to its end."""
     clock = FakeClock(time.time())
     with ExitStack() as stack:
-        cloud = stack.enter_context(GoogleCloud(clock=clock))
+        cloud = stack.enter_context(GoogleCloud(clock=clock, **cloud_is))
         registry = stack.enter_context(OciRegistry())
         cloud.compute.zones.open_out("us-central1")
         yield World(cloud, clock, registry, folder)

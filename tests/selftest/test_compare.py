@@ -1,0 +1,55 @@
+"""Which differences between two recordings are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.selftest.compare import differences
+
+JOB = {"name": "projects/1/customJobs/2", "state": "JOB_STATE_QUEUED", "labels": {"a": "b"}, "pools": [{"count": "1"}]}
+
+
+def call(answer: Any, status: int = 200, operation: str = "GET /jobs/*") -> dict[str, Any]:
+    return {"operation": operation, "status": status, "answer": answer}
+
+
+@pytest.mark.parametrize(
+    ("google", "told"),
+    [
+        ({}, []),
+        ({"name": "projects/9/customJobs/7"}, []),
+        ({"labels": {"other": "label"}}, []),
+        ({"error": {"code": 8, "message": "x"}}, ["missing field error"]),
+        ({"pools": [{"count": "1", "size": 1}]}, ["missing field pools[].size"]),
+        ({"pools": [{"count": 1}]}, ["pools[].count is number, not string"]),
+        ({"pools": {"count": "1"}}, ["pools is object, not list"]),
+        ({"pools": []}, []),
+        ({"state": "STATE_UNKNOWN"}, ["state has other values: STATE_UNKNOWN"]),
+    ],
+    ids=str,
+)
+def test_a_field(google: dict[str, Any], told: list[str]) -> None:
+    found = [*differences([call({**JOB, **google})], [call(JOB)])]
+    assert found == [f"GET /jobs/* 200: {one}" for one in told]
+
+
+def test_a_field_too_many() -> None:
+    assert [*differences([call({"a": 1})], [call({"a": 1, "b": {"c": 2}})])] == ["GET /jobs/* 200: extra field b"]
+
+
+def test_all_answers_of_an_operation_count() -> None:
+    google = [call({"state": "A_B"}), call({"state": "C_D", "end": "now"})]
+    ours = [call({"state": "C_D"}), call({"state": "A_B", "end": "then"})]
+    assert [*differences(google, ours)] == []
+
+
+def test_each_status_by_itself() -> None:
+    google, ours = [call({"error": {"code": 404}}, 404)], [call({"error": {"code": "404"}}, 404), call({}, 200)]
+    assert [*differences(google, ours)] == ["GET /jobs/* 404: error.code is number, not string"]
+
+
+def test_what_was_not_asked_is_told_once() -> None:
+    found = [*differences([call({}), call({}, operation="POST /jobs")], [call({})])]
+    assert found == ["not compared, as the loopback cloud was not asked: POST /jobs 200"]
