@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[str]:
                 cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
             kit.vertex.delete(job.name)
             yield f"job {job.run}"
+    refuse_unread(found.unread)
 
 
 def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
@@ -68,13 +69,21 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
     from launcher.apply.lifecycle import begun, finished
     from launcher.apply.service import GoneError
 
-    for machine in kit.compute.instances(f"labels.{LABEL}:*").machines:
+    fleet = kit.compute.instances(f"labels.{LABEL}:*")
+    for machine in fleet.machines:
         if LABEL in machine.labels and machine.name.startswith(scope):
             try:
                 finished(kit.compute, begun(partial(kit.compute.delete, machine)), lambda _line: None)
             except GoneError:  # it has deleted itself meanwhile
                 continue
             yield f"VM {machine.name}"
+    refuse_unread(fleet.unread)
+
+
+def refuse_unread(places: Iterable[str]) -> None:
+    """Raises LaunchError: in some regions or zones there may be more."""
+    if names := ", ".join(places):
+        raise LaunchError(f"{names} can't be read")
 
 
 def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:

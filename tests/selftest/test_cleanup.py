@@ -111,6 +111,18 @@ def test_what_cannot_be_removed_keeps_nothing_else_alive(world: World) -> None:
         assert world.left() == []
 
 
+def test_a_region_that_cannot_be_read_is_told(world: World) -> None:
+    """There may be a job in it; those in others are removed all the same."""
+    world.lives["cpu"] = RUNS
+    with world.kit() as kit:
+        kit.must(*argv(kit, "cpu"), "--detach")
+    name = "aiplatform.projects.locations.customJobs.list"
+    world.cloud.faults.add(Fault(name, Status(403), name="us-east4", times=None))
+    ran = world.launch("--clean")
+    assert (ran.code, world.left()) == (1, []), ran.err
+    assert "jobs: us-east4 can't be read" in ran.err
+
+
 def test_an_error_that_nobody_foresaw_keeps_nothing_else_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise AttributeError("find")
