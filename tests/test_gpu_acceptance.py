@@ -11,15 +11,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks import plain_loop
 from benchmarks.gpu_acceptance import __main__ as program
-from benchmarks.gpu_acceptance import ablation, gputests, log, machine, running
+from benchmarks.gpu_acceptance import (
+    ablation,
+    gputests,
+    log,
+    machine,
+    running,
+    runs,
+    small,
+    speed,
+    techniques,
+)
 from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
@@ -27,6 +40,7 @@ from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task
 from tests import features, what_ran
 from tests.acceptance_cases import CASES
 from tests.features import FEATURES
+from train.config import Config, parse
 
 TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
 
@@ -401,3 +415,84 @@ def test_a_service_ran_where_a_step_of_it_went_well(tmp_path: Path) -> None:
     assert found["Vertex AI"] == "ran on 2026-12-02 with a1: 1 of 2 steps"
     assert found["Compute Engine"] == what_ran.LOOPBACK
     assert len(what_ran.summary(tmp_path)) <= 8
+
+
+# --- What only a GPU will run -----------------------------------------------------------------------------------------
+
+
+FAKE = {
+    "losses": [3.0, 2.0],
+    "step_s": [0.1] * 20,
+    "mfu": [0.4] * 20,
+    "memory_gb": 1.0,
+    "events": ["checkpoint"] * 3,
+    "choices": {"micro-batch": "8"},
+    "reasons": {},
+    "precision": "bf16",
+    "skipped": [],
+    "micro": [],
+    "resumed": [],
+    "out_of_memory": [],
+    "backend": "nccl",
+    "world_size": 1,
+    "parameters_sha256": "ab",
+}
+
+
+OTHERS = {"script", "fsdp on one GPU"}
+"""Rows that don't train with settings of their own."""
+
+TRAINING = [one.key for one in (*techniques.TASKS, *runs.TASKS, *speed.TASKS) if one.name not in OTHERS]
+
+
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
+@pytest.mark.parametrize("key", TRAINING)
+def test_on_a_gpu_the_trainer_takes_the_settings_of_each_row(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the real sizes: a wrong setting would cost a row of the one visit. Nothing is trained."""
+    from train import loop
+
+    taken: list[Config] = []
+    monkeypatch.setattr(Place, "device", torch.device("cpu"))
+    monkeypatch.setattr(loop, "train", lambda config, *_: taken.append(config))
+    monkeypatch.setattr(small, "_peaked", lambda _: 0.0)
+    monkeypatch.setattr(small, "_peak_gb", lambda _: 1.0)
+    for module in (small, runs):
+        monkeypatch.setattr(module, "read", lambda _: FAKE)
+    monkeypatch.setattr(techniques, "limited", lambda *_: nullcontext())
+    monkeypatch.setattr(techniques, "_filled", lambda *_: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setattr(speed, "measure", lambda loops, _: _noted(taken, loops))
+    monkeypatch.setattr(speed, "pictures", lambda _: nullcontext(tmp_path))
+    monkeypatch.setattr(plain_loop, "train", lambda *_: [3.0, 2.0])
+    for module in (runs, speed):
+        monkeypatch.setattr(module, "program", _program(taken), raising=False)
+    monkeypatch.setattr(runs, "Node", _node(taken))
+    with suppress(OSError, KeyError, ValueError, LookupError):  # nothing was really measured
+        TASKS[key].work(Place(tmp_path, gpus=1))
+    assert taken
+
+
+def _noted(taken: list[Config], loops: Any) -> None:
+    taken += [parse(loop.told["config"]) for loop in loops if loop.program == "trainer"]
+    raise KeyError
+
+
+def _program(taken: list[Config]) -> Callable[..., Any]:
+    def program(_argv: Any, _place: Any, _seconds: Any, **env: str) -> None:
+        if "LAUNCH_CONFIG" in env:
+            taken.append(parse(json.loads(env["LAUNCH_CONFIG"])))
+        raise KeyError
+
+    return program
+
+
+def _node(taken: list[Config]) -> Callable[..., Any]:
+    def node(_place: Any, _name: str, settings: Any, *_: Any, **__: Any) -> None:
+        if settings:
+            taken.append(parse(settings))
+        raise KeyError
+
+    return node

@@ -210,7 +210,7 @@ def _probe(place: Place) -> Measured:
         return real(ranks, share, noted, reserved)
 
     with limited(place, LIMIT_GB * 1e9), replaced(memory, probed=probed):
-        found = trained(place, "probed", batch_size=4096, micro_batch_size="auto", steps=3)
+        found = trained(place, "probed", batch_size=4096, micro_batch_size="auto", steps=6)
     size = int(found["choices"]["micro-batch"])
     return {"chosen": size, "share": 4096, "tried": len(peaks), "predicted_gb": peaks.get(size), **_kept(found)}
 
