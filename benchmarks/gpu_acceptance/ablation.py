@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -19,13 +18,14 @@ from benchmarks import jobs
 from benchmarks.gpu_acceptance.sizes import flops_per_token, peak, sizes
 from benchmarks.gpu_acceptance.small import all_of, check
 from benchmarks.gpu_acceptance.tasks import Measured, Place, SkipRow, Task, Verdict
+from train.config import Attention
 
 
 @dataclass(frozen=True)
 class Variant:
     """One way of training. The default is what the product does."""
 
-    attention: str = "auto"
+    attention: Attention = "auto"
     compile: str = "regional"
     loss: str = "whole"
     """whole: all logits at once; chunked: some rows at a time, computed again in the backward pass."""
@@ -148,6 +148,7 @@ def train(place: Place, variant: Variant) -> dict[str, Any]:
 
     from benchmarks import plain_loop
     from benchmarks.loops import job as as_job
+    from train.techniques import attention
 
     of = sizes(tiny=place.tiny)
     steps, batch = (10, 8) if place.tiny else (50, GLOBAL)
@@ -168,7 +169,7 @@ def train(place: Place, variant: Variant) -> dict[str, Any]:
         forward = _compiled(model, _forward(model, variant), variant, gpu=place.gpus > 0)
         tokens = plain_loop.training_part(job)
         losses, times = list[Any](), [time.perf_counter()]
-        with _kernel(variant):
+        with attention.kernel(variant.attention, device.type):  # compiled code is kept apart, too
             for step in range(1, steps + 1):
                 for group in optimizer.param_groups:
                     group["lr"] = plain_loop.rate(step, job)
@@ -223,14 +224,6 @@ def _there(tokens: Any, device: Any) -> Any:
     from benchmarks.plain_loop import there
 
     return there(tokens, device)
-
-
-def _kernel(variant: Variant) -> AbstractContextManager[Any]:
-    from torch.nn.attention import sdpa_kernel
-
-    from train.techniques.attention import KERNELS
-
-    return nullcontext() if variant.attention == "auto" else sdpa_kernel(KERNELS[variant.attention])
 
 
 def _optimizer(model: Any, job: Any, variant: Variant) -> Any:
