@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from launcher.apply.cloudsource import LOGS, WITH_DOCKER, Log, Sent, send
-from launcher.apply.default_bucket import check_default_bucket
+from launcher.apply.default_bucket import NAME_IT, check_default_bucket
 from launcher.apply.googleapis import Api, Service, UnreachableError, open_client
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, UsageError
@@ -95,7 +95,7 @@ def build(
 
     check_image(image, environ)
     api = Api(SERVICE, project, client(environ), clock)
-    bucket = bucket or check_default_bucket(project, environ, clock, way_out=WITH_DOCKER)
+    bucket = bucket or check_default_bucket(project, environ, clock, way_out=f"{NAME_IT}\n{WITH_DOCKER}")
     with build_context(dependencies_only(source)) as context:
         content = send(context, bucket, on_line)
     place = Place(f"projects/{project}/locations/{options.location}", tag_of(image))
