@@ -379,7 +379,7 @@ def test_no_bucket(clock: FakeClock, launch: Launch, monkeypatch: pytest.MonkeyP
         for name, value in cloud.environ().items():
             monkeypatch.setenv(name, value)
         with pytest.raises(
-            LaunchError, match=r"gcloud storage buckets create gs://my-project-launch .*\n.*--builder docker"
+            LaunchError, match=r"(?s)gcloud storage buckets create gs://my-project-launch .*output:.*--builder docker"
         ):
             launch.build()
         assert not cloud.builds.builds
