@@ -28,12 +28,13 @@ def differences(google: Iterable[Mapping[str, Any]], ours: Iterable[Mapping[str,
 
 
 def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
-    """What differs in one operation's answers. Below a field that differs nothing more is told, and nothing of the
-    elements of a list that is empty on one side."""
+    """What differs in one operation's answers. Below a field that differs nothing more is told, and nothing of a list
+    that is empty on one side: of Google's, an empty one isn't written at all."""
     for path in sorted(google.keys() ^ ours.keys()):
         above = parent(path)
         known = not above or bool(kinds(google.get(above, ())) & kinds(ours.get(above, ())))
-        if known and not path.endswith("[]"):
+        is_empty = path.endswith("[]") or (path in ours and kinds(ours[path]) == {"list"})
+        if known and not is_empty:
             yield f"missing field {path}" if path in google else f"extra field {path}"
     for path in sorted(google.keys() & ours.keys()):
         yield from of_field(path, google[path], ours[path])

@@ -35,6 +35,11 @@ def test_a_field(google: dict[str, Any], told: list[str]) -> None:
     assert found == [f"GET /jobs/* 200: {one}" for one in told]
 
 
+def test_a_list_that_is_empty_is_not_written() -> None:
+    assert [*differences([call({})], [call({"jobs": [{"name": "a"}]})])] == []
+    assert [*differences([call({"jobs": [{"name": "a"}]})], [call({})])] == ["GET /jobs/* 200: missing field jobs"]
+
+
 def test_a_field_too_many() -> None:
     assert [*differences([call({"a": 1})], [call({"a": 1, "b": {"c": 2}})])] == ["GET /jobs/* 200: extra field b"]
 
