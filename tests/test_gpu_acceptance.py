@@ -386,7 +386,7 @@ def test_results_are_adopted(repository: Path, tmp_path: Path, monkeypatch: pyte
     assert (
         "(`h200`) | ran on 2026-12-01 with 0123456789: 2 of 3 checks |" in (repository / "docs/what-ran.md").read_text()
     )
-    assert "(`h100`) | never yet; on CPUs |" in (repository / "docs/what-ran.md").read_text()
+    assert "(`h100`) | not yet; only on CPUs |" in (repository / "docs/what-ran.md").read_text()
     assert "| gpt losses | 400,000/s |" in (repository / "docs/performance.md").read_text()
     assert "| CUDA graphs | `cuda_graphs` | NVIDIA H200, 2026-12-01 |" in (repository / "docs/train.md").read_text()
     assert "H200" in (repository / "README.md").read_text()

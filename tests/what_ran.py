@@ -21,8 +21,8 @@ FIGURES: Final = ROOT / "docs" / "performance.md"
 SERVICES: Final = {"vertex": "Vertex AI", "vm": "Compute Engine"}
 """Targets of a selftest's steps, and what they are called."""
 
-LOOPBACK: Final = "never yet; on a loopback cloud with Google's clients"
-CPUS: Final = "never yet; on CPUs"
+LOOPBACK: Final = "not yet; only on a loopback cloud with Google's clients"
+CPUS: Final = "not yet; only on CPUs"
 
 Result = Mapping[str, Any]
 
@@ -85,17 +85,17 @@ def _gpu(found: Sequence[Result], name: str) -> str:
 def summary(folder: Path = RESULTS) -> list[str]:
     """For the README: what never ran, and what did."""
     found = list(rows(folder))
-    never = [what for what, ran in found if ran.startswith("never")]
-    ran = [f"{what} {when}" for what, when in found if not when.startswith("never")]
+    never = [what for what, ran in found if ran.startswith("not yet")]
+    ran = [f"{what} {when}" for what, when in found if not when.startswith("not yet")]
     services = [what for what in never if what in SERVICES.values()]
     gpus = len(never) - len(services)
     lines = [f"- Ran: {'; '.join(ran)}."] if ran else []
     if services:
-        lines.append(f"- Never ran on {' or '.join(services)} itself, only on a loopback cloud with Google's clients.")
+        lines.append(f"- {' and '.join(services)}: not tested there yet, only on a loopback cloud with Google's clients.")
     if gpus:
-        which = "any GPU" if gpus == len(found) - len(SERVICES) else f"{gpus} of the catalog's kinds of GPU"
-        lines.append(f"- Never ran on {which}; the trainer's tests run on CPUs.")
-    return [*lines, "", "The whole table is in [docs/what-ran.md](docs/what-ran.md)."]
+        which = "All GPUs" if gpus == len(found) - len(SERVICES) else f"{gpus} of the catalog's GPU types"
+        lines.append(f"- {which}: not tested on them yet; the trainer's tests run on CPUs.")
+    return [*lines, "", "The full table is in [docs/what-ran.md](docs/what-ran.md)."]
 
 
 def figures(folder: Path = RESULTS) -> list[str]:
