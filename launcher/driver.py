@@ -124,7 +124,7 @@ def until_there(course: Course, *, fresh: bool) -> tuple[Job, bool]:
 
 
 def ends_run(verdict: Verdict) -> bool:
-    """Whether no other attempt can do better."""
+    """Return whether another attempt can't help."""
     return verdict.scope in ("permanent", "project") and verdict.kind != "lost"
 
 

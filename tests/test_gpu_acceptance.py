@@ -246,7 +246,7 @@ def test_no_row_is_started_that_cannot_end_in_time(session: Session) -> None:
     session.until = time.monotonic() + 60
     program.run(session, [task("long", _fine, seconds=90), task("short", _lacks, seconds=3)])
     assert statuses(session) == {"short": "needs 2 GPUs"}
-    assert "Left out for want of time: long." in (session.log.folder / "part-1.md").read_text()
+    assert "Not run, not enough time left: long." in (session.log.folder / "part-1.md").read_text()
 
 
 def test_a_row_that_measures_time_is_alone(session: Session, tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def summary(folder: Path = RESULTS) -> list[str]:
     gpus = len(never) - len(services)
     lines = [f"- Ran: {'; '.join(ran)}."] if ran else []
     if services:
-        lines.append(f"- {' and '.join(services)}: not tested there yet, only on a loopback cloud with Google's clients.")
+        lines.append(
+            f"- {' and '.join(services)}: not tested there yet, only on a loopback cloud with Google's clients."
+        )
     if gpus:
         which = "All GPUs" if gpus == len(found) - len(SERVICES) else f"{gpus} of the catalog's GPU types"
         lines.append(f"- {which}: not tested on them yet; the trainer's tests run on CPUs.")

@@ -65,7 +65,7 @@ def _loaded(storage: Storage, manifest: Manifest) -> dict[str, Any]:
         whole: dict[str, Any] = decoded(state) | {"ranks": decoded(own)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{manifest.folder} is no checkpoint of launch: {type(error).__name__}: {error}"
+            f"{manifest.folder} is not a launch checkpoint: {type(error).__name__}: {error}"
         ) from error
     return whole
 

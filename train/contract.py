@@ -101,9 +101,9 @@ NOTICE: Final = "LAUNCH_NOTICE"
 "save and leave"; without it a peer has failed and the others are ended: nothing can be agreed any more."""
 
 WATCH: Final = "LAUNCH_WATCH"
-"""A folder for hang detection. `heartbeat` holds the time by which the processes will have written the next one
-(train/heartbeat.py); every Python process writes its stacks to a file named after its number when the node asks for
-them (train/node/lines/sitecustomize.py)."""
+"""A folder for hang detection. `heartbeat` holds the deadline of the next heartbeat (train/heartbeat.py). Every Python
+process writes its stacks to a file named after its process id when the node requests them
+(train/node/lines/sitecustomize.py)."""
 
 SPOOL: Final = "LAUNCH_SPOOL"
 """A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
@@ -232,7 +232,7 @@ MACHINES: Final = "machines"
 
 
 def stacks(attempt: int, generation: int, node: int) -> str:
-    """Name of the stacks of a node's processes, taken when they hung (text)."""
+    """Return the name of the file with the stacks of a node's hung processes (text)."""
     return f"stacks/{attempt:04d}-{generation:04d}-{node:04d}.txt"
 
 

@@ -34,7 +34,7 @@ FIRST_POLL_SECONDS, POLL_SECONDS = 0.001, 0.1
 """Between two looks for the other ranks: short at first, as most often they come together."""
 
 LATE_SECONDS = 60.0
-"""After which a rank that waits for the others may say so."""
+"""Time after which a rank that waits for the others may report it."""
 
 MOMENT = 1.0
 """Seconds that another rank gives rank 0 to say what is wrong."""
@@ -130,7 +130,7 @@ def on_first(ranks: Ranks, work: Callable[[], T]) -> T:
 
 
 def on_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """What `work` returns on each rank, on all ranks; its errors too, as in `once_per_node`."""
+    """Run `work` on each rank and return all results on all ranks; errors too, as in `once_per_node`."""
     return _results(ranks, True, work)
 
 

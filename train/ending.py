@@ -28,7 +28,7 @@ NOTICE_SECONDS = 14.0
 """From the notice of a preemption to a durable checkpoint: less than torchrun gives its processes (Timing)."""
 
 PEER_SECONDS = 3.0
-"""Once a peer has failed: what a rank gets to exit by itself before its watching thread ends it."""
+"""Time that a rank has to exit by itself once a peer has failed, before its watching thread ends it."""
 
 
 class Told:

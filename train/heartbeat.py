@@ -1,7 +1,7 @@
-"""What the training processes tell their node for its hang detection: by when they will have made progress again.
+"""Heartbeat of the training processes for their node's hang detection: the deadline of their next progress.
 
-It is two numbers in a file that is mapped into memory: a training step can afford it, and the node can read it whatever
-this process hangs in.
+It is two numbers in a memory-mapped file: cheap enough for each training step, and the node can read it whatever this
+process hangs in.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ _BEAT = struct.Struct("dd")
 
 
 class Beat(NamedTuple):
-    """When the processes made progress last, and by when they will have done so again: time.monotonic() of this
-    machine. Infinity: no expectation."""
+    """Time of the last progress, and deadline of the next: time.monotonic() of this machine. Infinity: no deadline."""
 
     last: float
     deadline: float
 
 
 class Heartbeat:
-    """The line to the node; without a node nothing happens."""
+    """Writes the heartbeat; without a node it does nothing."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._map: mmap.mmap | None = None
@@ -41,19 +40,20 @@ class Heartbeat:
                 self._map = mmap.mmap(file.fileno(), _BEAT.size)
 
     def expect(self, seconds: float) -> None:
-        """The next call comes within so many seconds; if not, this process hangs. math.inf: it may take any time."""
+        """Set the deadline of the next call, in seconds; a process that misses it counts as hung. math.inf: no
+        deadline."""
         if self._map:
             now = time.monotonic()
             _BEAT.pack_into(self._map, 0, now, now + seconds)
 
 
 def create(folder: Path) -> None:
-    """Make the file, without an expectation yet."""
+    """Create the file, without a deadline."""
     (folder / FILE).write_bytes(_BEAT.pack(time.monotonic(), math.inf))
 
 
 def newest(folder: Path) -> Beat:
-    """What the file holds; no expectation if it can't be read."""
+    """Return the file's heartbeat; one without a deadline if it can't be read."""
     with suppress(OSError, struct.error):
         return Beat(*_BEAT.unpack((folder / FILE).read_bytes()))
     return Beat(time.monotonic(), math.inf)

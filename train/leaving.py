@@ -46,10 +46,10 @@ def give_way(run: Run, told: Told) -> NoReturn:
 
 
 def leave_if_stuck(run: Run, peers: Peers, told: Told) -> None:
-    """From a thread, after SIGTERM: end this process if its loop can't, as it waits in native code for a peer.
+    """End this process from a thread, after SIGTERM, if its loop can't because it waits in native code for a peer.
 
-    After a preemption notice a peer that still runs is waited for, however long its step takes, while a save fits into
-    what is left. Once a peer has failed nothing can be saved any more.
+    After a preemption notice it waits for peers that still run, however long their step takes, as long as a save fits
+    into the remaining time. Once a peer has failed, nothing can be saved any more.
     """
     while time.monotonic() < told.at + _patience(run, peers, told) or told.saving:
         if run.ranks.world == 1 or not told.inside:
@@ -66,7 +66,7 @@ def leave_if_stuck(run: Run, peers: Peers, told: Told) -> None:
 
 
 def _patience(run: Run, peers: Peers, told: Told) -> float:
-    """Seconds from the signal for the loop to come to the end of its step."""
+    """Return the seconds from the signal that the loop has to finish its step."""
     if not told.preempted or peers.failed():
         return PEER_SECONDS
     return max(PEER_SECONDS, NOTICE_SECONDS - (run.saver.seconds if run.saver else 0.0))

@@ -37,9 +37,9 @@ from train.techniques.precision import autocast
 WARM_UP_STEPS = 2
 
 HANG_STEPS = 10
-"""A step hangs when it takes so many times what steps took lately."""
+"""A step counts as hung when it takes this many times as long as recent steps."""
 STEP_SECONDS, DATA_SECONDS, RARE_SECONDS = 60.0, 600.0, 1800.0
-"""And so long at least: a step, one that waits for its data, and what comes seldom: a compilation, a checkpoint."""
+"""Minimum for a step, for one that waits for its data, and for rare work: a compilation, a checkpoint."""
 
 UNFINISHED = "Expected to have finished reduction"
 """What DDP says in a forward pass if the backward pass before it broke off after it had begun to speak to the peers."""
@@ -250,9 +250,9 @@ def boundary(run: Run, told: Told) -> None:
 
 
 def expect(run: Run, least: float = STEP_SECONDS) -> None:
-    """Tell the node by when this step, or batch of an evaluation, is done; the node restarts a run that is late.
+    """Give the node the deadline of this step or evaluation batch; it restarts a run that misses it.
 
-    No limit holds before the first step was timed, nor while the profiler slows them.
+    There is no deadline until the first step was timed, nor while the profiler records.
     """
     asked, lately = run.config.hang_after, run.recorder.lately
     if asked == "off" or not lately or run.profiler.records:

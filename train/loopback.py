@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own. There launch and the trainer speak without TLS and without credentials."""
+"""Recognise loopback addresses, to which launch and the trainer connect without TLS and without credentials."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 _ADDRESS = re.compile(
     r"(?:[a-z][a-z0-9+.-]*://)?(localhost|[0-9.]+|\[[0-9a-f:.]+\])(?::[0-9]*)?(?:[/?#].*)?", re.IGNORECASE | re.DOTALL
 )
-"""A scheme, which may be left out, a host and a port. With a user's name before the host it is none: parsers differ in
-which of two hosts around a @ and a backslash they take."""
+"""An optional scheme, a host and a port. A user name before the host is not accepted: parsers disagree on which part
+around an @ and a backslash is the host."""
 
 
 def is_loopback(address: str) -> bool:
     """Return whether a URL, or a host with or without a port, is localhost, in 127.0.0.0/8, or ::1.
 
-    Nothing is looked up, so a name that leads here, such as a.localhost, is none.
+    Names are not resolved, so other names of this machine, such as a.localhost, don't count.
     """
     found = _ADDRESS.fullmatch(address)
     if not found:

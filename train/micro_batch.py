@@ -1,5 +1,7 @@
-"""The micro-batch of a start: as the spec says, as the newest checkpoint was made, or the largest that a probe finds to
-fit; and the passes that are made before the first step."""
+"""Choose the micro-batch of a start: the spec's, the newest checkpoint's, or the largest that a probe finds to fit.
+
+Also runs the passes before the first step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from train.techniques.memory import Portions
 from train.techniques.speed import silently
 
 SETTINGS = ("micro_batch_size", "precision", "parallel", "activation_checkpointing", "compile", "cuda_graphs")
-"""Of run.config: what may change within a run, and changes how many samples fit."""
+"""Settings of run.config that may change within a run and affect how many samples fit."""
 
 
 def chosen(
@@ -37,9 +39,12 @@ def chosen(
     storage: Storage | None,
     held: int,
 ) -> Portions:
-    """`asked`, if the spec says how much or the memory has no bound; else the micro-batch of the newest checkpoint, so
-    that a resumed run adds in the same order; on another machine, and where there is no checkpoint, the largest one
-    that fits. Never more than what an earlier start of the run had to come down to. `held` as in `probed`."""
+    """Return the micro-batch of this start.
+
+    It is `asked` if the spec sets a size or the memory has no bound; otherwise that of the newest checkpoint, so that a
+    resumed run adds in the same order; on another machine, and without a checkpoint, the largest one that fits. It is
+    never larger than what an earlier start of the run had to reduce it to. `held` as in `probed`.
+    """
     known = on_first(ranks, lambda: memory.learned(storage))
     found = asked
     if config.micro_batch_size is None and memory.is_bounded(ranks.device):
@@ -49,8 +54,8 @@ def chosen(
 
 
 def machine(ranks: Ranks) -> dict[str, Any]:
-    """What of the machine decides how many samples fit: the device by name, its memory in bytes (0: not bounded), and
-    the number of ranks."""
+    """Return the facts of the machine that decide how many samples fit: device name, memory in bytes (0: not bounded)
+    and number of ranks."""
     if ranks.device.type != "cuda":
         return {"device": ranks.device.type, "device_memory": 0, "world_size": ranks.world}
     of = torch.cuda.get_device_properties(ranks.device)
@@ -58,7 +63,7 @@ def machine(ranks: Ranks) -> dict[str, Any]:
 
 
 def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | None) -> Portions | None:
-    """That of the newest checkpoint; None if there is none, or if it was made under other conditions, which rank 0
+    """Return that of the newest checkpoint; None if there is none, or if conditions have changed, which rank 0
     prints."""
 
     def look() -> tuple[int, int, list[str]] | None:
@@ -73,7 +78,8 @@ def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | 
     if not differences:
         return asked.at_most(size, f"as in {where}")
     if ranks.rank == 0:
-        print(f"micro-batch: probing again, {where} has another ({size}): {'; '.join(differences)}", flush=True)
+        why = f"conditions changed since {where} (micro-batch {size}): {'; '.join(differences)}"
+        print(f"micro-batch: probing again, as {why}", flush=True)
     return None
 
 
@@ -93,8 +99,8 @@ def probed(
     plan: Plan,
     held: int = 2,
 ) -> Portions:
-    """The largest micro-batch that this GPU's memory takes, in passes that are compiled as training will be (`plan`):
-    they often take much less. `held` are the optimizer's numbers for each parameter."""
+    """Return the largest micro-batch that fits into this GPU's memory, in passes compiled as in training (`plan`):
+    these often need much less. `held` is how many numbers the optimizer keeps per parameter."""
     batch = feed.once(1)
 
     def passes(forward: Forward, size: int) -> None:
@@ -119,8 +125,8 @@ def probed(
 
 
 def _unless_broken(attempt: Callable[[int], None]) -> Callable[[int], None]:
-    """What the compiler can't compile doesn't fit, and is not tried with other sizes: `compiling.compiled` will say so,
-    and go without it."""
+    """Return `attempt` such that a compiler failure counts as not fitting and isn't repeated with other sizes.
+    `compiling.compiled` reports the failure later, and training continues without the compiler."""
     broken: list[Exception] = []
 
     def attempted(size: int) -> None:
@@ -148,8 +154,8 @@ def first_pass(
     *,
     evaluates: bool = False,
 ) -> Iterator[None]:
-    """Inside there are the gradients of `size` samples that went through `forward`, without a word to the peers. If it
-    `evaluates`, there are none."""
+    """Run `size` samples through `forward` without communication; inside the context the gradients exist, unless it
+    `evaluates`."""
     inputs, targets = split(feed.once(1), size)[0]
     with no_trace(model):
         with silently(model, forward), _evaluating(model) if evaluates else nullcontext():
@@ -173,7 +179,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def no_trace(model: nn.Module) -> Iterator[None]:
-    """Passes inside leave no gradients, and the model's buffers as they were."""
+    """On exit, clear the gradients and restore the model's buffers."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     try:
         yield

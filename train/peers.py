@@ -1,4 +1,4 @@
-"""The other ranks' processes on this machine: whether one of them has exited, by /proc."""
+"""Detect by /proc whether another rank's process on this machine has exited."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from train.dist import Ranks, gather
 
 
 class Process(NamedTuple):
-    """One process, and where its number means anything."""
+    """One process, and the namespace in which its number is valid."""
 
     space: str
     """The machine's boot and the namespace of process numbers: two containers of one machine have different ones."""
     pid: int
     started: str
-    """In clock ticks since the machine's boot: no later process with this number has the same."""
+    """Start time in clock ticks since boot: distinguishes it from a later process with the same number."""
 
 
 class Peers:
-    """Made by all ranks together. Those on other machines are the affair of their nodes, which report to ours."""
+    """The ranks on this machine; all ranks create it together. Other machines' nodes watch theirs, and report to
+    ours."""
 
     def __init__(self, ranks: Ranks) -> None:
         mine = this_process()
         self._here = [one for one in gather(ranks, mine) if one.space == mine.space and one != mine]
 
     def failed(self) -> bool:
-        """Whether a peer on this machine has exited."""
+        """Return whether a peer on this machine has exited."""
         return any(_started(one.pid) != one.started for one in self._here)
 
 
 def this_process() -> Process:
-    """Without /proc no two processes share a machine, as far as anyone can tell."""
+    """Return this process. Without /proc, no two processes count as on one machine."""
     pid, space = os.getpid(), ""
     with suppress(OSError):
         space = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
@@ -41,7 +42,7 @@ def this_process() -> Process:
 
 
 def _started(pid: int) -> str:
-    """Empty if there is no such process, or a zombie only. pid (name) state ppid …, the 22nd: proc_pid_stat(5)."""
+    """Return a process's start time; empty if it doesn't exist or is a zombie. Field 22 of proc_pid_stat(5)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

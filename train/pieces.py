@@ -48,7 +48,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def placements(tensor: Tensor) -> tuple[Any, ...]:
-    """By dimension of its mesh, how a tensor that is shared out lies on it."""
+    """Return the placements of a sharded tensor, by dimension of its mesh."""
     return tuple(cast(Any, tensor).placements)
 
 
@@ -57,7 +57,7 @@ def place(tensor: Tensor) -> Place:
     along one dimension, as FSDP does it."""
     placement = placements(tensor)[0]
     if len(placements(tensor)) > 1 or not placement.is_shard():
-        way = f"{placements(tensor)}; it must be one Shard, as fully_shard over a mesh of one dimension makes it"
+        way = f"{placements(tensor)}; only one Shard is supported, as from fully_shard over a one-dimensional mesh"
         raise ValueError(f"a tensor of {tuple(tensor.shape)} is sharded by {way}")
     mesh, size = cast(Any, tensor).device_mesh, tuple(local(tensor).shape)
     first, each = [0] * tensor.dim(), -(-tensor.shape[placement.dim] // mesh.size())
@@ -88,7 +88,7 @@ def stored(shards: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
 
 
 def incomplete(saved: Stored) -> bool:
-    """Whether parts of it are missing."""
+    """Return whether parts of it are missing."""
     return sum(prod(place.size) for place, _ in saved.parts) != prod(saved.shape)
 
 

@@ -1,10 +1,10 @@
-"""Whether the ranks still have the same parameters and moments: compared every few steps, and before each checkpoint.
+"""Compare the ranks' parameters and moments every few steps and before each checkpoint.
 
-DDP gives all ranks the same gradients. Ranks that have come apart (a flipped bit, a GPU that computes wrongly) stay
-apart, and no loss or gradient norm shows it: those are means. What the ranks compare is a digest, computed on their
+DDP gives all ranks the same gradients. Ranks that diverge (a flipped bit, a GPU that computes wrongly) never converge
+again, and no loss or gradient norm shows it: those are means. What the ranks compare is a digest, computed on their
 devices; the host reads it one block of rows later, when it waits for the device anyway.
 
-A checkpoint is written only if the ranks agree on its state. So the newest one is good, whenever a difference is found.
+A checkpoint is written only if the ranks agree on its state, so the newest checkpoint is always good.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from train.dist import Ranks, gather_tensors
 from train.timing import stopwatch
 
 SHARE = 0.001
-"""The part of the training time that comparing may take, the checkpoints' comparisons aside."""
+"""The share of the training time that comparisons may take, not counting those before checkpoints."""
 
 
 class Difference(NamedTuple):
-    """The ranks agreed after step `agreed` and no longer after step `step`. `ranks` are those that differ from most, or
-    all of them where no value has a majority. `what` differs: parameters, moments, or both."""
+    """The ranks agreed after step `agreed`, but not after step `step`. `ranks` are those that differ from the majority,
+    or all ranks if no value has one. `what` differs: parameters, moments, or both."""
 
     agreed: int
     step: int
@@ -36,14 +36,15 @@ class Difference(NamedTuple):
     what: str
 
     def words(self, world: int) -> str:
-        """What differs, where and when."""
+        """Return a sentence about what differs, where and when."""
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
-        how = "are not the same" if len(self.ranks) == world else f"are not those of the other ranks (of {world})"
-        return f"the {self.what} of {who} {how}: the ranks agreed after step {self.agreed}, and not after {self.step}"
+        how = "differ" if len(self.ranks) == world else f"differ from those of the other ranks (of {world})"
+        when = f"the ranks agreed after step {self.agreed}, but not after step {self.step}"
+        return f"the {self.what} of {who} {how}: {when}"
 
 
 def difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Difference | None:
-    """`digests`: of each rank, that of its parameters and that of its moments. None: they are the same."""
+    """Return how the digests (parameters, moments) of the ranks differ; None if they are equal."""
     values = [tuple(one) for one in digests]
     (common, count), *others = Counter(values).most_common()
     if not others:
@@ -72,20 +73,20 @@ class Replicas:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What to print at the start: that several ranks compare nothing."""
+        """Return the note for the start if several ranks compare nothing."""
         off = self._ranks.world > 1 and not self.compares
         return (Choice("replicas", "not compared", "with fsdp each parameter is on one rank only"),) if off else ()
 
     def start(self, step: int) -> None:
-        """The run begins, or resumes, behind this step: all ranks have the same state."""
+        """Start, or resume, after this step, at which all ranks have the same state."""
         self.agreed = self._last = step
 
     def due(self, step: int) -> bool:
-        """Whether it is time to compare again."""
+        """Return whether it is time to compare again."""
         return self.compares and step - self._last >= self.interval
 
     def compare(self, step: int, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """Compute the digests of this step's state and gather them, without waiting for the device; `read` has the
+        """Compute and gather the digests of this step's state without waiting for the device; `read` returns the
         result."""
         if not self.compares:
             return
@@ -97,8 +98,8 @@ class Replicas:
         self._seconds = time.perf_counter() - began
 
     def read(self, usual: float) -> Difference | None:
-        """The result of the last comparison, if it has not been read yet. None: the ranks agree. `usual`: seconds of a
-        step, the same on all ranks."""
+        """Return the result of the last comparison, if not read yet; None: the ranks agree. `usual`: seconds of a step,
+        the same on all ranks."""
         if self._pending is None:
             return None
         (step, gathered), self._pending = self._pending, None
@@ -115,15 +116,15 @@ class Replicas:
 def replicated(
     parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """All parameters, and what the optimizer keeps for each on the device: in the same order on every rank."""
+    """Return all parameters, and the optimizer's tensors for them on the device: in the same order on every rank."""
     listed = list(parameters)
     kept = [state[name] for one in listed if (state := optimizer.state.get(one)) for name in sorted(state)]
     return listed, [one for one in kept if isinstance(one, Tensor) and one.device.type == device.type]
 
 
 def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One number [] (int64) for the bits of all tensors, on the device that they are on. One flipped bit always changes
-    it. Within a tensor the order of the elements doesn't count: bits are added as integers, in one pass over them."""
+    """Return one number [] (int64) for the bits of all tensors, on their device. One flipped bit always changes it.
+    Within a tensor the order of the elements doesn't matter: their bits are added as integers, in one pass."""
     if not tensors:
         return torch.zeros((), dtype=torch.int64, device=device)
     sums = torch.stack([_bits(one).sum(dtype=_INTEGERS[one.element_size()]).long() for one in map(_real, tensors)])
@@ -131,7 +132,7 @@ def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Of the same size, so that nothing is copied; sums wrap around."""
+"""Integer types by element size, so that nothing is copied; sums wrap around."""
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -45,14 +45,14 @@ def block(run: Run) -> list[Row]:
 
 
 def compare_now(run: Run) -> None:
-    """Before a checkpoint: raise DisagreementError, on all ranks alike, if the ranks' states differ."""
+    """Compare the ranks' states now, before a checkpoint. Raises DisagreementError, on all ranks alike: they differ."""
     heed_difference(run)
     run.replicas.compare(run.state["step"], run.parameters, run.optimizer)
     heed_difference(run)
 
 
 def heed_difference(run: Run) -> None:
-    """Raise DisagreementError, on all ranks alike, if the last comparison has found that the ranks differ."""
+    """Raise DisagreementError, on all ranks alike, if the last comparison found a difference."""
     found = run.replicas.read(run.recorder.usual)
     if found is None:
         return
@@ -60,10 +60,10 @@ def heed_difference(run: Run) -> None:
     run.sink.put(
         [event("ranks_differ", **{**found._asdict(), "ranks": [*found.ranks]}, checkpoint=saved and saved.folder)]
     )
-    good = f"the last good checkpoint is {saved.folder}, and a" if saved else "no checkpoint was saved yet; a"
+    good = f"the last good checkpoint is {saved.folder}; the" if saved else "no checkpoint was saved yet; the"
     raise DisagreementError(
         f"{found.words(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; {good} "
-        f"new start resumes from step {saved.step if saved else 0}"
+        f"next start resumes from step {saved.step if saved else 0}"
     )
 
 

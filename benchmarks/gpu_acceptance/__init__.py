@@ -1,1 +1,1 @@
-"""One command for a GPU machine: does everything work there, how fast is it, and what would make it faster."""
+"""One command for a GPU machine: check every feature, measure the speed, and look for speed-ups."""

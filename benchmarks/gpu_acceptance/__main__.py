@@ -1,12 +1,12 @@
-"""One command for a GPU machine: does everything work (part 1), how fast is it (2), what would make it faster (3)?
+"""Check every feature on a GPU machine (part 1), measure the speed (2), and look for speed-ups (3).
 
-It runs straight from a checkout.
+It runs directly from a checkout.
 
     python3 -m benchmarks.gpu_acceptance --part 1 --minutes 8 --out DIR
     python3 -m benchmarks.gpu_acceptance --adopt DIR [DIR …]
 
-Rows are written as they end, so that a command which is cut off leaves what it had; a second one with the same --out
-goes on with the missing rows. --tiny rehearses all of it on a CPU.
+Each row is written as soon as it ends, so an interrupted command keeps its finished rows; a second one with the same
+--out continues with the missing rows. --tiny runs everything on a CPU, with tiny models.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from benchmarks.gpu_acceptance.running import Running
 from benchmarks.gpu_acceptance.tasks import Place, Task, Verdict
 
 SPARE = 8.0
-"""Seconds of the budget that are kept for the report."""
+"""Seconds of the budget that are reserved for the report."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: no row failed."""
+    """Return the exit code; 0: no row failed."""
     options = parsed(arguments)
     if options.row:
         return _row(*options.row)
@@ -49,33 +49,33 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python3 -m benchmarks.gpu_acceptance", description=__doc__.partition("\n\n")[0]
     )
-    parser.add_argument("--part", type=int, choices=(1, 2, 3), action="append", help="which part (default: all)")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), action="append", help="run this part (default: all)")
     parser.add_argument(
-        "--minutes", type=float, default=8.0, help="start no row that can't end within them (default: 8)"
+        "--minutes", type=float, default=8.0, help="start no row that can't finish in time (default: 8)"
     )
-    parser.add_argument("--out", type=Path, help="the folder of the results; what it has already is not repeated")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name has this in it")
-    parser.add_argument("--jobs", type=int, help="rows at once, where they don't measure time (default: 3; tiny: 2)")
-    parser.add_argument("--retry", action="store_true", help="try failed rows again, each once")
-    parser.add_argument("--tiny", action="store_true", help="everything shrunk, on a CPU")
-    parser.add_argument("--list", action="store_true", help="print the rows and their estimates, and stop")
+    parser.add_argument("--out", type=Path, help="write results here; rows in it are not repeated")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only rows with TEXT in their names")
+    parser.add_argument("--jobs", type=int, help="run so many untimed rows at once (default: 3; tiny: 2)")
+    parser.add_argument("--retry", action="store_true", help="repeat failed rows, each once")
+    parser.add_argument("--tiny", action="store_true", help="use tiny models, on a CPU")
+    parser.add_argument("--list", action="store_true", help="print the rows and their estimates, and exit")
     parser.add_argument("--adopt", nargs="+", metavar="DIR", help="copy results into benchmarks/results/ and the docs")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
     if not (found.out or found.adopt or found.row or found.list):
-        parser.error("--out DIR is needed: where the results go")
+        parser.error("--out DIR is required: the folder for the results")
     return found
 
 
 def tasks(parts: Iterable[int]) -> list[Task]:
-    """The rows of these parts, in the order in which they are worth having."""
+    """Return the rows of these parts, the most valuable first."""
     from benchmarks.gpu_acceptance import ablation, checks, speed
 
     return [task for part in parts for task in {1: checks.TASKS, 2: speed.TASKS, 3: ablation.TASKS}[part]]
 
 
 def _row(key: str, told: str) -> int:
-    """One row's work, in this process (`running.start`, fresh)."""
+    """Do one row's work in this process (`running.start`, fresh)."""
     wanted = next(task for task in tasks((1, 2, 3)) if task.key == key)
     place = json.loads(told)
     running.work(wanted, Place(**{**place, "folder": Path(place["folder"])}))
@@ -101,13 +101,13 @@ class Session:
     left: list[str] = field(default_factory=list)
 
     def mine(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of the log is of this commit and device."""
+        """Return whether a row of the log belongs to this commit and device."""
         same = (row.get("commit"), row.get("device"), row.get("tiny")) == (self.commit, self.device.key, self.tiny)
         return same and "key" in row
 
 
 def measure(options: argparse.Namespace) -> int:
-    """All rows that are missing, as long as the time lasts."""
+    """Run the missing rows while time is left; return the exit code."""
     wanted = [task for task in tasks(options.part or (1, 2, 3)) if options.only in task.name]
     if options.list:
         print("\n".join(f"{task.part}  {task.seconds:4.0f} s  {task.name}" for task in wanted))
@@ -124,13 +124,13 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def opened(options: argparse.Namespace) -> Session:
-    """Look at the machine, and load torch for the rows to come."""
+    """Inspect the machine, and load torch for the rows."""
     began = time.monotonic()
     if options.tiny:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     device = machine.Device("CPU", 0, "") if options.tiny else machine.device()
     if not (device.gpus or options.tiny):
-        sys.exit(f"torch finds no GPU here (built for CUDA {device.cuda or 'none'}); --tiny rehearses it on a CPU")
+        sys.exit(f"torch finds no GPU here (built for CUDA {device.cuda or 'none'}); use --tiny to run it on a CPU")
     scratch = machine.scratch()
     os.environ |= {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     os.environ |= {"TRITON_CACHE_DIR": str(scratch / "triton"), "XDG_CACHE_HOME": str(scratch / "cache")}
@@ -147,7 +147,7 @@ def opened(options: argparse.Namespace) -> Session:
     session.log.add({"machine": {**machine.described(device), "command": _command(options), "commit": session.commit}})
     _load(tiny=options.tiny)
     session.fresh = device.gpus > 0 and not _sees_the_gpu()
-    print(f"{device.key}, commit {session.commit}, {len(session.rows)} rows are there", flush=True)
+    print(f"{device.key}, commit {session.commit}, {len(session.rows)} rows already measured", flush=True)
     return session
 
 
@@ -158,7 +158,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _load(*, tiny: bool = True) -> None:
-    """What all rows need, once for all of them. What can't be loaded fails in the rows that need it."""
+    """Load what all rows need, once. Modules that can't be loaded fail in the rows that need them."""
     try:
         import torch
 
@@ -167,11 +167,11 @@ def _load(*, tiny: bool = True) -> None:
         if tiny:  # elsewhere it might touch CUDA
             import torch._dynamo  # noqa: F401
     except Exception as error:  # noqa: BLE001 - of whatever kind
-        print(f"not loaded beforehand: {type(error).__name__}: {error}", flush=True)
+        print(f"preloading failed: {type(error).__name__}: {error}", flush=True)
 
 
 def _sees_the_gpu() -> bool:
-    """Whether a forked process can use CUDA. This one must not have touched it."""
+    """Return whether a forked process can use CUDA. This process must not have touched it."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
@@ -184,7 +184,7 @@ def _sees_the_gpu() -> bool:
 
 
 def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> None:
-    """Rows that measure time run alone; of the others several at once, in their order."""
+    """Run the rows in order: those that measure time alone, several of the others at once."""
     waiting = [task for task in wanted if _is_due(session, task, retry=retry)]
     under_way: list[Running] = []
     try:
@@ -205,20 +205,18 @@ def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> Non
 
 
 def _is_due(session: Session, task: Task, *, retry: bool) -> bool:
-    """Whether it is missing; or failed, and is to be tried once more."""
+    """Return whether a row is missing, or failed and is to be repeated."""
     row = session.rows.get(task.key)
     return row is None or (retry and row["status"] == "failed" and row["try"] == 1)
 
 
 def _next(session: Session, waiting: list[Task], under_way: Sequence[Running]) -> Task | None:
-    """The next row that may start now. Those that would not end in time are left out."""
+    """Return the next row that may start now, or None. Rows that would not finish in time are left out."""
     left = session.until - time.monotonic()
     for task in [task for task in waiting if _seconds(session, task) > left]:
         waiting.remove(task)
         session.left.append(task.key)
-        print(
-            f"left out: {task.name}: it takes {_seconds(session, task):.0f} s, {max(0, left):.0f} are left", flush=True
-        )
+        print(f"left out: {task.name} needs {_seconds(session, task):.0f} s, {max(0, left):.0f} s left", flush=True)
     if len(under_way) >= session.jobs or any(_is_alone(session, one.task) for one in under_way):
         return None
     first = waiting[0] if waiting else None
@@ -267,7 +265,7 @@ def conclude(session: Session, done: Running) -> None:
 
 
 def judged(task: Task, measured: Mapping[str, Any]) -> Verdict:
-    """A judgement that can't cope with what was measured is none."""
+    """Judge a row; an exception in its judgement counts as failed."""
     try:
         return task.judge(measured)
     except Exception as error:  # noqa: BLE001 - what was measured is not what was expected
@@ -275,7 +273,7 @@ def judged(task: Task, measured: Mapping[str, Any]) -> Verdict:
 
 
 def _note_ran_on(out: Log, found: Path) -> None:
-    """Which GPU tests have passed, also of a file that was cut off."""
+    """Record which GPU tests passed, also those of an interrupted file."""
     try:
         new = json.loads(found.read_text())
     except (OSError, ValueError):
@@ -286,7 +284,7 @@ def _note_ran_on(out: Log, found: Path) -> None:
 
 
 def _write(session: Session, task: Task, row: Row, seconds: float) -> None:
-    """To the log, the part's page and the terminal."""
+    """Write a row to the log, the part's page and the terminal."""
     before = session.rows.get(task.key)
     head = {"key": task.key, "part": task.part, "name": task.name, "about": task.about}
     tail = {"seconds": round(seconds, 1), "time": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -1,7 +1,7 @@
-"""Part 3: what would make GPT-2 faster? A plain loop with one thing changed at a time, and the best together.
+"""Part 3: look for speed-ups of GPT-2, in a plain loop with one change at a time, then the best ones together.
 
-What the product has no setting for is tried here first: the loss in chunks, a residual stream in bf16, an optimizer
-that isn't fused.
+It includes changes that the trainer has no setting for: a chunked loss, a residual stream in bf16, an optimizer that
+isn't fused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.config import Attention
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of training. The default is what the product does."""
+    """One way of training. The default is what the trainer does."""
 
     attention: Attention = "auto"
     compile: str = "regional"
@@ -35,7 +35,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What differs from the default."""
+        """Return what differs from the default."""
         changed = [
             f"{one.name} {getattr(self, one.name)}" for one in fields(self) if getattr(self, one.name) != one.default
         ]
@@ -43,7 +43,7 @@ class Variant:
 
 
 GLOBAL: Final = 64
-"""Sequences of a step, whatever the micro-batch: so that the losses can be compared."""
+"""Sequences per step, whatever the micro-batch, so that losses are comparable."""
 
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
     "loss": ("chunked",),
@@ -53,14 +53,14 @@ FACTORS: Final[dict[str, tuple[Any, ...]]] = {
     "attention": ("flash", "cudnn", "efficient", "math"),
     "optimizer": ("foreach", "single"),
 }
-"""What is tried of each, the most telling first."""
+"""Values to try for each factor, the most informative first."""
 
 BLOCK: Final = 10
 """Steps that are timed together."""
 
 
 def variants() -> list[Variant]:
-    """The default, and one thing changed at a time."""
+    """Return the default, and variants with one change each."""
     return [
         Variant(),
         *(replace(Variant(), **{factor: value}) for factor, values in FACTORS.items() for value in values),
@@ -68,7 +68,7 @@ def variants() -> list[Variant]:
 
 
 def _tried(place: Place, variant: Variant) -> Measured:
-    """50 steps; the reference is the default's loss, where it was measured before."""
+    """Train 50 steps; the reference is the default's loss if it was measured before."""
     if not place.gpus and (variant.attention in ("efficient", "cudnn") or variant.compile == "graphs"):
         raise SkipRow("needs a GPU")
     from train.techniques import memory
@@ -89,13 +89,13 @@ def _beside(found: Measured, reference: Measured) -> float:
 
 
 def _together(place: Place) -> Measured:
-    """The best of each factor, if it is faster than the default by a hundredth and learns the same."""
+    """Train with the best value of each factor: more than 1 % faster than the default, and learning the same."""
     rows = [row for name, row in place.known.items() if name.startswith("ablation ") and "per_s" in row]
     return _tried(place, best_of(rows))
 
 
 def best_of(rows: Sequence[Measured]) -> Variant:
-    """Of each factor the value that is the fastest of those that learn as the default does."""
+    """Return the fastest value of each factor among those that learn as the default does."""
     found: dict[str, Any] = {}
     for factor in FACTORS:
         usual = getattr(Variant(), factor)
@@ -109,12 +109,12 @@ def best_of(rows: Sequence[Measured]) -> Variant:
 
 
 def _only(variant: Mapping[str, Any], factor: str) -> bool:
-    """Whether this is the only factor that differs from the default."""
+    """Return whether this is the only factor that differs from the default."""
     return [name for name, value in asdict(Variant()).items() if variant[name] != value] == [factor]
 
 
 SAME: Final = 0.02
-"""How far the loss may be from the default's after 50 steps, which bf16's rounding moves by some thousandths."""
+"""Largest relative difference from the default's loss after 50 steps; bf16's rounding causes some thousandths."""
 
 
 def _learns(measured: Measured) -> bool:
@@ -143,7 +143,7 @@ def judge(measured: Measured) -> Verdict:
 
 
 def train(place: Place, variant: Variant) -> dict[str, Any]:
-    """Tokens/s, the loss after all steps, and the highest memory."""
+    """Return tokens/s, the loss after all steps, and the peak memory."""
     import torch
 
     from benchmarks import plain_loop
@@ -205,7 +205,7 @@ def _wait(place: Place) -> None:
 
 
 def _gradients(forward: Callable[..., Any], x: Any, y: Any, micro: int, device: Any) -> Any:
-    """Add up those of all micro-batches. Returns the mean loss, on the device."""
+    """Accumulate the gradients of all micro-batches. Return the mean loss, on the device."""
     import torch
 
     parts = len(x) // micro
@@ -241,7 +241,7 @@ def _bare(groups: Any) -> list[dict[str, Any]]:
 
 
 def _forward(model: Any, variant: Variant) -> Callable[[Any, Any], Any]:
-    """The product's GPT, step by step, with the variant's residual stream and loss."""
+    """Return the trainer's GPT as a function, with the variant's residual stream and loss."""
     import torch
 
     loss = partial(_chunked, model) if variant.loss == "chunked" else partial(_whole, model)
@@ -265,7 +265,7 @@ CHUNKS: Final = 8
 
 
 def _chunked(model: Any, x: Any, targets: Any) -> Any:
-    """The logits of some rows at a time, which the backward pass computes again: they are never there as a whole."""
+    """Return the loss in chunks of logits, recomputed in the backward pass: the full logits never exist."""
     from torch.utils.checkpoint import checkpoint
 
     rows, wanted = x.flatten(0, 1).chunk(CHUNKS), targets.flatten().chunk(CHUNKS)
@@ -283,7 +283,7 @@ def _summed(weight: Any, rows: Any, targets: Any) -> Any:
 
 
 def _compiled(model: Any, forward: Callable[..., Any], variant: Variant, *, gpu: bool) -> Callable[..., Any]:
-    """Blocks and loss alone, the whole, or nothing. On a CPU without the compiler's last stage."""
+    """Compile blocks and loss, the whole model, or nothing. On a CPU without the compiler's last stage."""
     import torch
     import torch._dynamo
 

@@ -1,4 +1,4 @@
-"""`--adopt`: results from a GPU machine become files of the repository, and figures of its documentation."""
+"""`--adopt`: copy results from a GPU machine into the repository and its documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def adopt(folders: Sequence[Path]) -> int:
-    """Copy the results of these folders, one file for each device. 1: they hold nothing from a GPU."""
+    """Copy the results of these folders, one file per device. Return 1 if they hold nothing from a GPU."""
     devices = _devices(row for folder in folders for row in Log(folder).rows())
     if not devices:
         print(f"no rows from a GPU in {', '.join(folder.name for folder in folders)}", file=sys.stderr)
@@ -34,7 +34,7 @@ def adopt(folders: Sequence[Path]) -> int:
 
 
 def _devices(rows: Iterable[log.Row]) -> dict[str, list[log.Row]]:
-    """The rows of each GPU, with the lines about the machine between them; rehearsals are left out."""
+    """Return the rows of each GPU, with the machine lines; --tiny rows are left out."""
     found: dict[str, list[log.Row]] = {}
     for row in rows:
         device = row.get("device") or row.get("machine", {}).get("device", "CPU")
@@ -44,7 +44,7 @@ def _devices(rows: Iterable[log.Row]) -> dict[str, list[log.Row]]:
 
 
 def _kept(device: str, rows: Sequence[log.Row]) -> Path:
-    """Write the JSON and the Markdown; the JSON's path."""
+    """Write the JSON and the Markdown; return the JSON's path."""
     newest = [{**row, "commit": known(row["commit"])} for row in log.newest(rows).values()]
     about = {**next((row["machine"] for row in reversed(rows) if "machine" in row), {})}
     commit = Counter(row["commit"] for row in newest).most_common(1)[0][0]
@@ -67,12 +67,12 @@ def _page(part: int, rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 
 
 def known(commit: str) -> str:
-    """A digest of the code is replaced by this checkout's commit, if that has the same code."""
+    """Return this checkout's commit for a code digest, if the commit has the same code."""
     return machine.head() if commit == f"source-{machine.source()}" else commit
 
 
 def _merge_ran_on(folders: Sequence[Path]) -> None:
-    """The GPU tests that passed, with those that passed before."""
+    """Merge the GPU tests that passed with those that passed before."""
     path = RESULTS / log.RAN_ON
     whole: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     for folder in folders:

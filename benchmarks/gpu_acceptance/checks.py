@@ -1,4 +1,4 @@
-"""Part 1: does it work? All rows, the cheap and most telling ones first."""
+"""Part 1: check every feature. All rows, the cheap and most informative ones first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part 1: the tests that are marked `gpu`, a row for each file."""
+"""Part 1: the tests that are marked `gpu`, one row per file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTCOME: Final = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XF
 
 
 def files() -> list[str]:
-    """The test files in which a test is marked `gpu`."""
+    """Return the test files with a test that is marked `gpu`."""
     found = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _is_marked(path)]
     return [str(path.relative_to(ROOT)) for path in found]
 
@@ -39,7 +39,7 @@ def _marks(node: ast.stmt) -> bool:
 
 
 def _collected(place: Place) -> Measured:
-    """Collecting shows what can't be imported on this machine."""
+    """Collect the tests only: shows what can't be imported on this machine."""
     done = _pytest(place, "--collect-only", "-qq", *files())
     errors = re.findall(r"^ERROR (tests/\S+)(.*)$", done, re.MULTILINE)
     missing = re.findall(r"^E +(\w*Error: .*)$", done, re.MULTILINE)
@@ -57,7 +57,7 @@ def judge_collected(measured: Measured) -> Verdict:
 
 
 def _tested(place: Place, file: str) -> Measured:
-    """What passed is noted in ran-on.json by the tests themselves (tests/conftest.py)."""
+    """Run a file's tests, which record what passed in ran-on.json (tests/conftest.py)."""
     done = _pytest(place, file)
     found: dict[str, list[str]] = {}
     for name, outcome in OUTCOME.findall(done):
@@ -66,7 +66,7 @@ def _tested(place: Place, file: str) -> Measured:
 
 
 def judge_tested(measured: Measured) -> Verdict:
-    """A skipped test says so itself; of a file at least one must have passed."""
+    """Judge a file: no failure, and at least one test passed."""
     found = measured["outcomes"]
     bad = [f"{name} {outcome}" for outcome in ("failed", "error", "xpass") for name in found.get(outcome, [])]
     passed, skipped = len(found.get("passed", [])), len(found.get("skipped", []))
@@ -77,7 +77,7 @@ def judge_tested(measured: Measured) -> Verdict:
 
 
 def _pytest(place: Place, *words: str) -> str:
-    """What it prints, also to the row's output as it comes."""
+    """Run a program and return its output, which also goes to the row's output at once."""
     env = {**place.env, "PYTHONDONTWRITEBYTECODE": "1", "LAUNCH_RAN_ON": str(place.folder / RAN_ON)}
     process = subprocess.Popen(
         [*PYTEST, "--basetemp", str(place.folder / "pytest"), *words],

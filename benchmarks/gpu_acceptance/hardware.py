@@ -1,4 +1,4 @@
-"""Part 1: the machine itself: what it is, what its tools say, how its GPUs talk."""
+"""Part 1: check the machine: its tools, its health, and communication between its GPUs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _limits() -> int:
 
 
 def _smi(fields: Sequence[str]) -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU; a field that it doesn't know is left out."""
+    """Return nvidia-smi's fields for each GPU; fields that it doesn't know are left out."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -86,7 +86,7 @@ def _smi(fields: Sequence[str]) -> list[dict[str, str]]:
 
 
 def judge_facts(measured: Measured) -> Verdict:
-    """torch and nvidia-smi name the same GPUs, and torch computes on one."""
+    """Check that torch and nvidia-smi name the same GPUs, and that torch computes on one."""
     gpus, library = measured["gpus"], measured["torch"]
     names, seen = [one.get("name", "") for one in measured["smi"]], library.get("names", [])
     version = tuple(int(part) for part in library["version"].split("+")[0].split(".")[:2])
@@ -104,7 +104,7 @@ def _libraries(found: Mapping[str, Any]) -> list[str]:
 
 
 def _imports(place: Place) -> Measured:
-    """Every module of the trainer, with this torch."""
+    """Import every module of the trainer with this torch."""
     code = (
         "import importlib, json, pkgutil, train\n"
         "failed = {}\n"
@@ -134,7 +134,7 @@ COMPARED: Final = ("memory.used", "memory.total", "temperature.gpu", "power.draw
 
 
 def _nvml(place: Place) -> Measured:
-    """Our monitor's look at the GPU beside nvidia-smi's, with 8 GB taken."""
+    """Read the GPU with our monitor and with nvidia-smi, while 8 GB are allocated."""
     import torch
 
     from train.monitoring.nvml import open_gpus
@@ -157,8 +157,8 @@ ALIKE: Final = {
     "enforced.power.limit": ("power_limit_w", 0.01, 1.0, 1.0),
     "clocks.mem": ("memory_mhz", 0.01, 5.0, 1.0),
 }
-"""nvidia-smi's field: ours, how far they may be apart (a share, and in our unit), and its unit in ours. NVML's used
-memory has the driver's own share in it (0.6 GB of an H100), which nvidia-smi leaves out; load changes the power."""
+"""nvidia-smi's field -> ours, the tolerances (relative, and in our unit), and the factor between the units. NVML's used
+memory includes the driver's share (0.6 GB of an H100), which nvidia-smi leaves out; load changes the power."""
 
 
 def judge_nvml(measured: Measured) -> Verdict:
@@ -211,7 +211,7 @@ def judge_health(measured: Measured) -> Verdict:
 
 
 def _bench(place: Place) -> Measured:
-    """`launch bench` is this program on a machine; on a CPU the part that takes least."""
+    """Run the program behind `launch bench`; on a CPU only its shortest part."""
     parts = [] if place.gpus else ["--only=memory"]
     program([sys.executable, "-m", "train.bench", "--quick", "--json", "bench.json", *parts], place, 200)
     found = json.loads((place.folder / "bench.json").read_text())
@@ -240,7 +240,7 @@ def judge_bench(measured: Measured) -> Verdict:
 
 
 def _nccl(place: Place) -> Measured:
-    """A process for each GPU (on a CPU two, over gloo): sums, gathers and broadcasts whose results are known."""
+    """Run one process per GPU (on a CPU two, over gloo): sums, gathers and broadcasts with known results."""
     world = place.gpus or 2
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     env = {"GPU_ACCEPTANCE_OUT": str(place.folder / "ranks.json")}

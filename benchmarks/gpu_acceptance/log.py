@@ -1,4 +1,4 @@
-"""The result files: a JSON line for each row, on the disk before the next row starts, and nothing private in them."""
+"""The result files: one JSON line per row, on disk before the next row starts, without private data."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ROWS: Final = "rows.jsonl"
 OUTPUT: Final = "output.txt"
 RAN_ON: Final = "ran-on.json"
 MOST_OUTPUT: Final = 8 << 20
-"""Bytes of OUTPUT: what the rows printed, for whoever looks for the cause of a failure."""
+"""Size limit of OUTPUT, the rows' output, which helps to find the cause of a failure."""
 
 Row = dict[str, Any]
 
 
 class Log:
-    """The folder of one acceptance. Rows of an earlier command are kept; the newest row of a key counts."""
+    """The result folder. Rows of earlier commands are kept; the newest row of a key counts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row; it is on the disk when this returns."""
+        """Append a row, and flush it to disk."""
         line = json.dumps(clean(row), allow_nan=False) + "\n"
         torn = self._ends_torn()
         with (self.folder / ROWS).open("a", encoding="utf-8") as file:
@@ -42,17 +42,17 @@ class Log:
             os.fsync(file.fileno())
 
     def _ends_torn(self) -> bool:
-        """Whether a command was cut off within a line."""
+        """Return whether the file ends within a line, as after a killed command."""
         path = self.folder / ROWS
         return path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
 
     def rows(self) -> list[Row]:
-        """All lines in the order in which they were written; one that is torn is passed over."""
+        """Return all lines in order; incomplete ones are skipped."""
         path = self.folder / ROWS
         return list(_parsed(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
 
     def print(self, title: str, text: str) -> None:
-        """Keep what a row printed, as long as there is room."""
+        """Append a row's output, up to the size limit."""
         path = self.folder / OUTPUT
         room = MOST_OUTPUT - (path.stat().st_size if path.is_file() else 0)
         whole = f"\n===== {title}\n{cleaned(text)}"
@@ -71,7 +71,7 @@ def _parsed(lines: Iterable[str]) -> Iterable[Row]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """The last row of each key (`key`), in the order of their first appearance; machine lines are left out."""
+    """Return the last row of each `key`, in order of first appearance; machine lines are left out."""
     found: dict[str, Row] = {}
     for row in rows:
         if "key" in row:
@@ -83,7 +83,7 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def clean(value: Any) -> Any:
-    """`value` as JSON can hold it, without this machine's name, its user and its folders."""
+    """Return `value` as JSON data, without this machine's host name, user and folders."""
     if isinstance(value, str):
         return cleaned(value)
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def clean(value: Any) -> Any:
 
 
 def cleaned(text: str) -> str:
-    """Names and folders of this machine are replaced; of any other absolute path the last two parts stay."""
+    """Replace names and folders of this machine; of other absolute paths keep the last two parts."""
     for private, public in _private():
         text = text.replace(private, public)
     text = _UUID.sub("GPU-uuid", text)
@@ -111,14 +111,14 @@ _PATH: Final = re.compile(r"(?<![\w.…:/])/(?:[\w.+@~=-]+/){2,}[\w.+@~=-]*")
 
 
 def _private() -> list[tuple[str, str]]:
-    """Folders, the longest first."""
+    """Return folders and their replacements, the longest first."""
     folders = {str(ROOT): "REPO", str(Path.home()): "HOME", tempfile.gettempdir(): "TMP", sys.prefix: "PYTHON"}
     folders[os.getcwd()] = "REPO" if Path.cwd() == ROOT else "CWD"  # noqa: PTH109 - what the programs print
     return sorted(((one, to) for one, to in folders.items() if len(one) > 1), key=lambda pair: -len(pair[0]))
 
 
 def _names() -> list[str]:
-    """The machine's name and its user's, unless they are words that any text has."""
+    """Return the host and user names, unless they are common words."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

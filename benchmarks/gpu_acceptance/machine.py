@@ -1,4 +1,4 @@
-"""The machine and the code that rows were taken on: their key, and the versions in the report."""
+"""Identify the machine and the code of the measurements, and list versions for the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(json.dumps({"name": name, "gpus": torch.cuda.device_count() if found else 
 
 
 class Device(NamedTuple):
-    """The GPUs of this machine as torch has them; `name` is CPU where it has none."""
+    """The GPUs of this machine as torch sees them; `name` is CPU if there are none."""
 
     name: str
     gpus: int
@@ -45,7 +45,7 @@ class Device(NamedTuple):
 
 
 def device() -> Device:
-    """Asked in another process: this one must not touch CUDA before it forks. Raises SystemExit: no torch here."""
+    """Detect the GPUs in another process: this one must not touch CUDA before it forks. Raises SystemExit: no torch."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         sys.exit(f"torch can't be used here: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
@@ -53,21 +53,21 @@ def device() -> Device:
 
 
 def commit() -> str:
-    """The commit of this checkout, with + where files have changed; without git, LAUNCH_COMMIT or a digest of the code
-    (`source-…`), which --adopt replaces by the commit that has it."""
+    """Return the commit of this checkout, with + if files have changed. Without git: LAUNCH_COMMIT, or a digest of the
+    code (`source-…`), which --adopt replaces by the matching commit."""
     if told := os.environ.get("LAUNCH_COMMIT"):
         return told[:12]
     return head() or f"source-{source()}"
 
 
 def head() -> str:
-    """The commit that is checked out, with + where the code has changed; empty without git."""
+    """Return the checked-out commit, with + if the code has changed; empty without git."""
     found = _git("rev-parse", "--short=10", "HEAD") if (ROOT / ".git").exists() else ""
     return found + ("+" if found and _git("status", "--porcelain", "--", "train", "benchmarks/gpu_acceptance") else "")
 
 
 def _git(*words: str) -> str:
-    """What git prints; empty where there is none, or it refuses."""
+    """Return what git prints; empty if git is missing or fails."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-c", f"safe.directory={ROOT}", *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
@@ -75,7 +75,7 @@ def _git(*words: str) -> str:
 
 
 def source() -> str:
-    """A digest of the code that is measured and measures."""
+    """Return a digest of the measured code and the benchmarks."""
     whole = hashlib.sha256()
     for folder in ("train", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -84,7 +84,7 @@ def source() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages; what isn't installed is named so."""
+    """Return the versions of Python and the packages, also which are missing."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -95,7 +95,7 @@ def versions() -> dict[str, str]:
 
 
 def described(found: Device) -> dict[str, Any]:
-    """The machine, for the report: no name of it."""
+    """Return the machine's facts for the report, without its name."""
     return {
         "device": found.key,
         "cuda": found.cuda,
@@ -107,7 +107,7 @@ def described(found: Device) -> dict[str, Any]:
 
 
 def driver() -> str:
-    """The NVIDIA driver's version; empty without one."""
+    """Return the NVIDIA driver's version; empty without one."""
     with suppress(OSError, subprocess.SubprocessError):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
@@ -117,7 +117,7 @@ def driver() -> str:
 
 
 def scratch() -> Path:
-    """A new folder where the most room is, which TMPDIR, torch's caches and all rows use."""
+    """Create a folder on the disk with the most free space, for TMPDIR, torch's caches and all rows."""
     asked = os.environ.get("TMPDIR")
     places = [Path(one) for one in ((asked,) if asked else ("/tmp", "/var/tmp", "/dev/shm")) if Path(one).is_dir()]
     usable = [one for one in places if os.access(one, os.W_OK)]

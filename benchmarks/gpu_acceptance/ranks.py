@@ -1,4 +1,4 @@
-"""Collectives of all ranks, whose results are known: torchrun … -m benchmarks.gpu_acceptance.ranks"""
+"""Check collectives with known results on all ranks: torchrun … -m benchmarks.gpu_acceptance.ranks"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _checked(ranks: Ranks, size: int) -> list[tuple[str, bool]]:
-    """Name and whether the result is right; each rank brings its number + 1."""
+    """Return each collective's name and whether its result is right; each rank contributes its number + 1."""
     mine = torch.full((size,), ranks.rank + 1.0, device=ranks.device)
     total = mine.clone()
     dist.all_reduce(total)

@@ -11,7 +11,7 @@ TITLES = {1: "Does it work?", 2: "How fast is it?", 3: "What would make it faste
 
 
 def write(out: Log, part: int, mine: Callable[[Mapping[str, Any]], bool], left: Sequence[str]) -> None:
-    """`part-N.md`, whole or as it was."""
+    """Write `part-N.md` atomically."""
     everything = out.rows()
     machines = [row["machine"] for row in everything if "machine" in row]
     rows = [row for row in newest(row for row in everything if mine(row)).values() if row["part"] == part]
@@ -21,11 +21,11 @@ def write(out: Log, part: int, mine: Callable[[Mapping[str, Any]], bool], left: 
 
 
 def page(part: int, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], left: Sequence[str] = ()) -> str:
-    """Title, machine, the rows, and what is missing."""
+    """Return the page: title, machine, rows, and what is missing."""
     lines = [f"# GPU acceptance, part {part}: {TITLES[part]}", "", *about(rows, machine), ""]
     lines += table(rows)
     if left:
-        lines += ["", f"Left out for want of time: {', '.join(key.partition(' ')[2] for key in left)}."]
+        lines += ["", f"Not run, not enough time left: {', '.join(key.partition(' ')[2] for key in left)}."]
     for row in rows:
         if row["status"] == "failed" and row.get("output"):
             lines += ["", f"## {row['name']}", "", "```", *row["output"], "```"]
@@ -33,7 +33,7 @@ def page(part: int, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any
 
 
 def about(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> list[str]:
-    """On what, with what, by which command."""
+    """Return the lines about machine, versions and command."""
     if not machine:
         return []
     found = {name: version for name, version in machine["versions"].items() if version != "missing"}
@@ -51,7 +51,7 @@ def about(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> list
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each row, and a table for those that have one of their own (`measured["table"]`)."""
+    """Return a line for each row, and the separate tables of rows that have one (`measured["table"]`)."""
     lines = ["| row | result | what was measured | s |", "|---|---|---|---:|"]
     lines += [f"| {row['name']} | {_result(row)} | {_cell(row)} | {row['seconds']:.0f} |" for row in rows]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A row's work in a process of its own: whatever it does, crash, hang or fill the GPU, the next row runs.
+"""Run each row in a separate process: even if it crashes, hangs or fills the GPU, the next row runs.
 
 The process is forked from this one, which has torch loaded but has never touched CUDA: that saves each row the seconds
 of a start. Where a forked process doesn't see the GPU, rows are started as fresh processes (`fresh`).
@@ -30,7 +30,7 @@ LAST_LINES: Final = 25
 
 @dataclass
 class Running:
-    """A row under way."""
+    """A running row."""
 
     task: Task
     place: Place
@@ -39,7 +39,7 @@ class Running:
     began: float = field(default_factory=time.monotonic)
 
     def poll(self) -> bool:
-        """Whether it is over; past its limit it is killed, with all that it has started."""
+        """Return whether it has ended; past its limit it is killed with everything that it started."""
         done, _ = os.waitpid(self.pid, os.WNOHANG)
         late = time.monotonic() - self.began > self.limit
         if not done and late:
@@ -50,7 +50,7 @@ class Running:
         return bool(done) or late
 
     def kill(self) -> None:
-        """The whole group, and the programs that have a group of their own: nothing of it may hold the GPU's memory."""
+        """Kill the process group, and programs in groups of their own: nothing may keep GPU memory."""
         for one, end in ((self.pid, os.killpg), *((pid, os.kill) for pid in _marked(str(self.place.folder)))):
             with suppress(ProcessLookupError, PermissionError):
                 end(one, signal.SIGKILL)
@@ -66,7 +66,7 @@ class Running:
             return ""
 
     def result(self) -> Mapping[str, Any]:
-        """{"measured": …}, {"skip": why} or {"error": why}."""
+        """Return {"measured": …}, {"skip": why} or {"error": why}."""
         try:
             found: Mapping[str, Any] = json.loads((self.place.folder / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -76,7 +76,7 @@ class Running:
 
 
 def _marked(folder: str) -> Iterator[int]:
-    """Programs that rows in a folder have started, by their environment (`Place.env`)."""
+    """Find programs that rows in a folder have started, by their environment (`Place.env`)."""
     mark = f"{MARK}={folder}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -85,7 +85,7 @@ def _marked(folder: str) -> Iterator[int]:
 
 
 def start(task: Task, place: Place, limit: float, *, fresh: bool = False) -> Running:
-    """Start a row's work. The scratch folder is made."""
+    """Start a row's work, and create its scratch folder."""
     place.folder.mkdir(parents=True)
     return Running(task, place, limit, (_spawned if fresh else _forked)(task, place))
 
@@ -117,7 +117,7 @@ def _forked(task: Task, place: Place) -> int:
 
 
 def _die_with_the_parent() -> None:
-    """Where the command is killed, its rows must not hold the GPU."""
+    """Kill the row if the command is killed: it must not keep the GPU."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -144,7 +144,7 @@ def _spawned(task: Task, place: Place) -> int:
 
 
 def work(task: Task, place: Place) -> None:
-    """In the row's own process: do its work, and leave the result in its folder."""
+    """Do a row's work in its own process, and write the result to its folder."""
     try:
         found: dict[str, Any] = {"measured": dict(task.work(_single_threaded(place)))}
     except SkipRow as reason:
@@ -158,7 +158,7 @@ def work(task: Task, place: Place) -> None:
 
 
 def _single_threaded(place: Place) -> Place:
-    """On a CPU each row has one thread: several run at once."""
+    """Use one thread per row on a CPU, where several run at once."""
     if not place.gpus:
         import torch
 
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 
 def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of a row to its end; what it prints is the row's output too. Raises RuntimeError where it fails."""
+    """Run a program of a row to its end; its output is the row's too. Raises RuntimeError if it fails."""
     done = subprocess.run(
         argv,
         env={**place.env, **env},
@@ -193,5 +193,5 @@ def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> su
 
 
 def last(text: str, lines: int = LAST_LINES) -> str:
-    """The last lines that say something."""
+    """Return the last lines that are not empty."""
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])

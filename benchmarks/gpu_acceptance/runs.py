@@ -19,11 +19,11 @@ from benchmarks.gpu_acceptance.small import TINY_GPT, all_of, check, config, rea
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
 
 PREEMPTED: Final = 75
-"""The exit code of a run that saved and left (train.contract.Exit)."""
+"""Exit code of a run that was preempted after a save (train.contract.Exit)."""
 
 
 class Node:
-    """`python -m train.node` with a run of the trainer, whose output goes to a file."""
+    """`python -m train.node` with a run of the trainer; its output goes to a file."""
 
     def __init__(
         self, place: Place, name: str, settings: Mapping[str, Any], *argv: str, cwd: Path | None = None
@@ -53,7 +53,7 @@ class Node:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def preempt_at(self, step: int, seconds: float) -> None:
-        """SIGTERM once it has printed a step from `step` on; nothing where it ends before that."""
+        """Send SIGTERM once it has printed step `step` or a later one; nothing if it ends before."""
         until = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < until:
             done = [line.split("/")[0].removeprefix("step ") for line in self.text.splitlines() if "step " in line[:5]]
@@ -63,7 +63,7 @@ class Node:
             time.sleep(0.01)
 
     def ended(self, seconds: float) -> int:
-        """Its exit code; what it printed is the row's output too. Raises subprocess.TimeoutExpired."""
+        """Return its exit code; its output is the row's too. Raises subprocess.TimeoutExpired."""
         try:
             return self.process.wait(timeout=seconds)
         finally:
@@ -74,8 +74,8 @@ class Node:
 
 
 def _resumed(place: Place) -> Measured:
-    """A run that is preempted in the middle and resumed, beside one that isn't. If it ends before it can be preempted,
-    it is tried again with more steps."""
+    """Compare a run that is preempted midway and resumed with one that isn't. If it ends before the preemption, repeat
+    it with more steps."""
     for steps in (60, 600) if place.tiny else (400, 3000):
         found = _preempted(place, steps)
         if found["codes"][0] == PREEMPTED:
@@ -104,7 +104,7 @@ def _preempted(place: Place, steps: int) -> dict[str, Any]:
 
 
 def judge_resumed(measured: Measured) -> Verdict:
-    """All steps, and each loss and the parameters to the last bit."""
+    """Check all steps, each loss and the parameters to the last bit."""
     codes, steps, resumed = measured["codes"], measured["steps"], measured["resumed"]
     pairs = list(zip(measured["losses"], measured["reference"], strict=False))
     differ = [number for number, (one, other) in enumerate(pairs, start=1) if one != other]
@@ -122,7 +122,7 @@ def judge_resumed(measured: Measured) -> Verdict:
 
 
 def _beside(place: Place) -> Measured:
-    """The same steps with a checkpoint every second or so, and without."""
+    """Run the same steps with a checkpoint about every second, and without."""
     steps = 80 if place.tiny else 400
     wide = (
         TINY_GPT if place.tiny else {"n_layer": 8, "n_head": 8, "n_embd": 1024, "block_size": 256, "vocab_size": 8192}
@@ -142,11 +142,11 @@ def _beside(place: Place) -> Measured:
 
 
 SLOWER: Final = 1.15
-"""What a step may take more while a checkpoint is written, of a run that does so all the time."""
+"""Largest slowdown of a step in a run that writes checkpoints all the time."""
 
 
 def judge_beside(measured: Measured) -> Verdict:
-    """On a CPU, whose other work shows in the times, only that checkpoints were written."""
+    """Check the slowdown; on a busy CPU only that checkpoints were written."""
     (plain, beside), (_, mean), (_, longest) = measured["typical_s"], measured["mean_s"], measured["longest_s"]
     ratio = beside / plain
     return all_of(
@@ -166,7 +166,7 @@ SCRIPT: Final = ROOT / "job_specs" / "examples" / "script"
 
 
 def _script(place: Place) -> Measured:
-    """The example of the documentation, started twice: the second start finds the work done."""
+    """Start the documentation's example twice: the second start finds the work done."""
     from train import checkpoint, contract
     from train.storage import LocalFolder
 
@@ -196,7 +196,7 @@ def judge_script(measured: Measured) -> Verdict:
 
 
 def slow_data(split: str, count: int, width: int, seconds: float) -> Any:
-    """Tokens that take so long to make: for the run that waits for its data (`run.config.data`)."""
+    """Return a slow data source, for the run that waits for its data (`run.config.data`)."""
     import torch
 
     class Slow:
@@ -212,7 +212,7 @@ def slow_data(split: str, count: int, width: int, seconds: float) -> Any:
 
 
 def _bound(place: Place, bound: str) -> Measured:
-    """A run that is made to be bound by one thing, and what its profile says."""
+    """Profile a run that is built to have one bottleneck."""
     folder = place.folder / bound / "profile"
     profile = {"wait": 6, "warmup": 2, "active": 3}
     found = trained(place, bound, profile=profile, steps=16, loader={"workers": 0}, **_binding(place, bound))
@@ -249,7 +249,7 @@ def judge_bound(measured: Measured) -> Verdict:
 
 
 def _ddp(place: Place) -> Measured:
-    """torchrun with a process for each GPU (on a CPU two, over gloo), beside a single process."""
+    """Compare torchrun with one process per GPU (on a CPU two, over gloo) with a single process."""
     world = place.gpus or 2
     settings = config(
         place, deterministic=True, precision="fp32", micro_batch_size=config(place)["batch_size"] // world

@@ -1,4 +1,4 @@
-"""What parts 2 and 3 train: GPT-2 124M, ResNet-50 and BERT-large, and the same shrunk for a CPU."""
+"""Models of parts 2 and 3: GPT-2 124M, ResNet-50 and BERT-large, and tiny ones for a CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained: the GPT and its batches; ResNet-50's images, first layer and batch, and how many JPEGs of so
-    many pixels each of its classes has; BERT and its batch. `steps` are those of a row."""
+    """What is trained: the GPT and its batches; ResNet-50's images, first layer and batch, the number and size of the
+    JPEGs in each of its classes; BERT and its batch. `steps` are those of a row."""
 
     name: str
     gpt: Mapping[str, int]
@@ -65,7 +65,7 @@ SHRUNK: Final = Sizes(
     steps=8,
     compiles=False,
 )
-"""To try the benchmark itself, also without a GPU."""
+"""For testing the benchmark itself, also without a GPU."""
 
 
 def sizes(*, tiny: bool) -> Sizes:
@@ -79,7 +79,7 @@ FORMULA: Final = (
 
 
 def flops_per_token(shape: Mapping[str, Any]) -> float:
-    """Of a GPT, forward and backward."""
+    """Return a GPT's FLOPs per token, forward and backward."""
     import torch
 
     from train.config.settings import Gpt
@@ -90,7 +90,7 @@ def flops_per_token(shape: Mapping[str, Any]) -> float:
 
 
 def peak(device: str) -> float | None:
-    """Dense bf16 FLOP/s of what CUDA calls `device`; None where they are unknown."""
+    """Return the dense bf16 FLOP/s of the GPU that CUDA calls `device`; None if unknown."""
     from train.bench import peaks
 
     teraflops = peaks.tflops(device).get("bf16")
@@ -99,7 +99,7 @@ def peak(device: str) -> float | None:
 
 @contextmanager
 def pictures(wanted: Sizes, different: int = 100) -> Iterator[Path]:
-    """A folder with a folder of JPEGs for each class. Only some of them differ: decoding doesn't know."""
+    """Create a folder of JPEGs for each class. Only some differ, which makes no difference for decoding."""
     import numpy as np
 
     made = [jpeg(np.random.default_rng(number), wanted.pixels) for number in range(different)]
@@ -112,7 +112,7 @@ def pictures(wanted: Sizes, different: int = 100) -> Iterator[Path]:
 
 
 def jpeg(numbers: Any, pixels: tuple[int, int]) -> bytes:
-    """Patches of colour with some grain, at quality 90: at 500 × 375 pixels about 100 kB, as an image of ImageNet."""
+    """Return patches of colour with some grain, at quality 90: at 500 × 375 pixels about 100 kB, as in ImageNet."""
     import numpy as np
     from PIL import Image
 

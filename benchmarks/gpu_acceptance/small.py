@@ -1,4 +1,4 @@
-"""Small training runs in this process, through the trainer's own loop, and how far apart their losses are."""
+"""Small training runs in this process, through the trainer's own loop, and comparisons of their losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY_GPT = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_si
 
 
 def config(place: Place, **more: Any) -> dict[str, Any]:
-    """A run of some seconds; `more` replaces parts of it."""
+    """Return the config of a run of some seconds; `more` replaces parts of it."""
     size, steps, rate = (8, 16, 1e-2) if place.tiny else (16, 30, 1e-3)
     return {
         "model": TINY_GPT if place.tiny else GPT,
@@ -34,7 +34,7 @@ def config(place: Place, **more: Any) -> dict[str, Any]:
 
 
 def trained(place: Place, name: str, **more: Any) -> dict[str, Any]:
-    """Train in this process. Losses and seconds of each step, the highest memory, and what the trainer chose."""
+    """Train in this process. Return losses and seconds of each step, peak memory, and the trainer's choices."""
     from train import contract, loop
     from train.config import parse
     from train.dist import Ranks
@@ -47,7 +47,7 @@ def trained(place: Place, name: str, **more: Any) -> dict[str, Any]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What a run folder says of all starts of its run; of a step that was done twice the last time counts."""
+    """Return the metrics of all starts of a run; of a repeated step the last one counts."""
     from train.storage import LocalFolder
 
     storage = LocalFolder(folder)
@@ -78,7 +78,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _peaked(place: Place) -> float:
-    """Forget the runs before; GB that are held now."""
+    """Free the memory of earlier runs; return the GB that are still held."""
     import torch
 
     from train.techniques import memory
@@ -100,7 +100,7 @@ def _peak_gb(place: Place) -> float:
 
 @contextmanager
 def limited(place: Place, size: float) -> Iterator[None]:
-    """Inside, this process may take `size` bytes of the GPU and no more."""
+    """Limit this process to `size` bytes of the GPU inside the context."""
     import torch
 
     from train.techniques import memory
@@ -116,7 +116,7 @@ def limited(place: Place, size: float) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: Any, **others: Any) -> Iterator[None]:
-    """Inside, names of a module mean something else."""
+    """Replace names of a module inside the context."""
     before = {name: getattr(module, name) for name in others}
     for name, other in others.items():
         setattr(module, name, other)
@@ -131,7 +131,7 @@ def replaced(module: Any, **others: Any) -> Iterator[None]:
 
 
 def apart(losses: Sequence[float], others: Sequence[float]) -> float:
-    """The largest relative difference, step by step; infinity where they are not alike at all."""
+    """Return the largest relative difference of a step; infinity if they can't be compared."""
     if len(losses) != len(others) or not losses or not all(map(_finite, (*losses, *others))):
         return float("inf")
     return max(abs(one - other) / max(abs(other), 1e-9) for one, other in zip(losses, others, strict=True))
@@ -142,7 +142,7 @@ def _finite(value: Any) -> bool:
 
 
 def learns_alike(measured: Measured, most: float = 0.03) -> Verdict:
-    """`measured["losses"]` fall, and are those of `measured["reference"]` within `most`."""
+    """Check that `measured["losses"]` fall, and match `measured["reference"]` within `most`."""
     losses, reference = measured["losses"], measured["reference"]
     found = apart(losses, reference)
     if found > most:
@@ -153,7 +153,7 @@ def learns_alike(measured: Measured, most: float = 0.03) -> Verdict:
 
 
 def all_of(*found: Verdict) -> Verdict:
-    """In order if all are; else what is wrong."""
+    """Combine verdicts: passed if all are, otherwise what is wrong."""
     wrong = [one.why for one in found if not one.ok]
     return Verdict(not wrong, "; ".join(wrong or [one.why for one in found if one.why]))
 
@@ -163,12 +163,12 @@ def check(ok: bool, wrong: str, right: str = "") -> Verdict:
 
 
 def typical(seconds: Sequence[float], skip: int = 5) -> float:
-    """The median without the first steps, in which kernels are loaded and chosen."""
+    """Return the median without the first steps, in which kernels are loaded and chosen."""
     return median(seconds[skip:] or seconds)
 
 
 def chosen(measured: Measured, what: str, expected: str) -> Verdict:
-    """What the trainer said that it chose."""
+    """Check a choice that the trainer reported."""
     found: Mapping[str, str] = measured["choices"]
     why = measured.get("reasons", {}).get(what, "")
     return check(found.get(what) == expected, f"{what} is {found.get(what)}, not {expected}: {why}")

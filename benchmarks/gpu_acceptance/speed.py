@@ -1,4 +1,4 @@
-"""Part 2: how fast is it? Beside a loop written by hand, by micro-batch and precision, and what the trainer costs."""
+"""Part 2: measure the speed: compared with a hand-written loop, by micro-batch and precision, and the overhead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmarks.turns import Amount, measure
 
 
 def _job(place: Place, text: Path, **more: Any) -> dict[str, Any]:
-    """GPT-2 124M in the plain loop's words: bf16, compiled where the size says so."""
+    """Return GPT-2 124M as a job of the plain loop: bf16, compiled if the size says so."""
     of = sizes(tiny=place.tiny)
     told = {
         **jobs.JOB,
@@ -41,7 +41,7 @@ def _job(place: Place, text: Path, **more: Any) -> dict[str, Any]:
 
 
 def _amount(place: Place, steps: int) -> Amount:
-    """All loops live at once and take turns, so that a slow moment hits all of them."""
+    """Measure all loops in turns, so that a slow moment affects all of them."""
     return Amount(1, 2, 3, warm_up=2) if place.tiny else Amount(2, 4, steps, warm_up=15)
 
 
@@ -74,13 +74,13 @@ def _peak(place: Place) -> float | None:
 
 
 def _trainer(job: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The same job in the trainer's words; the whole batch at a time, as in the plain loop."""
+    """Return the same job as the trainer's config; the whole batch at a time, as in the plain loop."""
     own = {"precision": job["precision"], "compile": job["compile"], "micro_batch_size": job["batch_size"]}
     return jobs.config(job, **own, **more)
 
 
 def _beside_plain(place: Place) -> Measured:
-    """The trainer beside a loop that does nothing but train, and HF accelerate where it is installed."""
+    """Compare the trainer with a loop that does nothing but train, and with HF accelerate if installed."""
     with jobs.text() as text:
         job = _job(place, text)
         loops = [jobs.plain(job)[0], jobs.trainer("trainer", _trainer(job))]
@@ -91,7 +91,8 @@ def _beside_plain(place: Place) -> Measured:
 
 
 def judge_turns(measured: Measured, slowest: float = 0.0) -> Verdict:
-    """All loops were measured. On a GPU the trainer is no slower than `slowest` × the first loop."""
+    """Check that all loops were measured, and on a GPU that the trainer has at least `slowest` × the first loop's
+    speed."""
     loops, missing = measured["loops"], sorted(set(measured["asked"]) - set(measured["loops"]))
     beside = loops.get("trainer", {}).get("beside", [1.0])[0]
     shown = [f"{name} {one['per_s']:,.0f}/s{_mfu(one)} ({one['beside'][0]:.3f} ×)" for name, one in loops.items()]
@@ -112,7 +113,7 @@ def _positive(value: Any) -> bool:
 
 
 def _losses(place: Place) -> Measured:
-    """200 steps with the same weights and batches."""
+    """Train 200 steps with the same weights and batches."""
     from benchmarks import plain_loop
     from benchmarks.loops import job as as_job
 
@@ -146,7 +147,7 @@ def judge_losses(measured: Measured, most: float = 0.01) -> Verdict:
 
 
 def _rate(found: Measured, units: int, **more: Any) -> dict[str, Any]:
-    """Speed of a run: the median of its steps, with the fastest and the slowest tenth."""
+    """Return the speed of a run: the median of its steps, with the fastest and the slowest tenth."""
     late = sorted(found["step_s"][5:] or found["step_s"])
     usual, tenth = median(late), len(late) // 10
     shares = [share for share in found["mfu"][5:] if share]
@@ -176,7 +177,7 @@ def _gpt(place: Place, batch: int, micro: int | str, name: str = "gpt", **more: 
 
 
 def _micro_batch(place: Place, micro: int) -> Measured:
-    """One micro-batch a step."""
+    """Train with one micro-batch per step."""
     from train.errors import OutOfMemoryError
 
     try:
@@ -201,7 +202,7 @@ def judge_rate(measured: Measured) -> Verdict:
 
 
 def _auto(place: Place) -> Measured:
-    """`micro_batch_size: auto` of a large global batch, beside the best of the fixed ones."""
+    """Compare `micro_batch_size: auto` of a large global batch with the best fixed size."""
     of = sizes(tiny=place.tiny)
     found = _gpt(place, of.global_batch, "auto", steps=max(6, of.steps // 4))
     rows = {name: row for name, row in place.known.items() if name.startswith("gpt micro-batch ") and "per_s" in row}
@@ -226,7 +227,7 @@ MODELS: Final = ("gpt", "resnet50", "bert-large")
 
 
 def _model(of: Sizes, name: str) -> tuple[dict[str, Any], int, int]:
-    """A model's settings, its batch, and the units (tokens, images) of a sample."""
+    """Return a model's settings, its batch, and the units (tokens, images) per sample."""
     from train.config import parse
 
     if name == "gpt":
@@ -247,7 +248,7 @@ def _trained_as(place: Place, name: str, model: str, **more: Any) -> dict[str, A
 
 
 def _precisions(place: Place, model: str) -> Measured:
-    """Each kind in turn, twice, without the compiler."""
+    """Train in each precision in turn, twice, without the compiler."""
     kinds = ("fp32", "tf32", "bf16", "fp16") if place.gpus else ("fp32", "bf16")
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for turn in range(1 if place.tiny else 2):
@@ -261,7 +262,7 @@ def _precisions(place: Place, model: str) -> Measured:
 
 
 def judge_precisions(measured: Measured) -> Verdict:
-    """Tensor cores are in use: bf16 is faster than fp32."""
+    """Check that tensor cores are used: bf16 is faster than fp32."""
     speeds = {kind: median(one["per_s"]) for kind, one in measured.items() if kind != "gpus"}
     times = {kind: value / speeds["fp32"] for kind, value in speeds.items()}
     shown = [f"{kind} {speeds[kind]:,.0f}/s ({times[kind]:.2f} ×)" for kind in speeds]
@@ -289,7 +290,7 @@ def _bert(place: Place) -> Measured:
 
 
 def _overhead(place: Place) -> Measured:
-    """Metrics and monitor: the same trainer with less of it."""
+    """Measure the overhead of metrics and monitor, by the same trainer without them."""
     with jobs.text() as text:
         job = _job(place, text, batch_size=4)
         nothing = jobs.trainer("nothing written", _trainer(job, monitor=0), writes=False)
@@ -302,7 +303,7 @@ def _overhead(place: Place) -> Measured:
 
 
 def judge_overhead(measured: Measured) -> Verdict:
-    """Less than 5 % on a GPU (the target is 1 %)."""
+    """Check for less than 5 % on a GPU (the target is 1 %)."""
     loops = measured["loops"]
     costs = {name: 100 * (1 / one["beside"][0] - 1) for name, one in loops.items()}
     shown = ", ".join(f"{name} {cost:+.2f} %" for name, cost in list(costs.items())[1:])
@@ -314,7 +315,7 @@ def judge_overhead(measured: Measured) -> Verdict:
 
 
 def _checkpoints(place: Place) -> Measured:
-    """Steps with a checkpoint every few seconds beside steps without, twice in turn."""
+    """Compare steps with a checkpoint every few seconds with steps without, twice in turn."""
     of = sizes(tiny=place.tiny)
     settings = {"precision": "bf16", "steps": 40 if place.tiny else 300, "compile": of.compiles}
     found: dict[str, list[Any]] = {"without": [], "with": []}
@@ -326,7 +327,7 @@ def _checkpoints(place: Place) -> Measured:
 
 
 def _saved(place: Place, name: str, **more: Any) -> dict[str, Any]:
-    """Total and typical seconds of its steps, and what its checkpoints took."""
+    """Return total and typical seconds of its steps, and the seconds of its checkpoints."""
     of = sizes(tiny=place.tiny)
     shape, batch, _ = _model(of, "gpt")
     found = trained(place, name, model=shape, batch_size=batch, micro_batch_size=batch, **more)
@@ -336,7 +337,7 @@ def _saved(place: Place, name: str, **more: Any) -> dict[str, Any]:
 
 
 def judge_checkpoints(measured: Measured) -> Verdict:
-    """What one checkpoint adds to the run's steps; of a run that saves each 10 minutes under 1 %."""
+    """Check what one checkpoint adds: under 1 % in a run that saves every 10 minutes."""
     without, saves = fmean(one["mean_s"] for one in measured["without"]), [one["saved"] for one in measured["with"]]
     beside, steps = fmean(one["mean_s"] for one in measured["with"]), measured["with"][0]["steps"]
     each = max(0.0, beside - without) * steps / max(1, fmean(saves))
@@ -349,8 +350,8 @@ def judge_checkpoints(measured: Measured) -> Verdict:
 
 
 def _first_step(place: Place) -> Measured:
-    """From the start of `python -m train` to its first step: without compiled code, with torch's own cache, and with
-    what an earlier start left in the run folder."""
+    """Measure `python -m train` from its start to the first step: without compiled code, with torch's own cache, and
+    with the cache that an earlier start left in the run folder."""
     of = sizes(tiny=place.tiny)
     shape, batch, _ = _model(of, "gpt")
     config = {"model": shape, "data": "synthetic", "steps": 3, "batch_size": batch, "micro_batch_size": batch}
@@ -389,7 +390,7 @@ def judge_first_step(measured: Measured) -> Verdict:
 
 
 def _small(place: Place) -> Measured:
-    """A GPT so small that the GPU waits for the host to start its kernels: compiled, with CUDA graphs, and neither."""
+    """Train a GPT so small that the GPU waits for the host: compiled, with CUDA graphs, and neither."""
     with _quick(place) as (job, amount):
         eager, compiled = {**job, "compile": False}, {**job, "compile": not place.tiny}
         loops = [jobs.plain(eager)[0], jobs.trainer("trainer, not compiled", _trainer(eager))]
@@ -412,7 +413,7 @@ def _quick(place: Place) -> Iterator[tuple[dict[str, Any], Amount]]:
 
 
 def _cost(place: Place) -> Measured:
-    """What a step of the trainer costs the host beside the kernels: of a model of hardly any work."""
+    """Measure the host's overhead per step, with a model that has hardly any work."""
     with _quick(place) as (job, amount):
         told = {**job, "shape": jobs.HARDLY, "batch_size": 2, "precision": "fp32"}
         quiet = jobs.trainer("trainer, writes nothing", _trainer(told, monitor=0), writes=False)
@@ -458,7 +459,7 @@ def _task(
 
 
 SIZES: Final = (16, 32, 8, 64)
-"""Micro-batches that `auto` is held against."""
+"""Micro-batches that `auto` is compared with."""
 
 _PEERS: Final = "GPT-2 124M, bf16, compiled: a plain loop, the trainer, HF accelerate"
 
@@ -487,4 +488,4 @@ TASKS: Final = (
     ),
     _micro_task(4),
 )
-"""In the order in which they are worth having."""
+"""The most valuable rows first."""

@@ -1,4 +1,4 @@
-"""What a row of the acceptance is: work for a process of its own, and a pure judgement of what it measured."""
+"""Rows of the acceptance: work for a separate process, and a pure judgement of what it measured."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 MARK = "GPU_ACCEPTANCE_ROW"
-"""In the environment of the programs that a row starts: the row's folder."""
+"""Environment variable of programs that a row starts: the row's folder."""
 
 Measured = Mapping[str, Any]
 """Plain data, as JSON holds it."""
 
 
 class Verdict(NamedTuple):
-    """Whether a row is in order, and the figures that say so, in one line."""
+    """Result of a judgement: passed or not, and its figures in one line."""
 
     ok: bool
     why: str
@@ -29,7 +29,8 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row's work runs. `folder` is an empty scratch folder; `known` has what earlier rows measured, by name."""
+    """The conditions of a row's work. `folder` is an empty scratch folder; `known` are earlier measurements by row
+    name."""
 
     folder: Path
     tiny: bool = False
@@ -38,7 +39,7 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        """This process's GPU, or the CPU."""
+        """Return this process's GPU, or the CPU."""
         import torch
 
         if not self.gpus:
@@ -48,23 +49,23 @@ class Place:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of the programs that a row starts: with our code, and nothing of another run."""
+        """Return the environment for programs that a row starts: with our code, without another run's variables."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return {**ours, "PYTHONPATH": path, MARK: str(self.folder), **({} if self.gpus else {"OMP_NUM_THREADS": "1"})}
 
     def within(self, seconds: float) -> float:
-        """How long to wait for what takes so many seconds at most: a rehearsal has a busy machine's spare time."""
+        """Return a time limit for work of at most so many seconds; longer with --tiny, which runs on a busy machine."""
         return 10 * seconds if self.tiny else seconds
 
 
 class SkipRow(Exception):
-    """Raised by a row's work: what this machine lacks, as "needs 2 GPUs"."""
+    """Raised by a row's work if the machine lacks something, as "needs 2 GPUs"."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row. `seconds` is how long it takes on a GPU, roughly: none is started that can't end in time; after
+    """One row. `seconds` is its approximate time on a GPU, by which it is started only if it can finish in time; after
     `limit` seconds its processes are killed."""
 
     part: int
@@ -75,11 +76,11 @@ class Task:
     seconds: float = 12
     limit: float = 120
     on_cpu: str | None = None
-    """What a CPU rehearses in its place; None: nothing, the row needs a GPU."""
+    """What --tiny runs on a CPU instead; None: nothing, the row needs a GPU."""
     alone: bool = False
-    """It measures time, so nothing else may run beside it."""
+    """It measures time, so nothing else may run at the same time."""
     needs: tuple[str, ...] = ()
-    """Rows whose measurements it uses: it comes after them."""
+    """Rows that must run first, as it uses their measurements."""
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Part 1: each technique of the trainer on a small run, held against a run without it."""
+"""Part 1: compare a small run with each technique of the trainer with a run without it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _kept(found: Measured, **more: Any) -> dict[str, Any]:
 
 
 def _numbers(place: Place, kind: str) -> Measured:
-    """The same run in fp32 and in `kind`."""
+    """Train the same run in fp32 and in `kind`."""
     _capable(place, kind)
     reference = trained(place, "reference", precision="fp32")
     found = trained(place, kind, precision=kind) if kind != "fp32" else trained(place, "again", precision="fp32")
@@ -46,7 +46,7 @@ def _capable(place: Place, kind: str) -> None:
 
 
 def judge_numbers(measured: Measured) -> Verdict:
-    """The trainer computed in this precision: the losses are nearly those of fp32, and not the very same."""
+    """Check that this precision was used: the losses are close to those of fp32, but not identical."""
     kind = measured["kind"]
     same = measured["losses"] == measured["reference"]
     told = check(measured["precision"] == kind, f"the run says {measured['precision']}, not {kind}")
@@ -55,7 +55,7 @@ def judge_numbers(measured: Measured) -> Verdict:
 
 
 def _fp16(place: Place) -> Measured:
-    """From a loss scale at which gradients overflow."""
+    """Train from a loss scale at which gradients overflow."""
     import torch
 
     from train.techniques import precision
@@ -68,7 +68,7 @@ def _fp16(place: Place) -> Measured:
 
 
 def judge_fp16(measured: Measured) -> Verdict:
-    """Only the first steps are skipped, the scale is halved by each, and the run learns."""
+    """Check that only the first steps are skipped, each halves the scale, and the run learns."""
     skipped, losses = measured["skipped"], measured["losses"]
     count, scale = len(skipped), measured["scale"]
     return all_of(
@@ -95,7 +95,7 @@ def judge_attention(measured: Measured) -> Verdict:
 
 
 def _compiled(place: Place, mode: str, **more: Any) -> Measured:
-    """On a CPU without the compiler's last stage, which takes a minute there."""
+    """Train compiled; on a CPU without the compiler's last stage, which takes a minute there."""
     from train.techniques import compiling
 
     backend = nullcontext() if place.gpus else replaced(compiling, BACKEND="aot_eager")
@@ -117,7 +117,7 @@ def judge_graphs(measured: Measured) -> Verdict:
 
 
 def _activations(place: Place, kind: str) -> Measured:
-    """With and without; on a CPU what autograd keeps is counted."""
+    """Measure the memory with and without it; on a CPU count what autograd keeps."""
     wide = TINY_GPT if place.tiny else {**TINY_GPT, "n_layer": 12, "n_embd": 256, "n_head": 4, "block_size": 512}
     held, losses = list[float](), list[list[float]]()
     for asked in ("none", kind):
@@ -130,7 +130,7 @@ def _activations(place: Place, kind: str) -> Measured:
 
 @contextmanager
 def _counted(place: Place) -> Iterator[list[int]]:
-    """Bytes that autograd keeps for backward passes inside, on a CPU, whose memory nobody counts."""
+    """Count the bytes that autograd keeps for backward passes, on a CPU, which has no memory statistics."""
     import torch
 
     kept = [0]
@@ -162,7 +162,7 @@ def _same(measured: Measured, most: float) -> Verdict:
 
 
 def _fsdp(place: Place) -> Measured:
-    """`parallel: fsdp` on one rank: the trainer itself would do without, so it is made to."""
+    """Train with `parallel: fsdp` on one rank, which must be forced, as the trainer would not use it."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
@@ -190,11 +190,11 @@ def judge_fsdp(measured: Measured) -> Verdict:
 
 LIMIT_GB: Final = 3.0
 ROOM: Final = 0.9
-"""The part of the memory that the probe may fill (train.techniques.memory)."""
+"""Share of the memory that the probe may fill (train.techniques.memory)."""
 
 
 def _probe(place: Place) -> Measured:
-    """`micro_batch_size: auto` in the first 3 GB of the card: the peak of the pass that fitted, and of training."""
+    """Train with `micro_batch_size: auto` in 3 GB of the card: return the peaks of the probe and of training."""
     import torch
 
     from train.techniques import memory
@@ -216,7 +216,8 @@ def _probe(place: Place) -> Measured:
 
 
 def judge_probe(measured: Measured) -> Verdict:
-    """Training takes what the probe's pass took, and neither fills the memory nor leaves most of it."""
+    """Check that training takes as much as the probe's pass, and neither fills the memory nor leaves most of it
+    unused."""
     predicted, peak, size = measured["predicted_gb"] or 0.0, measured["memory_gb"], measured["chosen"]
     off = peak / predicted - 1 if predicted else float("inf")
     return all_of(

@@ -24,14 +24,14 @@ CHUNK = 1 << 20
 LEVEL = 6
 """gzip's own default: on source code, 9 takes a third longer for one percent less."""
 TRIES = 5
-WITH_DOCKER: Final = "With a Docker engine on this machine it need not be: --builder docker"
+WITH_DOCKER: Final = "To build with a Docker engine on this machine instead: --builder docker"
 LAST_LINES = 25
 READ_SECONDS = 20.0
 """For one look at the log, which is only good to have."""
 
 
 class Sent(NamedTuple):
-    """The object with the source, and its generation: what somebody stores under the name later is another one."""
+    """The object with the source, and its generation: anything stored under the name later has another one."""
 
     name: str
     generation: str
@@ -40,9 +40,8 @@ class Sent(NamedTuple):
 def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sent:
     """Store a tar, compressed, in the bucket (gs://NAME), under the digest of its content.
 
-    An object that is there already is not sent again if it holds these very bytes; anything else under the name is
-    replaced, as others can write to the bucket. Raises LaunchError: the bucket, or the folder for temporary files,
-    can't be used.
+    An existing object with the same bytes is reused; anything else under the name is replaced, as others can write to
+    the bucket. Raises LaunchError: the bucket, or the folder for temporary files, can't be used.
     """
     name = f"{SOURCES}/{digest_of(context)}.tgz"
     try:
@@ -68,7 +67,7 @@ def digest_of(file: IO[bytes]) -> str:
 
 @contextmanager
 def packed(context: IO[bytes]) -> Iterator[memoryview]:
-    """The compressed tar, in a file that is mapped rather than read: a PyTorch wheel may be in it."""
+    """Yield the compressed tar as a mapped file: it may contain a PyTorch wheel, too large to read into memory."""
     with tempfile.TemporaryFile() as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=file, mtime=0) as zipped:
             shutil.copyfileobj(context, zipped, CHUNK)
@@ -78,21 +77,21 @@ def packed(context: IO[bytes]) -> Iterator[memoryview]:
 
 
 def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str], None]) -> str:
-    """The generation of the object with `data`; it is sent unless it is there."""
+    """Return the generation of the object with `data`, which is sent unless it exists."""
     sums = (len(data), checksum(data), md5(data))
     for _ in range(TRIES):
         there = next((one for one in folder.objects(name) if one.name == name), None)
         if there and (there.size, there.crc32c, there.md5) == sums:
-            on_line(f"{folder.url}/{name} is there already")
+            on_line(f"{folder.url}/{name} exists already")
             return there.version
         on_line(f"sending {len(data) / 1e6:.1f} MB to {folder.url}/{name}")
         with suppress(FileExistsError):  # another launch was quicker
             return folder.swap(name, data, there.version if there else "")
-    raise OutputError(f"{folder.url}/{name} is changed again and again by others")
+    raise OutputError(f"{folder.url}/{name} was changed by another writer {TRIES} times in a row")
 
 
 def md5(data: memoryview) -> str:
-    """MD5 as Google writes it. Unlike a CRC32C, nobody can make other bytes that have the MD5 of given ones."""
+    """Return the MD5 as Google writes it. Unlike a CRC32C, it can't be forged for given bytes."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 

@@ -31,7 +31,7 @@ from launcher.machines import READY, Machine, last, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
-"""After which a create isn't sent again: by then its lock may soon be given up (launcher/apply/submit.py)."""
+"""Time limit for repeating a create request: its lock may be given up soon after (launcher/apply/submit.py)."""
 LOOKS: Final = (0.5, 1.0, 2.0)
 """Seconds between looks at an operation; the last one from then on."""
 CHANGES: Final = 5

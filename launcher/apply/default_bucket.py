@@ -26,18 +26,19 @@ NAME_IT: Final = "Name a bucket that you trust: output: gs://BUCKET/runs (or --o
 def check_default_bucket(
     project: str, environ: Mapping[str, str], clock: Clock = REAL, *, region: str = "REGION", way_out: str = NAME_IT
 ) -> str:
-    """Return gs://PROJECT-launch, which the project owns. `way_out` is what to do where it can't be used.
+    """Return gs://PROJECT-launch, once it is verified that the project owns it. `way_out` is the hint if it can't be
+    used.
 
     Raises:
         NotAuthorised: another project owns it, or one of the two project numbers can't be read.
-        UsageError: there is no such bucket.
+        UsageError: the bucket doesn't exist.
     """
     bucket = default_output(project).rpartition("/")[0]
     owner, number = bucket_owner(bucket, project, region, way_out), ""
     try:
         number = project_number(project, environ, clock)
     except LaunchError as error:
-        problem = f"whether {bucket} belongs to project {project} can't be verified: {error.problem}"
+        problem = f"can't verify that {bucket} belongs to project {project}: {error.problem}"
         raise NotAuthorised(problem, f"{error.hint}\n{way_out}".strip()) from error
     if not number or owner != number:
         problem = f"{bucket} belongs to project {owner or 'unknown'}, not to {project} ({number}), so it is not used"
@@ -55,7 +56,7 @@ def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
             raise UsageError(told.problem, f"{told.hint}\n{way_out}") from error
         grant = f"gcloud storage buckets add-iam-policy-binding {bucket} --member=user:YOU --role={BUCKET_READER}"
         hint = f"{grant}\n{way_out}" if status_of(error) == 403 else f"{told.hint}\n{way_out}".strip()
-        raise NotAuthorised(f"which project owns {bucket} can't be read: {error}", hint) from error
+        raise NotAuthorised(f"can't read which project owns {bucket}: {error}", hint) from error
 
 
 def project_number(project: str, environ: Mapping[str, str], clock: Clock = REAL) -> str:
@@ -65,13 +66,13 @@ def project_number(project: str, environ: Mapping[str, str], clock: Clock = REAL
 
 
 class Projects:
-    """projects.get, in the version of the API that gcloud asks (v1)."""
+    """Client for projects.get, in the API version that gcloud uses (v1)."""
 
     def __init__(self, session: Any, endpoint: str) -> None:
         self._session, self._endpoint = session, endpoint
 
     def get(self, request: Mapping[str, str], retry: None, timeout: float) -> dict[str, Any]:
-        """A project, as a client's method answers it."""
+        """Return a project."""
         from google.api_core.exceptions import from_http_response
 
         url = f"{self._endpoint}/v1/projects/{quote(request['project'], safe='')}"

@@ -77,12 +77,12 @@ class Api:
         return self._ask(method, request, PATIENCE_SECONDS, lambda: self.clock.now() - began)
 
     def ask_soon(self, method: str, seconds: float, **request: Any) -> Any:
-        """The answer to a request that may be sent twice, but not once so many seconds have gone by, those included in
-        which this machine slept. Raises as `ask` does."""
+        """Return the answer to a request, which is repeated for at most so many seconds, including those in which this
+        machine slept. Raises as `ask` does."""
         return self._ask(method, request, seconds, stopwatch(self.clock, self.wall))
 
     def wall(self) -> float:
-        """Seconds of a clock that goes on while this machine sleeps."""
+        """Return the seconds of a clock that continues while this machine sleeps."""
         return time.time()
 
     def _ask(self, method: str, request: Mapping[str, Any], seconds: float, elapsed: Callable[[], float]) -> Any:

@@ -71,7 +71,7 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
 
 
 def request_id(run: str, where: str, number: int, plan_digest: str, writer: str = "") -> str:
-    """The attempt's own UUID, by which a service knows its request again, and by which the VM's operation tells from
-    which plan it was created. A number that no lock has made unique may be taken again by another launch: then the
-    `writer` makes the id this one's alone."""
+    """Return the attempt's UUID. By it the service recognises a repeated request, and the VM's operation shows from
+    which plan the VM was created. Without a lock another launch may use the same number: then `writer` makes the id
+    unique."""
     return str(uuid5(NAMESPACE_URL, "/".join(filter(None, (run, where, str(number), plan_digest, writer)))))

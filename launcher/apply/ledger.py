@@ -238,7 +238,7 @@ class Ledger:
             return b""
 
     def _versioned(self, name: str) -> tuple[bytes, str]:
-        """The content and its version; both empty if it isn't there."""
+        """Return the content and its version; both empty if the object doesn't exist."""
         try:
             return self._storage.read_version(name)
         except FileNotFoundError:
@@ -284,7 +284,7 @@ def decoded(text: bytes, kind: type[T]) -> T | None:
 
 
 def fit(text: str) -> str:
-    """`text` without control characters but for line ends: it is shown, and others can write the folder."""
+    """Return `text` without control characters except line ends: it is shown, and others can write to the folder."""
     return "\n".join(cut(text))
 
 

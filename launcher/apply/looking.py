@@ -55,8 +55,8 @@ class Look(NamedTuple):
         return max((entry.round for entry in self.entries), default=0)
 
     def used_seconds(self, shutdown: int) -> float:
-        """What the run's jobs have been billed for so far: each from start to end, and the shutdown behind it. Of jobs
-        that can no longer be read (VMs above all) it is what was noted."""
+        """Return the seconds that the run's jobs were billed so far: each from start to end plus its shutdown. For jobs
+        that can no longer be read (mostly VMs) the recorded time counts."""
         seen = {job.name for job in self.jobs}
         noted = (one.end.billed for one in self.entries if one.end and one.job not in seen)
         times = [*(job.billed for job in self.jobs), *noted]

@@ -106,13 +106,13 @@ def make(api: Api, where: Place) -> bool:
 
 
 def listed(api: Api, location: str) -> list[str]:
-    """The resource names of a location's repositories, those of the first page. Raises LaunchError."""
+    """Return the resource names of a location's repositories (first page only). Raises LaunchError."""
     found = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
     return [str(one.name) for one in next(iter(found.pages)).repositories]
 
 
 def delete(api: Api, name: str) -> None:
-    """Delete a repository with its images, by its resource name; one that is gone is fine. Raises LaunchError."""
+    """Delete a repository with its images, by resource name, if it exists. Raises LaunchError."""
     try:
         operation = api.ask("delete_repository", name=name).operation
     except LaunchError as error:

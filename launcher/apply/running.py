@@ -60,7 +60,7 @@ REAL: Final = Clock()
 
 
 def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
-    """Seconds since now, those in which this machine slept included: a monotonic clock stands still then."""
+    """Return a function that returns the seconds since now, including sleep, during which a monotonic clock stops."""
     began, began_wall = clock.now(), wall()
     return lambda: max(clock.now() - began, wall() - began_wall)
 

@@ -97,15 +97,15 @@ def is_base64(text: str) -> bool:
 
 
 def known_hosts(settings: Path, alias: str) -> Path:
-    """Return the file with one VM's host keys. Each VM has its own: launches that run at once, and ssh, which appends
-    to it, can't lose each other's keys."""
+    """Return the file with one VM's host keys. Each VM has its own file, so that concurrent launches, and ssh, which
+    appends to it, can't lose each other's keys."""
     return settings / "known_hosts.d" / alias
 
 
 def know(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
-    """Write the host keys that Google has of a VM, in place of those before, and return whether it has any.
+    """Replace the stored host keys of a VM by those that Google has, and return whether it has any.
 
-    Without any, what ssh learned at the first contact stays, also that in the one file of all VMs that there once was.
+    If it has none, keys that ssh learned at the first contact are kept, also those in the former common file.
     Raises LaunchError: the file can't be written.
     """
     file = known_hosts(settings, alias)
@@ -142,9 +142,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other launches of this machine out while files of the folder are read and written again.
+    """Lock a folder against other launches on this machine while its files are read and rewritten.
 
-    Where the file system has no locks (some NFS), nobody is kept out.
+    Without effect on file systems without locks (some NFS).
     """
     descriptor = -1
     with suppress(OSError):

@@ -36,12 +36,12 @@ def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> 
             hint,
         )
     lines = "".join(f"\n  {line}" for line in differences(plan, job, service.project))
-    unknown = "\n  (in nothing that a job tells)"
+    unknown = "\n  (nothing that the job's record shows)"
     if job.zone:
-        unknown = "\n  (unknown: or the VMs are older than two weeks, or an older launch created them)"
+        unknown = "\n  (unknown: the VMs may be older than two weeks, or created by an older launch)"
     return NotAuthorised(
         f"{file} is not the plan that the run's jobs were created from,\n"
-        f"so none of its attempts is submitted. What differs (job → plan.json):{lines or unknown}",
+        f"so none of its attempts is submitted. Differences (job → plan.json):{lines or unknown}",
         hint,
     )
 
@@ -49,8 +49,8 @@ def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> 
 def is_bound(plan: Plan, jobs: Sequence[Job], entries: Sequence[Entry], service: Service) -> bool:
     """Return whether a job of the run was created from exactly this plan.
 
-    A CustomJob must also itself ask for what each attempt asks for: whoever may create jobs could copy the label, but
-    not act as an account that is not theirs.
+    A CustomJob must also request the same as each attempt: someone who may create jobs could copy the label, but not
+    act as a service account that they have no rights to.
     """
     mark = digest(plan)
     for job in jobs:
@@ -67,7 +67,7 @@ def is_bound(plan: Plan, jobs: Sequence[Job], entries: Sequence[Entry], service:
 
 
 def differences(plan: Plan, job: Job, project: str) -> list[str]:
-    """Return a line for each field in which the plan differs from a job, as far as the job tells."""
+    """Return a line for each field in which the plan differs from a job, as far as the job's record shows it."""
     places = dict.fromkeys(attempt.where for attempt in plan.attempts)
     folder = asked.run_folder(job.request)
     known = {

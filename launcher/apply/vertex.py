@@ -100,7 +100,7 @@ class Vertex:
         return Listing(tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name))), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """None: Vertex AI knows no request ids."""
+        """Return none: Vertex AI has no request ids."""
         return frozenset()
 
     def cancel(self, name: str) -> None:
@@ -115,7 +115,7 @@ class Vertex:
                 raise
 
     def delete(self, name: str) -> None:
-        """Begin to delete a job that has ended, which nobody finds any more. One that is gone is fine."""
+        """Begin to delete a job that has ended. A job that no longer exists is fine."""
         try:
             self._api(region_of(name)).ask("delete_custom_job", name=name)
         except LaunchError as error:
@@ -181,12 +181,12 @@ def console_url(job: Job) -> str:
 
 def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
     """Where a region's jobs are: gcloud's own override, to which it prefixes the region where the host begins with
-    `aiplatform`, or Google's. As scheme://host. Raises LaunchError: it is no region's name.
+    `aiplatform`, or Google's. As scheme://host. Raises LaunchError: invalid region name.
 
     Credentials are sent to that host, and a region may come from a run folder.
     """
     if not REGION.fullmatch(region):
-        raise LaunchError(f"{region!r} is not the name of a region")
+        raise LaunchError(f"invalid region name {region!r}", "A region has only a-z, 0-9 and -, such as us-central1.")
     override = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", "").rstrip("/")
     url = urlsplit(override or "https://aiplatform.googleapis.com")
     host = f"{region}-{url.netloc}" if url.netloc.startswith("aiplatform.") else url.netloc

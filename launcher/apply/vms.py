@@ -117,8 +117,8 @@ class Vms:
         return Listing(tuple(job for one in wanted if isinstance(job := found[one.id], Job)), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """The ids of the requests that created a VM, alone or with others: they are in its operations, which nobody
-        can change. None where Google has forgotten those."""
+        """Return the ids of the requests that created a VM, alone or with others. They are in its operations, which
+        nobody can change. Empty once Google no longer keeps those."""
         zone, number = place_of(name)
         made = making(self.compute.operations_of(zone, number))
         if made is None:

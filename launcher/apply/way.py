@@ -206,13 +206,13 @@ class Way:
         return self.attempt(attempt, look)
 
     def prepare(self, look: Look) -> None:
-        """The image. A run that has had a job keeps that one's image: what goes on must be the same code."""
+        """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
         before = self.image_before(look)
         self.plan = bound(with_digest(self.plan, before) if before else self.make_ready(self.plan))
         self.is_ready = True
 
     def image_before(self, look: Look) -> str:
-        """The image of the run's first job, by its digest; empty: it isn't known, or can't be relied upon.
+        """Return the image of the run's first job, by its digest; empty: unknown or not trustworthy.
 
         A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
         verified.
@@ -236,7 +236,7 @@ class Way:
         entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
         if entry is None:
             return None
-        self.ledger.write_plan(self.plan)  # by whoever has the lock: the plan that is there is that of the newest job
+        self.ledger.write_plan(self.plan)  # only with the lock, so that it is always the newest job's plan
         if self.resume and not any(one.job for one in look.tries(self.round)):
             self.ledger.forgive()
         if self.plan.run_folder and (not self.ledger.locks or look.unnamed()):
@@ -258,7 +258,7 @@ class Way:
         return self.noted(entry, job, look)
 
     def request_id(self, entry: Entry) -> str:
-        """The create request's id."""
+        """Return the create request's id."""
         writer = "" if self.ledger.locks else entry.writer
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 

@@ -120,7 +120,7 @@ def differences(
     new: Mapping[str, Any],
     fields: Callable[[Mapping[str, Any]], dict[str, str]] | None = None,
 ) -> tuple[str, ...]:
-    """In what two requests compute something else, a line each: `env.SEED: 1 → 2`; or differ in other `fields`.
+    """Return a line for each difference in what two requests compute, or in `fields`: `env.SEED: 1 → 2`.
 
     Where a job runs, its limits and its labels don't count: the same run may be tried elsewhere.
     """
@@ -152,7 +152,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:
-    """What is computed, as which account and by which image."""
+    """Return what is computed, with the account and the image."""
     found = read(request)
     return {"serviceAccount": found.account, "image": found.image, **computed(request)}
 

@@ -152,7 +152,7 @@ class Catalog:
         return self._components[name].get(region_of(place))
 
     def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
-        """What may be billed after a time limit, until the machine is off."""
+        """Return what may be billed after a time limit, until the machine is off."""
         return self._after_limit[service, provisioning.partition(":")[0]]
 
     def disk_price(self, kind: str, region: str) -> Rate | None:
@@ -160,7 +160,7 @@ class Catalog:
         return self._disk_prices.get((kind, region))
 
     def disk_price_at_most(self, kind: str, region: str) -> float | None:
-        """USD for a GB and month, or an upper bound of it: hyperdisk-balanced is below pd-ssd."""
+        """Return USD per GB and month, or an upper bound: hyperdisk-balanced costs less than pd-ssd."""
         bounded = kind in self._price_bounds
         found = self.disk_price(kind, region) or (self.disk_price("pd-ssd", region) if bounded else None)
         return None if found is None else found.usd
@@ -243,7 +243,7 @@ class Catalog:
 
 
 def region_of(place: str) -> str:
-    """The region of a zone (us-central1-a), or the region itself."""
+    """Return the region of a zone (us-central1-a), or the region itself."""
     return place.rpartition("-")[0] if place.count("-") > 1 else place
 
 

@@ -168,15 +168,15 @@ class Interruptions(Struct, frozen=True, gc=False):
 
 
 class PriceRule(Struct, frozen=True, gc=False):
-    """How a figure came about. kind: exact, derived, bound (at least the true price), or reported (by a third party; no
-    bound rests on it)."""
+    """Origin of a figure. kind: exact, derived, bound (at least the true price), or reported (by a third party; no
+    bound is based on it)."""
 
     kind: str
     text: str
 
 
 class PriceBound(Struct, frozen=True, gc=False):
-    """A factor on another price that gives at least the true one; `gpus` are those it is for, () all."""
+    """A factor that gives an upper bound from another price; `gpus` are the ones it applies to, () all."""
 
     factor: float
     gpus: tuple[str, ...]
@@ -203,8 +203,8 @@ class RegionPrices(Struct, frozen=True, gc=False):
 
 
 class AfterLimit(Struct, frozen=True, gc=False):
-    """What may be billed beyond a time limit: `seconds` until the machine is off, and the `restarts` of a job that the
-    service makes by itself."""
+    """What may be billed after a time limit: `seconds` until the machine is off, and the service's own `restarts` of a
+    job."""
 
     seconds: int
     restarts: int

@@ -39,7 +39,7 @@ class Order(Struct, frozen=True, gc=False):
 
 
 class Tariff(Struct, frozen=True, gc=False):
-    """What holds everywhere: how figures came about, what bounds them, and Vertex AI's share of the list price."""
+    """What applies everywhere: the rules of figures, their bounds, and Vertex AI's share of the list price."""
 
     rules: Mapping[str, PriceRule]
     bounds: Mapping[str, PriceBound]
@@ -47,7 +47,7 @@ class Tariff(Struct, frozen=True, gc=False):
 
 
 def price(order: Order, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
-    """What one node costs an hour, and at most; `home` are us-central1's prices of the machine."""
+    """Return the price of one node and hour with its upper bounds; `home` are us-central1's prices of the machine."""
     found, most = _expected(order, known, tariff), _list_at_most(known, home, tariff)
     if most is None:
         return found
@@ -68,8 +68,8 @@ def price(order: Order, known: RegionPrices | None, home: RegionPrices | None, t
 def _list_at_most(
     known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff
 ) -> tuple[float, float, str] | None:
-    """The list price or an upper bound of it, what of it Vertex AI's fee is on, and its name; None when no rule covers
-    the machine."""
+    """Return the list price or its upper bound, the part that Vertex AI's fee applies to, and a name; None if no rule
+    covers the machine."""
     if known and known.listed is not None and tariff.rules[known.list_rule].kind != "reported":
         return known.listed, known.listed - known.local_ssds, "list price"
     if home is None or home.listed is None:
@@ -79,7 +79,7 @@ def _list_at_most(
 
 
 def _bound_keys(order: Order, tariff: Tariff) -> tuple[str, str]:
-    """The rules of the expected ceiling and of the hard bound."""
+    """Return the rules of the expected ceiling and of the hard bound."""
     if order.model == "spot":
         return "spot-ceiling", "at-list"
     older = order.model == "flex-start" and order.machine.gpu in tariff.bounds["flex-older"].gpus
@@ -109,7 +109,7 @@ def _expected(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price
 def of_components(
     machine: MachineType, region: str, vcpu: Component | None, ram: Component | None, gpu: Component | None
 ) -> RegionPrices | None:
-    """The prices of an N1 machine with its GPUs; None as soon as one component's is unknown."""
+    """Return the prices of an N1 machine with its GPUs; None if a component's price is unknown."""
     if vcpu is None or ram is None or gpu is None or machine.memory_gb is None:
         return None
     parts = ((machine.vcpus, vcpu), (machine.memory_gb, ram), (machine.gpus, gpu))
@@ -129,7 +129,7 @@ def of_components(
 
 
 def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
-    """The region's figure for a provisioning model, and its rule's key."""
+    """Return the region's figure for a provisioning model, and its rule's key."""
     if model == "flex-start":
         return known.flex_start, known.flex_rule
     if model == "spot":

@@ -58,7 +58,7 @@ def vertex_regions() -> frozenset[str]:
 
 
 def prices(machine: str) -> dict[str, RegionPrices]:
-    """Region -> what a machine costs there. Only the machine's own lines are parsed."""
+    """Read region -> prices of a machine. Only the machine's own lines are parsed."""
     with _open("prices") as file:
         return {cells[0]: _region_prices(cells) for _, *cells in csv.reader(_starting(file, machine))}
 
@@ -158,7 +158,7 @@ def _open(table: str) -> TextIO:
 
 
 def _starting(file: TextIO, first: str) -> Iterator[str]:
-    """The lines whose first cell is `first`."""
+    """Yield the lines with `first` as their first cell."""
     start = f"{first},"
     return (line for line in file if line.startswith(start))
 

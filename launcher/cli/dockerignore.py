@@ -1,8 +1,8 @@
 """Match paths against a .dockerignore by Docker's rules, which are not git's: a pattern is anchored at the top.
 
 The rules are those of github.com/moby/patternmatcher (which Docker and BuildKit use) and of
-docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK has them too, but a dry run does
-without that SDK.
+docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK has them too, but a dry run must
+not need that SDK.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from launcher.cli.ignorefile import parsed
 NAME = ".dockerignore"
 CHARACTER = r"(?:\\.|[^\\\]\-])"
 TOKEN = re.compile(rf"\*\*/?|[*?]|\\.|\[\^?+(?:{CHARACTER}(?:-{CHARACTER})?)+\]|[^\\\[*?]", re.DOTALL)
-"""What a pattern is made of. An unclosed [ or a last backslash is none, as in Go's filepath.Match."""
+"""A pattern's tokens. An unclosed [ or a trailing backslash is not one, as in Go's filepath.Match."""
 
 
 class Rule(NamedTuple):
-    """One line. `keeps`: it begins with `!`, and so takes back what lines before it excluded."""
+    """One line. `keeps`: it begins with `!` and includes again what earlier lines excluded."""
 
     pattern: re.Pattern[str]
     keeps: bool
 
 
 def read(folder: Path) -> DockerIgnore:
-    """Read a folder's .dockerignore; one without rules where there is none. Raises UsageError."""
+    """Read a folder's .dockerignore; return one without rules if the file doesn't exist. Raises UsageError."""
     return DockerIgnore(found for found in parsed(folder / NAME, rule) if found)
 
 
 def rule(line: str) -> Rule | None:
-    """Parse a line; None for a comment and an empty line.
+    """Parse a line; return None for a comment or an empty line.
 
     Raises:
-        ValueError: Docker would refuse it.
+        ValueError: Docker would refuse the line.
     """
     text = line.strip()
     if not text or line.startswith("#"):
@@ -51,7 +51,7 @@ def rule(line: str) -> Rule | None:
 
 
 def regex(pattern: str) -> str:
-    """Translate a pattern. Raises ValueError or re.error: it is none."""
+    """Translate a pattern to a regular expression. Raises ValueError or re.error: invalid pattern."""
     tokens = TOKEN.findall(pattern)
     if "".join(tokens) != pattern:
         raise ValueError(pattern)
@@ -103,11 +103,11 @@ class DockerIgnore:
         return excluded
 
     def excludes_all_of(self, folder: str) -> bool:
-        """Return whether nothing below the folder can be kept, so that nobody need look into it."""
+        """Return whether nothing below the folder can be kept, so that it need not be read."""
         return self._final and self.excludes(folder)
 
     def _matches(self, path: str) -> list[bool]:
-        """Which rules match a path or a folder above it; what folders gave is kept."""
+        """Return for each rule whether it matches a path or a folder above it; results of folders are cached."""
         above = path.rpartition("/")[0]
         if (before := self._folders.get(above)) is None:
             before = self._folders[above] = self._matches(above)

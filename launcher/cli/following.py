@@ -95,8 +95,8 @@ def follow(
 
 
 def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
-    """See a run to its end from here on: its attempts too, where its folder has the plan that its jobs were created
-    from. Raises LaunchError: also NotAuthorised, where a next attempt would follow and the plan can't be trusted."""
+    """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
+    were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan can't be trusted."""
     made, refused = checked_plan(world, run)
     if made and not refused:
         follow(world, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
@@ -104,7 +104,7 @@ def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float |
     teller = Teller(None)
     if run.is_active:
         why = "has a plan that can't be trusted" if refused else "has no plan that can be read"
-        teller.say(f"its folder {why}: this job alone is followed, and nothing is tried after it")
+        teller.say(f"its folder {why}: following this job only, no further attempts")
     storage = storage_of(run_folder_of(run.job))
     screen = Screen(world.of_run(storage), world, teller, storage)
     with shown(screen, teller, None, run.id, output):
@@ -115,8 +115,8 @@ def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float |
 def watched(
     world: World, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
 ) -> Job:
-    """One job to its end. Raises LaunchError: it ended badly, or `watch` did; `refused` where only another attempt
-    could do better."""
+    """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
+    due."""
     from launcher.asked import tried_by
     from launcher.verdicts import of_end
     from launcher.watch import watch
@@ -182,7 +182,8 @@ def last_words(teller: Teller, text: str = "") -> None:
 
 
 def stored_plan(world: World, run: Run) -> Plan:
-    """The plan that a run was launched with. Raises UsageError: it isn't there; NotAuthorised: it isn't the run's."""
+    """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
+    run's."""
     made, refused = checked_plan(world, run)
     if refused:
         raise refused
@@ -195,8 +196,8 @@ def stored_plan(world: World, run: Run) -> Plan:
 
 
 def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
-    """The plan in a run's folder, None where there is none that can be read; and why it must not be submitted, if
-    so. Raises LaunchError: what it is checked against can't be read."""
+    """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
+    LaunchError: the records to check it against can't be read."""
     folder = run_folder_of(run.job)
     try:
         ledger = Ledger.open(folder) if folder else None
@@ -215,7 +216,7 @@ def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | N
 
 
 def check_output(made: Plan, world: World) -> None:
-    """Check that the project owns the bucket, where the plan writes to the default one. Raises NotAuthorised,
+    """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
     UsageError."""
     from launcher.apply.default_bucket import check_default_bucket
 

@@ -23,7 +23,7 @@ ELSEWHERE = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
     | {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"}
 )
-"""Variables that lead git to another repository; they are set in hooks and by `git rebase --exec`."""
+"""Variables that point git to another repository; hooks and `git rebase --exec` set them."""
 
 
 class Listed(NamedTuple):
@@ -48,10 +48,10 @@ class Commit(NamedTuple):
 def list_files(folder: str) -> Listed | None:
     """List the files of a checkout below a folder, less what .gitignore files leave out.
 
-    None where git isn't installed, or knows nothing of the folder: it is in no checkout, or in one that ignores it.
+    Return None if git isn't installed, or if the folder is in no checkout or in one that ignores it.
 
     Raises:
-        UsageError: git refuses the repository. Other files would ship than where it doesn't.
+        UsageError: git refuses the repository. Without its list, other files would ship than elsewhere.
     """
     top = checkout_of(os.path.realpath(folder))
     if top is None:
@@ -115,7 +115,7 @@ def differs(folder: Path, names: Iterable[str]) -> bool:
 
 
 def without_filters(folder: Path) -> Iterator[str]:
-    """Yield options that switch off the filters of the repository's own config: `git status` runs them on files."""
+    """Yield options that turn off filters from the repository's config, which `git status` would run on files."""
     told = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
     for scope, name in zip(told[::2], told[1::2], strict=False):
         if scope in {"local", "worktree"}:
@@ -123,13 +123,13 @@ def without_filters(folder: Path) -> Iterator[str]:
 
 
 def asked(folder: Path, *words: str) -> str:
-    """Return what `git WORDS` prints; empty where it fails or isn't installed."""
+    """Return what `git WORDS` prints; empty if it fails or git isn't installed."""
     ran = run(str(folder), *SAFE, *QUIET, *words)
     return os.fsdecode(ran.stdout).strip() if ran and ran.returncode == 0 else ""
 
 
 def run(folder: str, *words: str) -> CompletedProcess[bytes] | None:
-    """Run git in a folder, in English; None where it isn't installed. It fetches nothing and writes nothing."""
+    """Run git in a folder, in English, without fetching or writing; return None if git isn't installed."""
     import subprocess
 
     kept = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}

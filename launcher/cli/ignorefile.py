@@ -1,4 +1,4 @@
-"""Read ignore files (.dockerignore, .gitignore): their lines, and the error about one that is no rule."""
+"""Read ignore files (.dockerignore, .gitignore), with an error that names an invalid line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
-    """Parse each line, in the encoding of this machine's file names; nothing where the file doesn't exist.
+    """Parse each line, in the encoding of this machine's file names; yield nothing if the file doesn't exist.
 
     Raises:
-        UsageError: it can't be read, or `parse` takes a line for no rule.
+        UsageError: the file can't be read, or `parse` rejects a line.
     """
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")

@@ -73,7 +73,7 @@ def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
 
 
 def bucket_of(output: str | None) -> str:
-    """gs://NAME of an output in a bucket; empty where there is none."""
+    """Return gs://NAME of an output in a bucket; empty if it is not in one."""
     return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
 
 

@@ -1,4 +1,4 @@
-"""List the files of a folder of code: as git lists them in a checkout, else by looking into every folder."""
+"""List the files of a code folder: as git lists them in a checkout, otherwise by walking the folders."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ GITIGNORE = ".gitignore"
 
 
 class Listing:
-    """What of a folder is code: `top` is the folder, names are relative to it. `left_out` are files and folders in it
-    that are no code."""
+    """The code files of the folder `top`; names are relative to it. `left_out` are files and folders that are not
+    code."""
 
     def __init__(self, top: str, ignored: DockerIgnore, left_out: frozenset[str]) -> None:
         self._top = top
@@ -48,7 +48,7 @@ class Listing:
         return f"{self._top}/{name}".rstrip("/")
 
     def _is_code(self, name: str) -> bool:
-        """Return whether a file or folder isn't left out by its own name."""
+        """Return whether the name of a file or folder doesn't exclude it."""
         return name.rpartition("/")[2] not in NEVER and name not in self._left_out
 
     def _folder_ships(self, folder: str) -> bool:
@@ -63,8 +63,8 @@ class Listing:
     # --- By git -------------------------------------------------------------------------------------------------------
 
     def _listed_by_git(self, below: str, listed: git.Listed) -> Iterator[tuple[str, str]]:
-        """A submodule that is checked out ships with its files. One that isn't is refused, as is a repository that is
-        none: git names the folder alone, and code would be missing.
+        """Yield the files that git lists, and those of submodules. A submodule that isn't checked out is refused, and
+        so is any other nested repository: git names only its folder, so code would be missing.
         """
         for name, reason in listed.unread:
             if not (name.endswith("/") and self._ignored.excludes(below + name.rstrip("/"))):
@@ -91,15 +91,15 @@ class Listing:
             raise UsageError(
                 f"{name} is a submodule that isn't checked out"
                 if is_submodule
-                else f"{name} is a git repository inside the code's, and not one of its submodules",
+                else f"{name} is a nested git repository that is not a submodule",
                 (f"git submodule update --init {name}\nor" if is_submodule else "Make it a submodule, or")
-                + " name it in .dockerignore if the job does without it.",
+                + " name it in .dockerignore if the job doesn't need it.",
             )
 
-    # --- By looking ---------------------------------------------------------------------------------------------------
+    # --- By walking ---------------------------------------------------------------------------------------------------
 
     def _walked(self, below: str) -> Iterator[tuple[str, str]]:
-        """Without git: what is neither file nor link (sockets, pipes) is left out."""
+        """Yield the files without git's help. Anything but files and links (sockets, pipes) is left out."""
         waiting: list[tuple[str, tuple[GitIgnore, ...]]] = [(below, ())]
         while waiting:
             folder, rules = waiting.pop()
@@ -125,7 +125,7 @@ class Listing:
 
 
 class GitIgnore:
-    """The rules of a .gitignore for what lies in its folder ("" or "…/")."""
+    """The rules of a .gitignore file, for the paths below its folder ("" or "…/")."""
 
     def __init__(self, folder: str, path: Path) -> None:
         """Raises UsageError."""
@@ -142,9 +142,9 @@ class GitIgnore:
 
 
 def matches(rule: re.Pattern[str], name: str) -> bool:
-    """Return whether a rule matches a name itself. In pathspec it also matches what lies in a folder that it matches.
+    """Return whether a rule matches the name itself. In pathspec a rule also matches the content of a matched folder.
 
-    But git has ignored that folder already, or a later rule has taken it back: then `!a/` is none for a/b.
+    In git that folder is ignored already, or a later rule includes it again; so `!a/` doesn't match a/b.
     """
     if rule.groupindex:  # pathspec marks the / behind the folder
         return any(found.end() == len(name) for found in rule.finditer(name))
@@ -157,14 +157,14 @@ def ignores(rules: tuple[GitIgnore, ...], name: str) -> bool:
 
 
 def parents(names: Iterator[str] | list[str]) -> Iterator[str]:
-    """Yield all folders that names lie in, some of them again."""
+    """Yield all parent folders of names, some of them more than once."""
     for folder in {name.rstrip("/").rpartition("/")[0] for name in names}:
         parts = folder.split("/")
         yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def mode_of(path: str) -> int:
-    """What a path is (a link itself); 0 where it doesn't exist. Raises UsageError."""
+    """Return the mode of a path (of a link itself); 0 if it doesn't exist. Raises UsageError."""
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -179,6 +179,6 @@ def is_file(mode: int) -> bool:
 
 
 def is_run_folder(folder: str) -> bool:
-    """Return whether a run was written there: what a rehearsal leaves is never code."""
+    """Return whether it is a run folder, as `launch local` leaves it: that is never code."""
     plan, lock = os.path.join(folder, contract.PLAN), os.path.join(folder, contract.attempt_lock(1))  # noqa: PTH118 -- one for each folder
     return os.path.isfile(plan) and os.path.isfile(lock)  # noqa: PTH113

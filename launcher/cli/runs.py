@@ -135,8 +135,8 @@ def of_folder(world: World, folder: str) -> Run:
 
 
 def in_default_folder(world: World, text: str) -> Run | None:
-    """A run by its id where runs write to unless their spec says otherwise; None: it isn't there, or not readable, or
-    the bucket isn't the project's."""
+    """Find a run by its id in the default output. None: it doesn't exist or isn't readable, or the bucket isn't the
+    project's."""
     from launcher.apply.default_bucket import check_default_bucket
     from launcher.plan.names import default_output
 

@@ -1,4 +1,4 @@
-"""`launch selftest`: everything that launch does in a project, done once on small machines."""
+"""`launch selftest`: run every feature once in a project, on small machines."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def selftest(
     bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: this bundle; nothing is run.")
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: use this bundle, run nothing.")
     ] = None,
     *,
     project: Annotated[str | None, typer.Option("--project", help="Default: gcloud's.", metavar="PROJECT")] = None,
     region: Annotated[str | None, typer.Option("--region", help="Default: gcloud's.", metavar="REGION")] = None,
     usd: Annotated[float, typer.Option("--usd", help="Refuse to run if it could cost more.", metavar="USD")] = 5.0,
     only: Annotated[
-        str, typer.Option("--only", help="Some of cpu,vertex,vm,preempt,push; default: all.", metavar="WHAT")
+        str, typer.Option("--only", help="Run some of cpu,vertex,vm,preempt,push (all).", metavar="WHAT")
     ] = "",
     clean: Annotated[bool, typer.Option("--clean", help="Remove what a killed selftest left, and exit.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Name what our loopback cloud answers wrong.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="List where the loopback cloud differs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     repository: Annotated[str, typer.Option("--repository", hidden=True)] = "",
 ) -> None:
     """Run every feature once in a project, and report what works.
@@ -44,7 +44,7 @@ def selftest(
     attach to a bug report. docs/selftest.md describes the steps.
     """
     if bundle and not compare:
-        raise UsageError(f"a bundle ({bundle}) is for --compare", f"launch selftest --compare {bundle}")
+        raise UsageError(f"a bundle ({bundle}) needs --compare", f"launch selftest --compare {bundle}")
     if compare:
         check_checkout()
     if bundle:
@@ -57,7 +57,7 @@ def selftest(
 
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
-        raise UsageError(f"--only {unknown[0]}: there is no such part", f"Name some of {','.join(GROUPS)}.")
+        raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
     with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, running.signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
@@ -73,7 +73,7 @@ def selftest(
 
 
 def kit_of(project: str | None, region: str | None, folder: Path, repository: str, *, needs_region: bool) -> Kit:
-    """What the steps work with; from here on this process's project is the one named. Raises UsageError."""
+    """Return the steps' kit, and set this process's project to the one named. Raises UsageError."""
     import os
     import secrets
 
@@ -85,7 +85,7 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
     os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
     where = region or next(iter(gcloud.default_regions(os.environ)), "")
     if needs_region and not where:
-        raise UsageError("no region is set", "Name one that has L4s: --region us-central1")
+        raise UsageError("no region is set", "Set one that has L4 GPUs: --region us-central1")
     world = of_project(name)
     return Kit(
         id=secrets.token_hex(3),
@@ -122,7 +122,7 @@ def launch(*argv: str) -> Ran:
 
 
 def start(*argv: str) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
+    """Start a command in a separate process."""
     import subprocess
 
     pipe = subprocess.PIPE
@@ -134,7 +134,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 
 def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
-    """What is made. Raises PlanRefused: it may cost more than `usd`."""
+    """Return the resources to create. Raises PlanRefused: they may cost more than `usd`."""
     from launcher.selftest.course import check_cap, items
 
     found = items(kit, steps)
@@ -143,7 +143,7 @@ def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
 
 
 def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
-    """Show what is made, and ask. Raises UsageError: nobody can answer; typer.Exit: the answer is no."""
+    """Show what will be created, and ask. Raises UsageError: no terminal; typer.Exit: the answer is no."""
     from launcher.selftest.course import total
 
     say(f"launch selftest creates in project {kit.project}, region {kit.region}:\n")
@@ -151,12 +151,12 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
         say(f"  {item.kind:12}{item.name}")
         if item.usd is not None:
             say(f"  {'':12}at most ${item.usd:.2f}")
-    say(f"\nat most ${total(found):.2f} in all, plus boot disks and network traffic")
+    say(f"\nat most ${total(found):.2f} in all, plus network traffic and storage in the bucket")
     say("Everything is removed at the end. If this process is killed:\n  launch selftest --clean")
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("launch selftest asks first, and nobody can answer here", "Add --yes.")
+        raise UsageError("launch selftest asks for confirmation, but there is no terminal", "Add --yes.")
     print("Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Exit(2)
@@ -166,7 +166,7 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
 
 
 def carried_out(kit: Kit, steps: Sequence[Step]) -> tuple[list[Outcome], Path]:
-    """Run the steps, remove what they made, show the table and write the bundle; all of it after Ctrl-C, too."""
+    """Run the steps, remove what they created, show the table and write the bundle, also after Ctrl-C."""
     from launcher.selftest.course import Outcome, run
     from launcher.selftest.recording import Recorder, recorded
 
@@ -195,7 +195,7 @@ def carried_out(kit: Kit, steps: Sequence[Step]) -> tuple[list[Outcome], Path]:
 
 
 def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
-    """Remove what there is of a scope, and say so; whether nothing is left."""
+    """Remove the resources of a scope, and print each. Return whether nothing is left."""
     from launcher.selftest.cleanup import clean
 
     say("launch: removing what was created …")
@@ -207,12 +207,12 @@ def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
     for name in found.removed:
         say(f"launch: removed {name}")
     for problem in found.problems:
-        say(f"launch: not removed: {problem}; try again: launch selftest --clean")
+        say(f"launch: not removed: {problem}; to retry: launch selftest --clean")
     return not found.problems
 
 
 def cleaned(kit: Kit) -> None:
-    """`--clean`. Raises typer.Exit: something is left."""
+    """Run `--clean`. Raises typer.Exit: something is left."""
     from launcher.selftest.kit import PREFIX
 
     if not remove(kit, f"{PREFIX}-", everywhere=not kit.region):
@@ -220,7 +220,7 @@ def cleaned(kit: Kit) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """A line or more for each step, of at most 80 columns."""
+    """Yield the lines of each step, of at most 80 columns."""
     from launcher.cli.show import WIDTH, wrapped
 
     wide = max(len(one.name) for one in outcomes) + 2
@@ -232,7 +232,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def bundled(kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]]) -> Path:
-    """The bundle in the current folder."""
+    """Write the bundle to the current folder, and return its path."""
     import platform
     from datetime import UTC, datetime
     from importlib import metadata
@@ -257,7 +257,7 @@ def bundled(kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, 
 
 
 def known_values(kit: Kit) -> dict[str, str]:
-    """What must not be in the bundle, and what stands in its place."""
+    """Return values that must not be in the bundle, and their replacements."""
     import getpass
     import os
     import socket
@@ -288,13 +288,13 @@ def known_values(kit: Kit) -> dict[str, str]:
 
 
 def check_checkout() -> None:
-    """Raises UsageError: the loopback cloud is part of the tests, which an installed launch hasn't."""
+    """Raise UsageError if this is no checkout: the loopback cloud is part of the tests."""
     if not (ROOT / "tests" / "selftest" / "loopback.py").is_file():
         raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
 
 
 def show_differences(path: Path) -> None:
-    """Hold a bundle's answers against those of the loopback cloud. Raises UsageError: it is no bundle."""
+    """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
     import subprocess
     import tempfile
 
@@ -304,7 +304,7 @@ def show_differences(path: Path) -> None:
     try:
         _, calls = bundle.read(path)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} can't be read as a bundle: {error}", "launch selftest writes one.") from error
+        raise UsageError(f"can't read the bundle {path}: {error}", "launch selftest writes one.") from error
     say("launch: running the same steps against the loopback cloud …")
     with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder:
         ours = Path(folder) / "ours.zip"
@@ -313,9 +313,9 @@ def show_differences(path: Path) -> None:
         if not ours.is_file():
             raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
         found = [*differences(calls, bundle.read(ours)[1])]
-    print("\n".join(found) if found else "The loopback cloud answers in the same shapes.")
+    print("\n".join(found) if found else "The loopback cloud's answers have the same fields and types.")
 
 
 def say(text: str) -> None:
-    """A line beside the result."""
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)

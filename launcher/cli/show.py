@@ -172,7 +172,7 @@ def boot_image(plan: Plan) -> str:
 
 
 def code_text(image: Image) -> str:
-    """How many files of the user's code go in: `12 files, 13 kB`."""
+    """Return the number and size of the user's code files: `12 files, 13 kB`."""
     from launcher.cli.progress import in_bytes
 
     return f"{image.files:,} {'file' if image.files == 1 else 'files'}, {in_bytes(image.size)}"
@@ -201,7 +201,8 @@ def lease_text(plan: Plan) -> Iterator[str]:
 
 
 def cost_lines(plan: Plan) -> Iterator[str]:
-    """The expected cost, the most that limits.usd is held against, the hard bound, and what the sums cover."""
+    """Yield the expected cost, the upper bound that limits.usd is compared with, the hard bound, and what they
+    cover."""
     limits = plan.limits
     cap = f"cap ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
     if limits.usd_at_most is None:
@@ -223,7 +224,7 @@ def cost_lines(plan: Plan) -> Iterator[str]:
 
 
 def scope(plan: Plan) -> Iterator[str]:
-    """What is in the sums beside the machines, and what isn't."""
+    """Yield what the sums include besides the machines, and what they exclude."""
     inside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_extras)
     outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
     yield f"including {', '.join(inside) or 'the machines alone'}"
@@ -250,7 +251,7 @@ def attempt_table(plan: Plan) -> Iterator[str]:
 
 
 def price_text(attempt: Attempt) -> str:
-    """The expected price of a node and hour, and its ceiling where that is higher."""
+    """Return the expected price of a node and hour, and its ceiling if that is higher."""
     from launcher.plan.places import in_words
 
     price = in_words(

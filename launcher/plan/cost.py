@@ -22,7 +22,7 @@ BUCKET = "storage in the bucket (soft-deleted checkpoints too)"
 
 
 def priced(price: Price, limits: Limits) -> Price:
-    """The catalog's price of a node and hour, else the one that --price gives."""
+    """Return the catalog's price per node and hour, otherwise that of --price."""
     if price.usd is not None or limits.price is None:
         return price
     said = limits.price
@@ -31,7 +31,7 @@ def priced(price: Price, limits: Limits) -> Price:
 
 
 def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: bool) -> Price:
-    """The price with local SSDs that were asked for, at the region's rate; unknown as soon as that rate is."""
+    """Return the price with the requested local SSDs at the region's rate; unknown if that rate is unknown."""
     if not disks:
         return price
     each = None if rate is None else rate.spot if spot else rate.listed
@@ -50,7 +50,7 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
 
 
 def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> dict[str, float]:
-    """What the plan creates beside a machine, each in USD per node and hour; what has no known price is left out."""
+    """Return the USD per node and hour of what the plan creates in addition to a machine, if its price is known."""
     if context.target == "local" or chosen.machine is None:
         return {}
     on_vertex = context.target == "vertex"
@@ -64,7 +64,7 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, pl
 
 
 def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Context) -> tuple[str, ...]:
-    """What the sum leaves out."""
+    """Return what the sum excludes."""
     if context.target == "local":
         return ()
     kept = context.target == "vm" and startup.on_stop(spec, training=context.training) == "stop"
@@ -76,7 +76,7 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
 
 
 def sums(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
-    """What the dearest attempt may cost on all nodes, in USD; None as soon as one attempt's price is unknown."""
+    """Return the cost of the most expensive attempt on all nodes, in USD; None if any attempt's price is unknown."""
     return {
         "usd_at_most": dearest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
         "usd_expected": dearest(with_extras(one, one.usd_per_hour, nodes * hours) for one in attempts),
@@ -88,23 +88,23 @@ def sums(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str
 
 
 def billed_hours(attempt: Attempt, hours: float) -> float:
-    """The time limit, and the shutdown behind it."""
+    """Return the time limit plus the shutdown."""
     return hours + attempt.shutdown_seconds / 3600
 
 
 def with_extras(attempt: Attempt, usd: float | None, hours: float) -> float | None:
-    """USD for so many hours of a node and what it brings along."""
+    """Return the USD for so many hours of a node and its extras."""
     return None if usd is None else (usd + sum(attempt.usd_extras.values())) * hours
 
 
 def dearest(known: Iterable[float | None]) -> float | None:
-    """The highest; None as soon as one is unknown."""
+    """Return the highest; None if one is unknown."""
     found = list(known)
     return None if None in found else max((usd for usd in found if usd is not None), default=None)
 
 
 def ceiling(attempt: Attempt) -> float:
-    """USD per node and hour by the expected ceiling, with the extras; 0 where it is unknown."""
+    """Return the USD per node and hour by the expected ceiling, with extras; 0 if unknown."""
     return with_extras(attempt, attempt.usd_ceiling, 1.0) or 0.0
 
 
@@ -131,7 +131,7 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
 
 
 def in_hours(attempt: Attempt, hours: float) -> str:
-    """`24.04 h (24 h + 150 s of shutdown)`."""
+    """Return `24.04 h (24 h + 150 s of shutdown)`."""
     return f"{billed_hours(attempt, hours):.4g} h ({hours:g} h + {attempt.shutdown_seconds} s of shutdown)"
 
 
@@ -153,10 +153,10 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
 
 
 def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
-    """Under a cap every price must have an upper bound.
+    """Check that every price has an upper bound, as a cap needs.
 
     Raises:
-        PlanRefused: with the first that isn't.
+        PlanRefused: names the first attempt without one.
     """
     unknown = next((attempt for attempt in attempts if attempt.usd_ceiling is None), None)
     if unknown:
@@ -174,7 +174,7 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
 
 
 def fitting(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
-    """The hint: how many hours the cap pays for."""
+    """Return the hint: how many hours the cap pays for."""
     hours = int((cap / usd_per_hour - shutdown_hours) * 100) / 100
     pays = f"${cap:,.2f} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
     return f"{pays} higher --usd, or cheaper regions or provisioning."

@@ -1,4 +1,4 @@
-"""A plan's machine without GPUs, for `launch selftest`: the cheapest job that shows that the whole chain works."""
+"""Replace a plan's GPU machine by one without GPUs, for `launch selftest`: the cheapest job that covers every stage."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from train import contract
 
 
 def on_cpu(made: Plan, machine_type: str) -> Plan:
-    """The plan of a job on Vertex AI with `machine_type` (n1-standard-4) in place of its GPU machine.
+    """Return a Vertex AI plan with `machine_type` (n1-standard-4) instead of its GPU machine.
 
-    The catalog has no prices of machines without GPUs. The GPU machine's stays, as an upper bound: it is such a machine
-    and a GPU.
+    The catalog has no prices of machines without GPUs. The GPU machine's price remains, as an upper bound: that is a
+    machine like this one plus a GPU.
     """
     machine = replace(made.machine, machine_type=machine_type, gpu="no GPU", gpus=0, gpu_memory_gb=None)
     machine = replace(machine, vcpus=None, memory_gb=None)
@@ -22,13 +22,13 @@ def on_cpu(made: Plan, machine_type: str) -> Plan:
 
 
 def attempt(one: Attempt, machine_type: str) -> Attempt:
-    """One attempt without its GPUs."""
+    """Return an attempt without its GPUs."""
     rule = f"at most that of {one.machine_type} ({one.usd_rule})"
     return replace(one, machine_type=machine_type, usd_approx=True, usd_rule=rule, request=request(one, machine_type))
 
 
 def request(one: Attempt, machine_type: str) -> dict[str, Any]:
-    """The CustomJob. Its node isn't told of a GPU, which it would look for."""
+    """Return the CustomJob without the variable from which its node expects a GPU."""
     spec = one.request["jobSpec"]
     pools = [
         {

@@ -96,16 +96,16 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     usd_is_bound: bool = False
     """True: the rule gives at least the true price."""
     usd_ceiling: float | None = None
-    """The most that a node and hour is expected to cost: what `limits.usd` is held against. None is unknown."""
+    """The highest expected price of a node and hour, compared with `limits.usd`. None is unknown."""
     usd_ceiling_rule: str = ""
     usd_hard_bound: float | None = None
-    """The most that it can cost."""
+    """The highest possible price."""
     usd_extras: dict[str, float] = {}
-    """What the plan creates beside the machine, each per node and hour: the boot disk, an external address."""
+    """USD per node and hour of what the plan creates in addition: the boot disk, an external address."""
     shutdown_seconds: int = 0
-    """What may be billed after the time limit, until the machine is off."""
+    """Seconds that may be billed after the time limit, until the machine is off."""
     service_restarts: int = 0
-    """How often the service itself may start the job again."""
+    """How often the service itself may restart the job."""
     usd_rule: str
     """How the price came about, in words."""
     usd_excludes: tuple[str, ...]
@@ -169,12 +169,12 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     hours: float
     usd: float | None
     usd_at_most: float | None
-    """The dearest attempt by its expected ceiling, with its extras, x nodes x (hours + shutdown): held against `usd`.
-    None is unknown."""
+    """(ceiling + extras) x nodes x (hours + shutdown) of the most expensive attempt, compared with `usd`. None is
+    unknown."""
     usd_expected: float | None = None
     """The same by the expected prices."""
     usd_hard_bound: float | None = None
-    """The most that the run can cost: by the hard bounds, and each of the service's restarts with its own limit."""
+    """The most that the run can cost: by the hard bounds, with the full hours for each of the service's restarts."""
     restarts: int
     wait_seconds: int | None
 

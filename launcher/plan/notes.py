@@ -15,7 +15,7 @@ from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
 
 MUCH_CODE = 100_000_000
-"""Bytes of code beyond which data or weights are likely among it. Each push sends all of it again."""
+"""Bytes of code above which it probably includes data or weights. Each push sends all of it again."""
 SERVICE_NAMES = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
@@ -41,8 +41,8 @@ def of_code(context: Context) -> Iterator[str]:
         yield f"left out of the image, for they look like secrets: {shown}. A job gets its secrets by `secrets`."
     if context.code.size > MUCH_CODE:
         yield (
-            f"the image gets {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Name in "
-            ".dockerignore what the job doesn't need; data belongs in the bucket."
+            f"the image contains {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Name what "
+            "the job doesn't need in .dockerignore; data belongs in the bucket."
         )
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"

@@ -135,8 +135,7 @@ def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tup
 
 
 def cheapest_first(catalog: Catalog, machine: MachineType, target: Target, found: Iterable[Place]) -> tuple[Place, ...]:
-    """By price, those of which only an upper bound is known behind the others, then by name so that the order is always
-    the same."""
+    """Sort by price, places with only an upper bound last, then by name so that the order is deterministic."""
 
     def key(place: Place) -> tuple[bool, float, str]:
         price = catalog.price(machine, SERVICE[target], place.provisioning, place.name)
@@ -158,7 +157,7 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
 
 
 def in_words(usd: float | None, ceiling: float | None, *, approx: bool = False, is_bound: bool = False) -> str:
-    """`$2.00/h`, `≈$12.87/h` for a derived price, `≤$28.77/h` for an upper bound, or that it is unknown."""
+    """Return `$2.00/h`, `≈$12.87/h` for a derived price, `≤$28.77/h` for an upper bound, or `price unknown`."""
     mark = "≤" if is_bound or usd is None else "≈" if approx else ""
     known = ceiling if usd is None else usd
     return "price unknown" if known is None else f"{mark}${known:,.2f}/h"

@@ -1,4 +1,4 @@
-"""Buckets of the selftest's own: made, found by their label, removed."""
+"""Create, find (by label) and delete the selftest's buckets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SECONDS: Final = {"timeout": 30.0, "retry": None}
 
 
 def create(name: str, project: str, region: str, labels: Mapping[str, str]) -> None:
-    """Make a bucket that keeps nothing that was deleted. Raises LaunchError."""
-    with told(project):
+    """Create a bucket without soft delete. Raises LaunchError."""
+    with launch_errors(project):
         client = opened()
         bucket = client.bucket(name)
         bucket.labels = dict(labels)
@@ -25,15 +25,15 @@ def create(name: str, project: str, region: str, labels: Mapping[str, str]) -> N
 
 
 def labelled(project: str, prefix: str, label: str) -> list[str]:
-    """The names of a project's buckets that begin with `prefix` and have `label`. Raises LaunchError."""
-    with told(project):
+    """Return the names of a project's buckets that begin with `prefix` and have `label`. Raises LaunchError."""
+    with launch_errors(project):
         found = opened().list_buckets(project=project, prefix=prefix, **SECONDS)
         return [str(one.name) for one in found if label in one.labels and str(one.name).startswith(prefix)]
 
 
 def delete(project: str, name: str) -> None:
-    """Remove a bucket with all objects in it. Raises LaunchError."""
-    with told(project):
+    """Delete a bucket with all objects in it. Raises LaunchError."""
+    with launch_errors(project):
         client = opened()
         for blob in client.list_blobs(name, **SECONDS):
             blob.delete(**SECONDS)
@@ -41,15 +41,15 @@ def delete(project: str, name: str) -> None:
 
 
 def opened() -> Any:
-    """Google's client."""
+    """Return Google's client."""
     from train.storage.access import open_client
 
     return open_client()
 
 
 @contextmanager
-def told(project: str) -> Iterator[None]:
-    """The client's errors as launch's own."""
+def launch_errors(project: str) -> Iterator[None]:
+    """Raise the client's errors as LaunchError."""
     from train.storage import OutputError
 
     try:

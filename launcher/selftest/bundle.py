@@ -1,7 +1,7 @@
-"""The bundle: results, versions, requests and answers, with nothing in it that tells whose they are.
+"""Write the bundle: results, versions, requests and answers, without identifying values.
 
-Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced wherever
-they stand, in keys too; what looks like an e-mail address, a token, a key or an IP address goes by its pattern.
+Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced everywhere,
+also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 LONGEST: Final = 2000
-"""Characters of a text that are kept, such as a VM's startup script."""
+"""Characters that are kept of a text, such as a VM's startup script."""
 ITEMS: Final = 100
-"""Elements of a list that are kept: a page of prices has 5,000."""
+"""Elements that are kept of a list: a page of prices has 5,000."""
 PATTERNS: Final = (
     (re.compile(r"[\w.+%-]+@[\w-]+(\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\bya29\.[\w.-]+"), "TOKEN"),
@@ -29,9 +29,9 @@ PATTERNS: Final = (
     (re.compile(r"(?<=\bprojects/)\d{6,}"), "PROJECT-NUMBER"),
 )
 PERSONAL: Final = frozenset({"username", "homedirectory", "uid", "gid", "name", "key", "sshpublickey", "fingerprint"})
-"""Fields that hold a person's name or key, or, as a metadata item's, nothing that matters."""
+"""Fields that hold a person's name or key, or irrelevant values of metadata items."""
 PEOPLE: Final = "/users/"
-"""In answers of OS Login alone."""
+"""Only in paths of OS Login."""
 NUMBER: Final = re.compile(r"\bprojects/(\d{6,})")
 BUCKET: Final = re.compile(r"(?:\bgs://|/b/)(?!launch-selftest-)([a-z0-9][\w.-]+)")
 
@@ -39,7 +39,7 @@ BUCKET: Final = re.compile(r"(?:\bgs://|/b/)(?!launch-selftest-)([a-z0-9][\w.-]+
 def written(
     folder: Path, name: str, results: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], known: Mapping[str, str]
 ) -> Path:
-    """A zip file with results.json (as benchmarks/results/selftest-DATE.json) and calls.json."""
+    """Write a zip file with results.json (as benchmarks/results/selftest-DATE.json) and calls.json; return its path."""
     redact = Redactor({**learnt(calls), **known})
     path = folder / name
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -50,20 +50,20 @@ def written(
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A bundle's results and calls. Raises OSError, ValueError, KeyError: it is no bundle."""
+    """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: it is no bundle."""
     with zipfile.ZipFile(path) as file:
         return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
 
 
 def learnt(calls: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The project's number and buckets that aren't the selftest's, where a call names them: they may stand elsewhere,
-    too."""
+    """Return replacements for the project's number and for buckets of others that a call names, as they may occur
+    elsewhere too."""
     text = json.dumps([*calls])
     return {**dict.fromkeys(BUCKET.findall(text), "BUCKET"), **dict.fromkeys(NUMBER.findall(text), "PROJECT-NUMBER")}
 
 
 def without_people(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A call of OS Login's without what its answer says of a person."""
+    """Return a call of OS Login without personal data."""
     if PEOPLE not in str(call.get("path", "")):
         return call
     return {
@@ -75,7 +75,7 @@ def without_people(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def hidden(value: Any, name: str = "") -> Any:
-    """JSON with the texts of PERSONAL taken out; a map by fingerprints loses those."""
+    """Return JSON with the texts of PERSONAL fields hidden; a map by fingerprint gets numbers as keys."""
     if isinstance(value, Mapping):
         if name.lower() == "sshpublickeys":
             return {str(number): hidden(each) for number, each in enumerate(value.values())}
@@ -87,12 +87,12 @@ class Redactor:
     """Replaces known values and patterns in any JSON."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
-        """`known`: value -> what stands in its place. A short value counts as a whole word only."""
+        """`known`: value -> replacement. A short value is only replaced as a whole word."""
         longest = sorted((value for value in known if value), key=len, reverse=True)
         self._known = [(re.compile(whole(value), re.IGNORECASE), known[value]) for value in longest]
 
     def __call__(self, value: Any) -> Any:
-        """The same JSON, redacted."""
+        """Return the JSON redacted."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ class Redactor:
         return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
 
     def text(self, text: str) -> str:
-        """One text."""
+        """Return one text redacted."""
         for pattern, instead in self._known:
             text = pattern.sub(instead, text)
         for pattern, instead in PATTERNS:
@@ -112,6 +112,6 @@ SHORT: Final = 6
 
 
 def whole(value: str) -> str:
-    """A value as a pattern: `root` is no user in `chroot`."""
+    """Return a value as a pattern: `root` must not match in `chroot`."""
     plain = re.escape(value)
     return plain if len(value) > SHORT else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"

@@ -1,4 +1,4 @@
-"""Removes what a selftest has made: by its label and the prefix of its name, and nothing else."""
+"""Remove what a selftest has created, by its label and the prefix of its name, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from launcher.selftest.kit import LABEL, PREFIX, Kit
 
 
 class Cleaned(NamedTuple):
-    """What was removed, and what could not be: names, and Google's words."""
+    """Names that were removed, and problems in Google's words."""
 
     removed: tuple[str, ...]
     problems: tuple[str, ...]
 
 
 def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False) -> Cleaned:
-    """Remove all whose name begins with `scope`; jobs are looked for in the kit's region, or in all.
+    """Remove all resources with names that begin with `scope`; jobs are looked for in the kit's region, or in all.
 
-    What can't be removed keeps nothing else alive. Machines first: they cost the most, and write to the bucket.
+    A failure doesn't stop the rest. Machines come first: they cost the most, and write to the bucket.
     """
     return worked(kit, scope, (jobs, machines, builds, repositories, own_buckets), everywhere=everywhere)
 
 
 def stop(kit: Kit, scope: str) -> Cleaned:
-    """Remove the jobs and VMs alone, after a step that failed."""
+    """Remove only the jobs and VMs, after a failed step."""
     return worked(kit, scope, (jobs, machines), everywhere=False)
 
 
@@ -36,7 +36,7 @@ Work = Callable[[Kit, str, bool], Iterator[str]]
 
 
 def worked(kit: Kit, scope: str, works: tuple[Work, ...], *, everywhere: bool) -> Cleaned:
-    """Each kind of resource by itself."""
+    """Run each kind of cleanup; an error in one doesn't stop the others."""
     removed: list[str] = []
     problems: list[str] = []
     for work in works:
@@ -81,7 +81,7 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
 
 
 def refuse_unread(places: Iterable[str]) -> None:
-    """Raises LaunchError: in some regions or zones there may be more."""
+    """Raise LaunchError if regions or zones could not be read, as there may be more."""
     if names := ", ".join(places):
         raise LaunchError(f"{names} can't be read")
 

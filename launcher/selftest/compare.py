@@ -1,7 +1,7 @@
-"""Google's answers held against those of the tests' loopback cloud: names the fields where ours is wrong. Pure.
+"""Compare Google's answers with those of the tests' loopback cloud, and list the fields that differ. Pure.
 
-The shape of an operation's answers is, for each field, the kinds of values and, of enums, the values. Ids, times and
-other texts count by their kind alone.
+The shape of an operation's answers is, for each field, the kinds of its values and, for enums, the values. Of ids,
+times and other texts only the kind counts.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Final
 
 ENUM: Final = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 FREE: Final = frozenset({"labels", "metadata", "metadatas", "env", "options", "items"})
-"""Objects whose keys are somebody's names, where they aren't lists."""
+"""Objects with keys that are names chosen by users, unless they are lists."""
 
 Shape = dict[str, set[str]]
 """A field's dotted path (`a.b[].c`) -> its kinds (string, number, bool, null, object, list, enum:VALUE)."""
 
 
 def differences(google: Iterable[Mapping[str, Any]], ours: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What differs between two recordings, a line each. Operations that only one of them has say nothing of a field."""
+    """Yield a line for each difference between two recordings. Only operations that both have are compared."""
     theirs, mine = shapes(google), shapes(ours)
     for operation in sorted(theirs.keys() & mine.keys()):
         yield from (f"{operation}: {text}" for text in of_operation(theirs[operation], mine[operation]))
     if unplayed := sorted(theirs.keys() - mine.keys()):
-        yield f"not compared, as the loopback cloud was not asked: {', '.join(unplayed)}"
+        yield f"not compared, the loopback cloud had no such call: {', '.join(unplayed)}"
 
 
 def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
-    """What differs in one operation's answers. Below a field that differs nothing more is told, and nothing of a list
-    that is empty on one side: of Google's, an empty one isn't written at all."""
+    """Yield the differences in one operation's answers. Fields below one that differs are skipped, and so are the
+    elements of a list that is empty on one side: Google leaves empty lists out."""
     for path in sorted(google.keys() ^ ours.keys()):
         above = parent(path)
         known = not above or bool(kinds(google.get(above, ())) & kinds(ours.get(above, ())))
@@ -41,7 +41,7 @@ def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
 
 
 def of_field(path: str, google: set[str], ours: set[str]) -> Iterator[str]:
-    """What differs in one field."""
+    """Yield the differences in one field."""
     enums, own = {one for one in google if one.startswith("enum:")}, {one for one in ours if one.startswith("enum:")}
     if not kinds(google) & kinds(ours):
         yield f"{path} is {' or '.join(sorted(kinds(google)))}, not {' or '.join(sorted(kinds(ours)))}"
@@ -50,17 +50,17 @@ def of_field(path: str, google: set[str], ours: set[str]) -> Iterator[str]:
 
 
 def parent(path: str) -> str:
-    """a.b for a.b.c, a.b for a.b[]; empty at the top."""
+    """Return a.b for a.b.c and for a.b[]; empty at the top."""
     return path[:-2] if path.endswith("[]") else path.rpartition(".")[0]
 
 
 def kinds(found: Iterable[str]) -> set[str]:
-    """The kinds alone: an enum's value is a string."""
+    """Return the kinds without enum values: an enum's value is a string."""
     return {one.partition(":")[0].replace("enum", "string") for one in found}
 
 
 def shapes(calls: Iterable[Mapping[str, Any]]) -> dict[str, Shape]:
-    """Of each operation and status the union of its answers' shapes."""
+    """Return the union of the answers' shapes for each operation and status."""
     found: dict[str, Shape] = {}
     for call in calls:
         if call.get("answer") is not None:
@@ -82,7 +82,7 @@ def note(shape: Shape, path: str, value: Any) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of one value."""
+    """Return the kind of one value."""
     if isinstance(value, str):
         return f"enum:{value}" if ENUM.fullmatch(value) and len(value) > 1 else "string"
     names = {bool: "bool", int: "number", float: "number", dict: "object", list: "list", type(None): "null"}

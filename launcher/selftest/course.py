@@ -1,4 +1,4 @@
-"""One selftest: what it makes and may cost, and its steps one after the other."""
+"""Run one selftest: list what it creates and may cost, then run its steps in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.selftest.steps import GROUPS, Step, argv, chosen
 
 
 class Item(NamedTuple):
-    """One resource, and what it may cost at most; None: nothing worth a figure."""
+    """One resource, and the most that it can cost; None: a negligible amount."""
 
     kind: str
     name: str
@@ -21,7 +21,7 @@ class Item(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a step went. `ok` is None where it could not be tried: no capacity, or what it needs has failed."""
+    """Result of a step. `ok` is None if it could not be tried: no capacity, or a prerequisite failed."""
 
     name: str
     ok: bool | None
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     found: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """As in benchmarks/results/selftest-DATE.json."""
+        """Return it as in benchmarks/results/selftest-DATE.json."""
         return {**self._asdict(), "seconds": round(self.seconds, 1)}
 
 
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
-    """All that the steps make. Raises LaunchError: there is no such machine in the region, or no price of it."""
+    """Return what the steps create. Raises LaunchError: the region lacks the machine, or its price is unknown."""
     found = [Item("bucket", kit.bucket)]
     if any(step.group == "push" for step in steps):
         from launcher.apply.cloudbuild import Options
@@ -52,7 +52,7 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
 
 
 def machine(kit: Kit, step: Step) -> Item:
-    """The job or VM of a step, priced by the dry run of its own command. Raises LaunchError."""
+    """Return the job or VM of a step, priced by the dry run of its command. Raises LaunchError."""
     ran = kit.launch(*argv(kit, step.name), "--dry-run", "-o", "json")
     if ran.code:
         raise PlanRefused(ran.problem)
@@ -66,16 +66,16 @@ def machine(kit: Kit, step: Step) -> Item:
 
 
 def total(found: Sequence[Item]) -> float:
-    """USD."""
+    """Return the sum in USD."""
     return sum(item.usd or 0.0 for item in found)
 
 
 def check_cap(kit: Kit, found: Sequence[Item], usd: float) -> None:
-    """Raises PlanRefused: it could cost more than `usd`; the hint says what would fit."""
+    """Raise PlanRefused if it could cost more than `usd`; the hint lists the parts that fit."""
     if total(found) <= usd:
         return
     fits = [group for group in GROUPS if total(items(kit, chosen([group]))) <= usd]
-    hint = f"These would fit, each alone: {', '.join(f'--only {group}' for group in fits)}" if fits else "Raise --usd."
+    hint = f"Each of these fits by itself: {', '.join(f'--only {group}' for group in fits)}" if fits else "Raise --usd."
     raise PlanRefused(f"the selftest could cost ${total(found):.2f}, more than --usd {usd:.2f}", hint)
 
 
@@ -85,7 +85,7 @@ def check_cap(kit: Kit, found: Sequence[Item], usd: float) -> None:
 def run(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callable[[Step], None]) -> None:
     """Run the steps; each one's outcome is appended to `outcomes` as soon as it is known.
 
-    A step that fails stops those alone that need it, and its jobs and VMs are removed at once.
+    If a step fails, the steps that need it are not run, and its jobs and VMs are removed at once.
     """
     for step in steps:
         known = {one.name: one.ok for one in outcomes}
@@ -103,7 +103,7 @@ def run(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callab
 
 
 def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
-    """Whether a step passed, and what was found or why not. What nobody foresaw is a failure too."""
+    """Return whether a step passed, and the finding or the reason. An unexpected exception is a failure too."""
     try:
         return True, step.check(kit)
     except NoCapacity as error:

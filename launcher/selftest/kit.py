@@ -1,4 +1,4 @@
-"""What a step works with: the project, the names of what it makes, and launch's own commands."""
+"""The steps' kit: the project, resource names, and launch's own commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG: Final = {"model": MEDIUM, "steps": 2000, "batch_size": 24}
 
 
 class Ran(NamedTuple):
-    """How a launch command ended."""
+    """Result of a launch command."""
 
     argv: tuple[str, ...]
     code: int
@@ -42,7 +42,7 @@ class Ran(NamedTuple):
 
     @property
     def data(self) -> Any:
-        """Its -o json. Raises LaunchError: it printed something else."""
+        """Return its -o json output. Raises LaunchError: it printed something else."""
         try:
             return json.loads(self.out)
         except ValueError as error:
@@ -50,14 +50,14 @@ class Ran(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Its error message with the hint, in one line."""
+        """Return its error message with the hint, in one line."""
         text = self.err.rpartition("error: ")[2] or self.err[-400:] or f"exit code {self.code}"
         return " ".join(text.split())
 
 
 @dataclass(frozen=True)
 class Kit:
-    """One selftest. `launch` runs a command in this process, `start` one in a process of its own."""
+    """One selftest. `launch` runs a command in this process, `start` in a separate one."""
 
     id: str
     project: str
@@ -71,40 +71,40 @@ class Kit:
     launch: Callable[..., Ran]
     start: Callable[..., subprocess.Popen[str]]
     repository: str = ""
-    """Where images are pushed; empty: to a repository that the selftest makes and removes."""
+    """Where images are pushed; empty: a repository that the selftest creates and removes."""
     long_run: Mapping[str, Any] = field(default_factory=lambda: LONG)
-    """run.config of the run that is cancelled on its way."""
+    """run.config of the run that is cancelled midway."""
     poll_seconds: float = 10.0
     notes: dict[str, Any] = field(default_factory=dict)
-    """What one step leaves for another: run ids and names."""
+    """Values that one step passes to another: run ids and names."""
 
     @property
     def prefix(self) -> str:
-        """What the names of this selftest begin with."""
+        """Return the prefix of this selftest's names."""
         return f"{PREFIX}-{self.id}"
 
     @property
     def bucket(self) -> str:
-        """gs://NAME"""
+        """Return gs://NAME."""
         return f"gs://{self.prefix}"
 
     @property
     def images(self) -> str:
-        """The repository for images."""
+        """Return the repository for images."""
         return self.repository or f"us-docker.pkg.dev/{self.project.replace(':', '/')}/{self.prefix}"
 
     def name(self, step: str) -> str:
-        """Of a step's job or VM."""
+        """Return the name of a step's job or VM."""
         return f"{self.prefix}-{step}"
 
     def storage(self) -> Storage:
-        """A folder of the selftest's bucket."""
+        """Open a folder of the selftest's bucket."""
         from train.storage import open_storage
 
         return open_storage(f"{self.bucket}/objects")
 
     def cloud_build(self) -> Api:
-        """Cloud Build."""
+        """Open Cloud Build's API."""
         from launcher.apply import cloudbuild
         from launcher.apply.googleapis import Api
 
@@ -112,25 +112,25 @@ class Kit:
 
     @property
     def builds_of(self) -> str:
-        """The parent of its builds."""
+        """Return the parent resource of its builds."""
         return f"projects/{self.project}/locations/global"
 
     def builds(self, scope: str) -> list[Any]:
-        """The builds of selftests, by the bucket that their source is in. Raises LaunchError."""
+        """Return the builds of selftests, found by the bucket of their source. Raises LaunchError."""
         found = self.cloud_build().ask("list_builds", parent=self.builds_of, filter='tags="launch"').builds
         return [one for one in found if str(one.source.storage_source.bucket).startswith(scope)]
 
     def must(self, *argv: str) -> Ran:
-        """A command that ends well.
+        """Run a command that must succeed.
 
         Raises:
-            NoCapacity: no machine or no quota was available: no fault of launch's.
-            LaunchError: it failed.
+            NoCapacity: no machine or quota was available, which is no failure of launch.
+            LaunchError: the command failed.
         """
         return checked(self.launch(*argv))
 
     def wait(self, seconds: float, is_done: Callable[[], bool]) -> bool:
-        """Poll until something is done; False: it isn't after so many seconds."""
+        """Poll until something is done; return False if it isn't after so many seconds."""
         until = self.clock.now() + seconds
         while not is_done():
             if self.clock.now() >= until:
@@ -140,11 +140,11 @@ class Kit:
 
 
 class NotTried(LaunchError):
-    """A step could not be tried, for a reason that is no fault of launch's."""
+    """A step could not be tried, for a reason outside launch."""
 
 
 def checked(ran: Ran) -> Ran:
-    """A command that ended well. Raises NoCapacity, LaunchError."""
+    """Return the command's result if it succeeded. Raises NoCapacity, LaunchError."""
     if ran.code == NoCapacity.exit_code:
         raise NoCapacity(ran.problem)
     expect(ran.code == 0, f"launch {ran.argv[0]} ended with exit code {ran.code}: {ran.problem}")
@@ -152,6 +152,6 @@ def checked(ran: Ran) -> Ran:
 
 
 def expect(holds: object, otherwise: str) -> None:
-    """One check. Raises LaunchError."""
+    """Raise LaunchError unless a check holds."""
     if not holds:
         raise LaunchError(otherwise)

@@ -1,6 +1,6 @@
-"""Google's price list held against the shipped one, for the machine that the selftest rents.
+"""Compare Google's price list with the shipped prices, for the machine that the selftest uses.
 
-A machine is sold as its parts (https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list): so many
+A machine is priced by its parts (https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list): so many
 vCPUs, GB of memory and GPUs.
 """
 
@@ -16,7 +16,7 @@ from launcher.selftest.kit import GPU, Kit, NotTried, expect
 
 BILLING: Final = Service("cloudbilling", "Cloud Billing", "roles/billing.viewer")
 COMPUTE: Final = "services/6F81-5844-456A"
-"""Compute Engine's number there."""
+"""Compute Engine's id in the Cloud Billing catalog."""
 PARTS: Final = {
     "standard": ("G2 Instance Core running", "G2 Instance Ram running", "Nvidia L4 GPU running"),
     "spot": (
@@ -25,13 +25,14 @@ PARTS: Final = {
         "Nvidia L4 GPU attached to Spot Preemptible VMs running",
     ),
 }
-"""How the descriptions of a vCPU, a GB and a GPU begin."""
+"""Prefixes of the descriptions of a vCPU, a GB and a GPU."""
 SHARE: Final = 0.02
-"""By which the shipped price may be wrong. Spot prices change once a month: those are only told."""
+"""Largest relative error of the shipped price. Spot prices change up to once a day, so they are only reported."""
 
 
 def check(kit: Kit) -> str:
-    """The machine costs what the catalog says. Raises NotTried: the price list can't be read; LaunchError."""
+    """Check that the machine costs what the catalog says. Raises NotTried: the price list can't be read;
+    LaunchError."""
     known = catalog.load()
     machine = known.find(GPU, None, None, "compute")
     try:
@@ -53,7 +54,8 @@ def check(kit: Kit) -> str:
 
 
 def unit_prices(kit: Kit) -> dict[str, float]:
-    """USD an hour of each part in the kit's region, by how its description begins. Raises LaunchError."""
+    """Return the USD per hour of each part in the kit's region, by the prefix of its description. Raises
+    LaunchError."""
     wanted = [part for parts in PARTS.values() for part in parts]
     found: dict[str, float] = {}
     for sku in skus(kit):
@@ -65,7 +67,7 @@ def unit_prices(kit: Kit) -> dict[str, float]:
 
 
 def skus(kit: Kit) -> Iterator[dict[str, Any]]:
-    """Compute Engine's price list. Raises LaunchError."""
+    """Yield Compute Engine's price list. Raises LaunchError."""
     api = Api(BILLING, kit.project, Skus(*open_session(BILLING, kit.environ)), kit.clock)
     token = ""
     while True:
@@ -76,13 +78,13 @@ def skus(kit: Kit) -> Iterator[dict[str, Any]]:
 
 
 class Skus:
-    """services.skus.list, in the shape of Google's own clients, which `Api` asks."""
+    """Client for services.skus.list, in the shape of Google's own clients, which `Api` expects."""
 
     def __init__(self, session: Any, endpoint: str) -> None:
         self._session, self._url = session, f"{endpoint}/v1/{COMPUTE}/skus"
 
     def skus(self, request: Mapping[str, str], retry: None, timeout: float) -> dict[str, Any]:
-        """One page."""
+        """Return one page."""
         from google.api_core.exceptions import from_http_response
 
         answer = self._session.get(self._url, params={"pageSize": "5000", **request}, timeout=timeout)

@@ -1,4 +1,4 @@
-"""What the selftest reads of a project: who may do what, and whether the shipped tables are right."""
+"""Check a project's APIs and permissions, and the shipped tables against it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PERMISSIONS: Final = (
     "logging.logEntries.list",
     "storage.buckets.create",
 )
-"""What the steps do, as far as it is granted on the project."""
+"""Permissions that the steps need and that are granted on the project."""
 
 
 # --- Access -----------------------------------------------------------------------------------------------------------
 
 
 def access(kit: Kit) -> str:
-    """Each API answers, and the permissions are there."""
+    """Check that each API answers and the permissions are granted."""
     answers = together(reads(kit))
     missing = answers.pop("permissions")
     problems = [error.problem for error in answers.values() if isinstance(error, LaunchError)]
@@ -45,7 +45,7 @@ def access(kit: Kit) -> str:
 
 
 def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
-    """One read of each API that launch uses."""
+    """Return one read of each API that launch uses."""
     from launcher.apply import repositories
     from launcher.apply.cloudlog import LOGGING, LogClient
 
@@ -69,7 +69,7 @@ def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
 
 
 def missing_permissions(kit: Kit) -> list[str]:
-    """The permissions that the caller hasn't. Raises LaunchError."""
+    """Return the permissions that the caller lacks. Raises LaunchError."""
     session, endpoint = open_session(RESOURCES, kit.environ)
     api = Api(RESOURCES, kit.project, Permissions(session, f"{endpoint}/v1/projects/{kit.project}"), kit.clock)
     have = api.ask("test", permissions=list(PERMISSIONS))
@@ -77,13 +77,13 @@ def missing_permissions(kit: Kit) -> list[str]:
 
 
 class Permissions:
-    """projects.testIamPermissions, in the shape of Google's own clients, which `Api` asks."""
+    """Client for projects.testIamPermissions, in the shape of Google's own clients, which `Api` expects."""
 
     def __init__(self, session: Any, url: str) -> None:
         self._session, self._url = session, url
 
     def test(self, request: Mapping[str, Any], retry: None, timeout: float) -> list[str]:
-        """Those of the permissions that the caller has."""
+        """Return the permissions that the caller has."""
         from google.api_core.exceptions import from_http_response
 
         answer = self._session.post(f"{self._url}:testIamPermissions", json=dict(request), timeout=timeout)
@@ -97,14 +97,14 @@ class Permissions:
 
 
 def tables(kit: Kit) -> str:
-    """Quotas, machine types, zones and images are as the catalog has them."""
+    """Check that quotas, machine types, zones and images match the catalog."""
     wrong = [*differences(kit)]
     expect(not wrong, "; ".join(wrong))
     return "quotas, machine types, zones, image family"
 
 
 def differences(kit: Kit) -> Iterator[str]:
-    """In what the shipped tables and the project's region differ. Raises LaunchError."""
+    """Yield the differences between the shipped tables and the project's region. Raises LaunchError."""
     known = catalog.load()
     machine = known.find(GPU, None, None, "compute")
     region = kit.compute.api("RegionsClient").ask("get", project=kit.project, region=kit.region)
@@ -121,7 +121,7 @@ def differences(kit: Kit) -> Iterator[str]:
 
 
 def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
-    """In what a zone's machine type differs."""
+    """Yield the differences of a zone's machine type."""
     from launcher.apply.googleapis import status_of
 
     try:
@@ -141,7 +141,7 @@ def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[
 
 
 def exists(kit: Kit, family: catalog.ImageFamily) -> bool:
-    """Whether an image family exists. Raises LaunchError."""
+    """Return whether an image family exists. Raises LaunchError."""
     from launcher.apply.googleapis import status_of
 
     try:

@@ -1,8 +1,8 @@
-"""Requests and answers, kept while a selftest runs.
+"""Record requests and answers while a selftest runs.
 
-All that launch says to Google over HTTP goes through requests' HTTPAdapter, whichever client makes it: that one method
-is wrapped. Vertex AI is asked by gRPC, and by REST only in tests: its client is wrapped, and the messages are kept as
-JSON, the same for both.
+Every HTTP request to Google goes through requests' HTTPAdapter, whichever client sends it: that one method is wrapped.
+Vertex AI is called by gRPC, and by REST only in tests: its client is wrapped, and the messages of both are recorded as
+JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 ALIKE: Final = 3
-"""Calls of one step that are kept of the same operation with the same status."""
+"""Calls per step that are kept of one operation with the same status."""
 NAMED: Final = re.compile(
     r"/(projects|locations|regions|zones|instances|operations|customJobs|repositories|builds|family|images(?!/family)"
     r"|machineTypes|subnetworks|services|b|o|users)/[^/:]+"
 )
-"""Parts of a path behind which a name follows."""
+"""Parts of a path that are followed by a name."""
 BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
 """A registry's paths; the repository's name has slashes."""
 METHODS: Final = {
@@ -38,7 +38,7 @@ JOBS: Final = "/v1/projects/*/locations/*/customJobs"
 
 
 class Recorder:
-    """The calls so far, as plain data. `step` is the one that runs."""
+    """The calls so far, as plain data. `step` is the current step."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def note(self, operation: str, **call: Any) -> None:
-        """Keep one call; of many alike the first ones."""
+        """Record a call; of identical ones only the first ALIKE."""
         key = (self.step, operation, call.get("status"))
         with self._lock:
             self._alike[key] += 1
@@ -57,7 +57,7 @@ class Recorder:
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Until its end every request and answer of this process is noted."""
+    """Record every request and answer of this process inside the context."""
     from requests.adapters import HTTPAdapter
 
     from launcher.apply import vertex
@@ -92,7 +92,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 def note_http(
     recorder: Recorder, request: Any, status: int | None, *, seconds: float, answer: Any = None, error: str = ""
 ) -> None:
-    """One request of requests's. Headers are left out: they hold tokens, and nothing that is compared."""
+    """Record one request. Headers are not recorded: they hold tokens, and nothing that is compared."""
     url = urlsplit(request.url)
     if template(url.path).startswith(JOBS):
         return
@@ -168,7 +168,7 @@ class Jobs:
 
 
 def message_json(message: Any) -> Any:
-    """A message of Google's as canonical JSON; of a pager its page, of an operation its message. None: it is none."""
+    """Return a Google message as canonical JSON (a pager's page, an operation's message); None for anything else."""
     from google.protobuf.json_format import MessageToDict
 
     message = getattr(message, "_response", getattr(message, "operation", message))

@@ -1,4 +1,4 @@
-"""The steps of the selftest: what each makes, what it needs, and the check that can fail."""
+"""The steps of the selftest: what each creates and needs, and its check."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ STEPS: Final = 20
 """Training steps of the short runs."""
 AT_ONCE: Final = 3
 BEFORE: Final = 40
-"""Training steps before the run is cancelled that is to be resumed."""
+"""Training steps after which the run is cancelled, to be resumed."""
 JOIN: Final = 0.25
-"""The mean loss of the ten steps after a resume is that of the ten before it, within this share."""
+"""Largest relative difference between the mean losses of ten steps before and after a resume."""
 MEAN: Final = 10
 NODE_SECONDS, LOG_SECONDS, STOP_SECONDS, GONE_SECONDS = 2400.0, 300.0, 900.0, 300.0
-"""How long a job's first steps, its log lines, a VM's stop and a VM's removal are waited for."""
+"""Time limits of waiting for a job's first steps, its log lines, a VM's stop and a VM's removal."""
 
 
 class Step(NamedTuple):
-    """One step. `command` and `spec` are what costs money: a launch command, to which the spec's file is added."""
+    """One step. `command` and `spec` are what costs money: a launch command that gets the spec's file."""
 
     name: str
     group: str
-    """By which --only names it; empty: always run."""
+    """Its name in --only; empty: always run."""
     target: str
     check: Callable[[Kit], str]
     """Returns what was found. Raises NoCapacity; LaunchError, or anything else: the step failed."""
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 def bucket(kit: Kit) -> str:
-    """Every verb of the storage in a bucket of the selftest's own."""
+    """Create the selftest's bucket, and try every storage operation in it."""
     from launcher.selftest import buckets
 
     buckets.create(kit.bucket.removeprefix("gs://"), kit.project, kit.region, {LABEL: kit.id})
@@ -60,7 +60,7 @@ def bucket(kit: Kit) -> str:
 
 
 def is_refused(write: Callable[[], object]) -> bool:
-    """Whether a conditional write was refused."""
+    """Return whether a conditional write was refused."""
     try:
         write()
     except FileExistsError:
@@ -72,7 +72,7 @@ def is_refused(write: Callable[[], object]) -> bool:
 
 
 def build(kit: Kit) -> str:
-    """The dependency image by Cloud Build, and the code on top of it."""
+    """Build the dependency image with Cloud Build, and append the code."""
     code(kit).write_text("1\n")
     making = () if kit.repository else ("--create-repository",)
     made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", *making, "-o", "json").data
@@ -84,16 +84,16 @@ def build(kit: Kit) -> str:
 
 
 def append(kit: Kit) -> str:
-    """An edit of the code, appended in the registry alone."""
+    """Append an edit of the code, using only the registry."""
     code(kit).write_text("2\n")
     made = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
     expect(made["how"] == "appended", f"the image was {made['how']}, not appended")
-    expect(made["reference"] != kit.notes["image"], "another code has the same image")
+    expect(made["reference"] != kit.notes["image"], "the edited code has the same image")
     return f"{made['sent']:,} bytes sent"
 
 
 def code(kit: Kit) -> Path:
-    """The one file of the code."""
+    """Return the one file of the code."""
     folder = kit.folder / "code"
     folder.mkdir(exist_ok=True)
     return folder / "edit.txt"
@@ -103,7 +103,7 @@ def code(kit: Kit) -> Path:
 
 
 def cpu(kit: Kit) -> str:
-    """A job without GPUs, from its submission to its metrics."""
+    """Run a job without GPUs, from its submission to its metrics."""
     kit.notes["run"] = kit.name("cpu")
     ended = kit.must(*argv(kit, "cpu"), "-o", "json").data
     kit.notes["run"] = ended["run"]
@@ -111,7 +111,7 @@ def cpu(kit: Kit) -> str:
 
 
 def logs(kit: Kit) -> str:
-    """The job's lines come back from Cloud Logging, its state and figures from the other commands."""
+    """Read the job's lines from Cloud Logging, and its state with `launch status`."""
     run = kit.notes["run"]
     printed: list[dict[str, Any]] = []
 
@@ -131,7 +131,7 @@ def logs(kit: Kit) -> str:
 
 
 def once(kit: Kit) -> str:
-    """The same job submitted three times at once is one job."""
+    """Submit the same job three times at once: only one job may exist."""
     running = [kit.start(*argv(kit, "once"), "--detach", "-o", "json") for _ in range(AT_ONCE)]
     try:
         ended = [(one, *one.communicate()) for one in running]
@@ -150,13 +150,13 @@ def once(kit: Kit) -> str:
 
 
 def preempt(kit: Kit) -> str:
-    """A run that is cancelled on its way and resumed goes on where it was."""
+    """Cancel a run midway and resume it: it must continue from its checkpoint."""
     run = kit.must(*argv(kit, "preempt"), "--detach", "-o", "json").data["run"]
     reached: list[int] = [0]
 
     def is_under_way() -> bool:
         shown = kit.must("status", run, "-o", "json").data
-        expect(shown["state"] not in ("FAILED", "SUCCEEDED"), f"the job {shown['state']} before it was cancelled")
+        expect(shown["state"] not in ("FAILED", "SUCCEEDED"), f"the job was {shown['state']} before it was cancelled")
         reached[0] = (shown["progress"] or {}).get("step", 0)
         return reached[0] >= BEFORE
 
@@ -166,7 +166,7 @@ def preempt(kit: Kit) -> str:
     found = trained(kit, ended, kit.long_run["steps"])
     shown = kit.must("metrics", ended["output"], "-o", "json").data
     at = next((one["step"] for one in shown["events"] if one["event"] == "resumed"), 0)
-    expect(at, "the second job began from step 0, not from a checkpoint")
+    expect(at, "the second job started from step 0, not from a checkpoint")
     rows = {row["step"]: row["loss"] for row in shown["rows"]}
     before, after = mean(rows, at - MEAN + 1, at), mean(rows, at + 1, at + MEAN)
     expect(abs(after - before) <= JOIN * before, f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
@@ -174,18 +174,18 @@ def preempt(kit: Kit) -> str:
 
 
 def mean(rows: Mapping[int, float], first: int, last: int) -> float:
-    """The mean loss of some steps."""
+    """Return the mean loss of some steps."""
     known = [rows[step] for step in range(first, last + 1) if step in rows]
     return sum(known) / len(known) if known else float("nan")
 
 
 def gpu(kit: Kit) -> str:
-    """A job with an L4; its node fails where no GPU is visible."""
+    """Run a job with an L4; its node fails if no GPU is visible."""
     return trained(kit, kit.must(*argv(kit, "gpu"), "-o", "json").data)
 
 
 def trained(kit: Kit, ended: Mapping[str, Any], steps: int = STEPS) -> str:
-    """Whether a run has succeeded, and its folder has the metrics of each step once."""
+    """Check that a run succeeded and its folder has the metrics of each step once."""
     expect(ended["state"] == "SUCCEEDED", f"{ended['run']} {ended['state']}")
     rows = kit.must("metrics", ended["output"], "-o", "json").data["rows"]
     numbers = [row["step"] for row in rows]
@@ -197,7 +197,7 @@ def trained(kit: Kit, ended: Mapping[str, Any], steps: int = STEPS) -> str:
 
 
 def vm(kit: Kit) -> str:
-    """A VM with an L4 that lets us in."""
+    """Create a VM with an L4, and log in over SSH."""
     made = kit.must(*argv(kit, "vm"), "-o", "json").data
     expect(made["ready"], "the VM isn't ready")
     process = kit.start("ssh", kit.name("vm"), "--", "nvidia-smi", "-L")
@@ -206,12 +206,12 @@ def vm(kit: Kit) -> str:
     finally:
         process.kill()
     expect(process.returncode == 0, f"nvidia-smi over SSH ended with {process.returncode}: {' '.join(err.split())}")
-    expect("L4" in out, f"nvidia-smi lists {' '.join(out.split())[:100]!r}, no L4")
+    expect("L4" in out, f"nvidia-smi lists {' '.join(out.split())[:100]!r}, not an L4")
     return out.partition(" (")[0].strip()
 
 
 def lease(kit: Kit) -> str:
-    """The VM stops itself when its lease is over."""
+    """Set a lease of two minutes: the VM must stop itself."""
     name = kit.name("vm")
     kit.must("vm", "extend", name, "--lease", "2m")
     began, states = kit.clock.now(), [""]
@@ -220,20 +220,22 @@ def lease(kit: Kit) -> str:
         states.append(kit.must("vm", "status", name, "-o", "json").data["state"])
         return states[-1] in DOWN
 
-    expect(kit.wait(STOP_SECONDS, is_down), f"{STOP_SECONDS / 60:.0f} min after a lease of 2 min it is {states[-1]}")
+    expect(
+        kit.wait(STOP_SECONDS, is_down), f"{STOP_SECONDS / 60:.0f} min after a lease of 2 min the VM is {states[-1]}"
+    )
     return f"stopped {kit.clock.now() - began:.0f} s after a lease of 120 s began"
 
 
 def spot_vm(kit: Kit) -> str:
-    """A Spot VM that trains, and deletes itself."""
+    """Train on a Spot VM, which must delete itself."""
     ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
     found = trained(kit, ended)
 
     def is_gone() -> bool:
         return not kit.compute.instances(f'labels.{RUN_LABEL}="{ended["run"]}"').machines
 
-    expect(kit.wait(GONE_SECONDS, is_gone), f"its VM is still there {GONE_SECONDS / 60:.0f} min after its end")
-    return f"{found}; the VM is gone"
+    expect(kit.wait(GONE_SECONDS, is_gone), f"its VM still exists {GONE_SECONDS / 60:.0f} min after its end")
+    return f"{found}; the VM was deleted"
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ IMAGE: Final = ("bucket", "build")
 
 
 def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[str, Any]:
-    """The fields of a spec that trains, a few steps unless `config` says otherwise."""
+    """Return the fields of a training spec: a few steps unless `config` says otherwise."""
     usual = {"model": SMALL, "data": "python-stdlib", "steps": STEPS, "batch_size": 8, "log_every": 10}
     limits = {"hours": hours, "wait": "20m"}
     return {"provisioning": [*provisioning], "limits": limits, "run": {"config": {**usual, **config}}}
@@ -270,7 +272,7 @@ GROUPS: Final = tuple(dict.fromkeys(step.group for step in ALL if step.group))
 
 
 def chosen(groups: Iterable[str]) -> tuple[Step, ...]:
-    """The steps of some groups (none: of all), with those that they need, in their order."""
+    """Return the steps of some groups (none: all) and their prerequisites, in order."""
     wanted = {step.name for step in ALL if not step.group or not groups or step.group in groups}
     for step in reversed(ALL):
         wanted |= set(step.needs) if step.name in wanted else set()
@@ -278,13 +280,13 @@ def chosen(groups: Iterable[str]) -> tuple[Step, ...]:
 
 
 def argv(kit: Kit, name: str) -> tuple[str, ...]:
-    """The command that makes what a step needs."""
+    """Return the command that creates a step's job or VM."""
     command = BY_NAME[name].command
     return (command[0], spec(kit, name), *command[1:])
 
 
 def spec(kit: Kit, name: str) -> str:
-    """The file of a step's spec."""
+    """Write a step's spec, and return its path."""
     import json
 
     fields = {

@@ -115,7 +115,7 @@ def test_the_context_is_sent_once_without_the_code(cloud: GoogleCloud, launch: L
     launch.build(replace(IMAGE, base="docker.io/library/python:3.13"))
     sources = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
     assert len(sources) == 1
-    assert len([line for line in launch.said if line == f"gs://{BUCKET}/{sources[0]} is there already"]) == 1
+    assert len([line for line in launch.said if line == f"gs://{BUCKET}/{sources[0]} exists already"]) == 1
     with tarfile.open(fileobj=io.BytesIO(cloud.objects.buckets[BUCKET][sources[0]].data), mode="r:gz") as tar:
         names = set(tar.getnames())
     assert {"train.Dockerfile", "requirements.lock", "requirements.txt"} <= names

@@ -177,7 +177,7 @@ def test_a_folder_that_may_not_be_read(job: Job) -> None:
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     job.cloud.faults.add(Fault("storage.*", Status(403), times=None))
     ran = job.launch("follow", run, "--watch-for", "1m", code=6)
-    assert "this job alone is followed" in ran.err
+    assert "following this job only" in ran.err
     shown = job.launch("status", run).out
     assert "folder    the run folder can't be read" in shown
     assert "Traceback" not in ran.err

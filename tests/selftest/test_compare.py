@@ -57,4 +57,4 @@ def test_each_status_by_itself() -> None:
 
 def test_what_was_not_asked_is_told_once() -> None:
     found = [*differences([call({}), call({}, operation="POST /jobs")], [call({})])]
-    assert found == ["not compared, as the loopback cloud was not asked: POST /jobs 200"]
+    assert found == ["not compared, the loopback cloud had no such call: POST /jobs 200"]

@@ -55,11 +55,11 @@ def test_it_asks(world: World, monkeypatch: pytest.MonkeyPatch, answer: str, cod
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--only", "cpu,gpus"), "--only gpus"),
+        (("--only", "cpu,gpus"), "unknown part 'gpus' in --only"),
         ((), "no region is set"),
         (("--region", "us-central7"), "us-central7"),
-        (("a.zip",), "is for --compare"),
-        (("--compare", "a.zip"), "can't be read as a bundle"),
+        (("a.zip",), "needs --compare"),
+        (("--compare", "a.zip"), "can't read the bundle"),
     ],
 )
 def test_what_is_refused(world: World, words: tuple[str, ...], said: str) -> None:

@@ -120,7 +120,7 @@ REDS = (
     Red("preempt", lambda world, _: world.lives.update(preempt=FAILED), "FAILED before it was cancelled"),
     Red("gpu", lambda world, _: world.lives.update(gpu=FAILED), "exit code 3"),
     Red("gpu", lambda world, _: world.lives.update(gpu=FULL), "no capacity", ok=None),
-    Red("lease", no_vm, "15 min after a lease of 2 min it is RUNNING"),
+    Red("lease", no_vm, "15 min after a lease of 2 min the VM is RUNNING"),
     Red("spot-vm", lambda world, _: world.steps.update({"spot-vm": 7}), "7 steps, not 1 to 20"),
     Red("spot-vm", lambda world, _: world.cloud.compute.capacity.out("*"), "no capacity", ok=None),
 )

@@ -68,7 +68,7 @@ def test_another_gpu_fails(world: World, server: SshServer) -> None:
     with world.kit(bucket=False, image=False) as kit:
         world.relay.backends[kit.name("vm"), 22] = server.port
         vm, lease = run(kit, "vm", "lease")
-        assert (vm.ok, "no L4" in vm.why) == (False, True), vm
+        assert (vm.ok, "not an L4" in vm.why) == (False, True), vm
         assert (lease.ok, lease.why) == (None, "not run: vm did not pass")
         assert world.left() == []
 

@@ -1,7 +1,7 @@
 """Derive the catalog's tables of regions, zones and prices from sources/, so that no figure in them is typed by hand.
 
 `python -m tools.catalog.derive` writes launcher/catalog/data/{regions,zones,prices,price_components}.csv; with
-`--check` it compares and fails when a table is not what its sources give. sources/README.md says what they are.
+`--check` it compares and fails if a table is not what its sources give. sources/README.md describes the sources.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PRICE_COLUMNS = (
 )
 COMPONENT_COLUMNS = ("component", "region", "list_usd", "spot_usd", "source", "date", "certainty")
 COMPONENTS = ("local-ssd-gib", "n1-vcpu", "n1-ram-gib", "p4", "p100", "t4", "v100")
-"""What prices are put together from when planning: N1 with its GPUs, and local SSDs that a VM asks for."""
+"""Components that planning adds up: N1 with its GPUs, and local SSDs that a VM requests."""
 SLICED = ("a4-", "a4x-")
-"""Families whose one SKU covers the whole machine, local SSDs included."""
+"""Families with one SKU for the whole machine, including local SSDs."""
 
 KEYS = {
     "Cyclenerd/google-cloud-pricing-cost-calculator:pricing.yml@fd66b26f": ("CYC-PRICES", "2026-07-30"),
@@ -70,11 +70,11 @@ SPOT_RULES = {
     r"spot=": "spot",
     r"as a3-highgpu-8g ": "as-a3-high",
 }
-"""How a price came about, as sources/gpu_prices.csv says it -> the rule's key in data/price_rules.csv."""
+"""Wording in sources/gpu_prices.csv -> the rule's key in data/price_rules.csv."""
 
 
 def main(args: Sequence[str], sources: Path = SOURCES, data: Path = DATA) -> str | None:
-    """Write the tables, or compare them; the text returned is what is wrong."""
+    """Write the tables, or compare them; return what is wrong, or None."""
     tables = {data / name: text for name, text in derive(sources, data).items()}
     if "--check" not in args:
         for path, text in tables.items():
@@ -85,7 +85,7 @@ def main(args: Sequence[str], sources: Path = SOURCES, data: Path = DATA) -> str
 
 
 def derive(sources: Path, data: Path) -> dict[str, str]:
-    """File name -> CSV text, from the sources and from machines.csv of the catalog's data."""
+    """Return file name -> CSV text, from the sources and from machines.csv of the catalog's data."""
     listed = read(sources / "gcp_gpu_machine_regions.csv")
     scraped = read(sources / "gcp_gpu_prices_by_zone.csv")
     parts = component_rows(read(sources / "gpu_price_components.csv"))
@@ -102,20 +102,20 @@ def derive(sources: Path, data: Path) -> dict[str, str]:
 
 
 def regions(listed: Iterable[Row]) -> list[Row]:
-    """Each machine once, with all regions where it is listed."""
+    """Return each machine once, with all regions where it is listed."""
     places = group((row["InstanceType"], row["Region"]) for row in listed)
     return [{"machine": name, "regions": text, "source": "CYC 2026-08-17", "certainty": "C"} for name, text in places]
 
 
 def zones(scraped: Iterable[Row], sources: Path) -> list[Row]:
-    """Each machine once, with all zones that are in the scraped file or named in zones_named.csv."""
+    """Return each machine once, with all zones of the scraped file and of zones_named.csv."""
     places = group((row["InstanceType"], row["Zone"]) for row in scraped)
     rows = [{"machine": name, "zones": text, "source": "SKYCAT 2026", "certainty": "C"} for name, text in places]
     return sorted([*rows, *read(sources / "zones_named.csv")], key=lambda row: row["machine"])
 
 
 def group(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(machine, place) pairs -> one sorted line for each machine."""
+    """Group (machine, place) pairs to one sorted line per machine."""
     found: dict[str, set[str]] = {}
     for machine, place in pairs:
         found.setdefault(machine, set()).add(place)
@@ -123,9 +123,9 @@ def group(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def price_row(row: Row, local_ssd_gib: int, ssd_rates: Mapping[str, float]) -> Row:
-    """One machine's prices in one region, each with the key of the rule behind it.
+    """Return one machine's prices in one region, each with the key of its rule.
 
-    `local_ssd_usd` is the part of the list price that is local SSDs: Vertex AI's fee is not on them.
+    `local_ssd_usd` is the local SSDs' share of the list price: Vertex AI's fee does not apply to it.
     """
     region, sliced = row["zone_or_region"], row["machine"].startswith(SLICED)
     disks = 0.0 if sliced or not local_ssd_gib else local_ssd_gib * ssd_rates[region]
@@ -144,7 +144,7 @@ def price_row(row: Row, local_ssd_gib: int, ssd_rates: Mapping[str, float]) -> R
 
 
 def figure(name: str, usd: str, rules: Mapping[str, str], text: str) -> Row:
-    """A price and its rule's key, found in the row's rules; both empty where the price is unknown.
+    """Return a price and its rule's key, found in the row's rules; both empty if the price is unknown.
 
     Raises:
         ValueError: a price without a known rule.
@@ -160,8 +160,8 @@ def figure(name: str, usd: str, rules: Mapping[str, str], text: str) -> Row:
 
 
 def component_rows(rows: Iterable[Row]) -> list[Row]:
-    """The components that planning needs. A Spot price that its source calls stale is left out: no zone of such a
-    region has the GPU."""
+    """Return the components that planning needs. Spot prices that their source calls stale are left out: no zone of
+    such a region has the GPU."""
     found = [
         {
             "component": row["component"],
@@ -179,7 +179,7 @@ def component_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def source_keys(text: str) -> tuple[str, str]:
-    """Full names of sources -> (their keys, each once; the date of the first).
+    """Return the keys of sources from their full names, each once, and the date of the first.
 
     Raises:
         ValueError: a source that KEYS lacks.
@@ -194,7 +194,7 @@ def source_keys(text: str) -> tuple[str, str]:
 
 
 def merge(found: Iterable[Row], named: Iterable[Row]) -> list[Row]:
-    """Figures known from text fill the cells that the file leaves empty, never another."""
+    """Fill cells that the file leaves empty with figures known from text; never replace others."""
     rows = {(row["machine"], row["region"]): dict(row) for row in found}
     for row in named:
         key = (row["machine"], row["region"])

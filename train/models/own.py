@@ -1,5 +1,4 @@
-"""The user's own model and loss: functions of theirs, made into a module that returns the mean loss, or the sum and the
-count that it is the quotient of."""
+"""Custom models and losses: wrap the user's functions in a module that returns the mean loss, or its sum and count."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from train.errors import TrainError, UsageError
 from train.usercode import Own, load, said
 
 Loss = Tensor | tuple[Tensor, Tensor]
-"""The mean of a batch, or a sum and the number of what it is the sum of."""
+"""The mean of a batch, or a sum and its count."""
 
 
 def build(shape: Foreign, loss: str | None) -> nn.Module:

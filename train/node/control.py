@@ -199,7 +199,7 @@ class Member:
         return order.members[self.node] == self.incarnation
 
     def runs(self, order: Order) -> bool:
-        """Whether all nodes still work on that generation, as far as this one knows."""
+        """Return whether all nodes still run that generation, as far as this node knows."""
         state = self.state()
         return state.phase == "run" and state.generation == order.generation
 

@@ -24,7 +24,7 @@ from train.node.process import Child
 MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
 
 HUNG_SECONDS = 5.0
-"""What processes that hang get to exit by themselves."""
+"""Time that hung processes get to exit by themselves."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Looker(NamedTuple):
 def _watch(
     child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path, hangs: Hangs
 ) -> tuple[int, str, bytes]:
-    """The command's exit code, why we ended it (empty if it ended by itself), and its stacks if it hung."""
+    """Return the command's exit code, why it was ended (empty: it ended by itself), and its stacks if it hung."""
     while (code := child.poll()) is None:
         if stop.signum:
             return _preempted(child, order, member, timing, stop, notice), "", b""
@@ -164,8 +164,8 @@ def _watch(
 
 
 def _preempted(child: Child, order: Order, member: Member, timing: Timing, stop: Stop, notice: Path) -> int:
-    """Let the processes save and exit; the exit code. Once another node has reported that its own have failed, nothing
-    can be saved: the notice is taken back, and nobody waits for those any more."""
+    """Let the processes save and exit; return the exit code. Once another node has reported that its processes failed,
+    nothing can be saved: the notice is removed, so that nobody waits for them."""
 
     def hurry() -> bool:
         if not member.runs(order):

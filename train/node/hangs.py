@@ -1,6 +1,6 @@
-"""Hang detection: whether this node's processes still make progress, and their stacks when they don't.
+"""Hang detection: check this node's processes for progress, and take their stacks when they hang.
 
-The node looks from outside, so it doesn't matter what they hang in: a kernel that never ends, a dead peer, a lock, an
+The node checks from outside, so it doesn't matter what they hang in: a kernel that never ends, a dead peer, a lock, an
 extension that holds the interpreter. faulthandler writes the stacks from a signal handler in C.
 """
 
@@ -21,19 +21,19 @@ from train.heartbeat import Beat
 from train.node.process import descendants
 
 SIGNAL: Final = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
-"""Asks for stacks; train/node/lines/sitecustomize.py listens to it. SIGUSR1 and 2 may be the user's."""
+"""Requests stacks; train/node/lines/sitecustomize.py handles it. SIGUSR1 and SIGUSR2 may be the user's."""
 
 STACKS_BYTES, PROCESS_BYTES = 1 << 20, 1 << 16
-"""At most so much of all stacks, and of one process's."""
+"""Upper bounds for all stacks, and for one process's."""
 
 WRITE_S: Final = 1.0
-"""For all processes to write their stacks."""
+"""Time for all processes to write their stacks."""
 
 NEAR_S: Final = 5.0
 """Nodes of a run hang together, but notice it some seconds apart."""
 
 COMPILE_S: Final = 1800.0
-"""A process that compiles counts as hung so much later; it is looked at every AGAIN_S."""
+"""Extra time for a process that compiles, whose stacks are checked every AGAIN_S."""
 AGAIN_S: Final = 60.0
 
 _COMPILING: Final = re.compile(
@@ -43,7 +43,7 @@ _COMPILING: Final = re.compile(
 
 
 class Hangs:
-    """Of one generation on this node.
+    """Detects hangs of one generation on this node.
 
     `silence`: seconds without a line of output or a row of metrics after which a script counts as hung; None: the
     heartbeat alone counts. `heard`: time.monotonic() of the newest line of output.
@@ -55,12 +55,12 @@ class Hangs:
         self._heard = heard
         self._began = time.monotonic()
         self._compiling = -math.inf
-        """Until when a compilation is not looked at again."""
+        """Time until which a compilation is not checked again."""
         folder.mkdir(exist_ok=True)
         heartbeat.create(folder)
 
     def found(self) -> bytes | None:
-        """The stacks of all Python processes, of which there may be none, if they hang; None if they don't."""
+        """Return the stacks of all Python processes (maybe empty) if they hang; None if they don't."""
         if not self.is_overdue() or time.monotonic() < self._compiling:
             return None
         stacks = self.stacks()
@@ -70,15 +70,15 @@ class Hangs:
         return stacks if self.is_overdue() else None
 
     def is_overdue(self, seconds: float = 0.0) -> bool:
-        """Whether progress should have been made more than so many seconds ago."""
+        """Return whether the deadline passed more than `seconds` ago."""
         return time.monotonic() - seconds > self._beat().deadline
 
     def silent(self) -> float:
-        """Seconds since the newest sign of progress."""
+        """Return the seconds since the newest sign of progress."""
         return time.monotonic() - self._beat().last
 
     def stacks(self) -> bytes:
-        """The stacks of the Python processes below this one, which go on."""
+        """Return the stacks of the Python processes below this one, which continue to run."""
         files = {pid: self._folder / str(pid) for pid in sorted(descendants(os.getpid())) if _listens(pid)}
         for pid, path in files.items():
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Hangs:
         return b"\n".join(filter(None, map(_head, files.values())))[:STACKS_BYTES]
 
     def _beat(self) -> Beat:
-        """Of a script its output is one as well."""
+        """Return the newest heartbeat; a script's output counts as one too."""
         beat = heartbeat.newest(self._folder)
         if self._silence is None or (heard := self._heard()) < self._began:
             return beat
@@ -96,7 +96,7 @@ class Hangs:
 
 
 def _listens(pid: int) -> bool:
-    """Whether a process handles SIGNAL, which would end it otherwise: its mask SigCgt, proc_pid_status(5)."""
+    """Return whether a process handles SIGNAL, which would end it otherwise: its mask SigCgt, proc_pid_status(5)."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (SIGNAL - 1) & 1)
@@ -104,7 +104,7 @@ def _listens(pid: int) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """What one process wrote, without too many of its threads."""
+    """Return what one process wrote, at most PROCESS_BYTES of it."""
     with suppress(OSError), path.open("rb") as file:
         return f"{_rank(path.name)}process {path.name}\n".encode() + file.read(PROCESS_BYTES)
     return b""

@@ -53,8 +53,8 @@ def write_shard(
 
 
 def _workers() -> Executor:
-    """Threads that send, all of them started. Python 3.12 and later start none while the interpreter ends, when a
-    script's last save may have only begun: then this thread sends the parts itself."""
+    """Return an executor whose sending threads have all started. Python 3.12 and later start no thread while the
+    interpreter exits, when a script's last save may just begin: then the calling thread sends the parts itself."""
     pool, all_there = ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint"), threading.Barrier(WORKERS)
     try:
         for _ in range(WORKERS):
@@ -67,7 +67,7 @@ def _workers() -> Executor:
 
 
 class _Here(Executor):
-    """Does at once what it is given, in the thread that gives it."""
+    """Runs each task at once in the calling thread."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()

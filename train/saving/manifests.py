@@ -108,7 +108,7 @@ def read(storage: Storage, name: str) -> Manifest:
         manifest = Manifest(data["step"], data["start"], shards, data["about"])
         wanted = contract.manifest(manifest.step, manifest.start)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{name} is no manifest of launch: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{name} is not a launch manifest: {type(error).__name__}: {error}") from error
     if name != wanted:
         raise CheckpointError(f"{name} is that of another checkpoint ({manifest.folder})")
     return manifest

@@ -166,7 +166,7 @@ def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str)
     """Raise UsageError if a checkpoint's run isn't ours: going on from it would be neither run."""
     config = theirs.get("config")
     if not isinstance(config, Mapping) or not {*FIXED, "data"} <= config.keys():
-        raise UsageError(f"{url} has checkpoints of another program. Set another output, or another name")
+        raise UsageError(f"{url} contains checkpoints of another program. Set another output or another name")
     before, now = _fixed(theirs["config"]), _fixed(json.loads(json.dumps(ours["config"])))
     changed = [f"{key} was {_short(before[key])} and is {_short(now[key])}" for key in FIXED if before[key] != now[key]]
     if theirs.get("data_sha256") != ours.get("data_sha256"):

@@ -38,7 +38,7 @@ PRUNE_SECONDS = 20.0
 """For one old object to go: the next save tries again."""
 
 FIRST_SECONDS = 3.0
-"""What a save is expected to take before one was measured."""
+"""Expected duration of a save until one was measured."""
 
 GIVE_UP_SECONDS = 2.0
 """For the save before to end, once it was given up."""
@@ -65,7 +65,7 @@ class Save:
     about: Mapping[str, Any]
     began: float
     expected: int
-    """What all ranks' shares must cover together, by this rank's state."""
+    """Checksum that all ranks' shares must add up to, by this rank's state."""
     waits: bool = False
     """Whether the other ranks wait for rank 0's word."""
     blocked: float = 0.0
@@ -108,7 +108,7 @@ class Saver:
         self._last = time.monotonic()
         self._asked = False
         self.seconds = FIRST_SECONDS
-        """From the beginning of a save until it was written: the last one's."""
+        """Duration of the last save, until it was written."""
         self.superseded: SupersededError | None = None
         """Why this start must not go on, if another has taken the run over."""
 
@@ -196,7 +196,7 @@ class Saver:
         return self._current
 
     def _beside(self, save: Save) -> None:
-        """In a thread of its own."""
+        """Run a save in a background thread."""
         use_device(self._ranks.device)
         self._run(save)
 
@@ -230,8 +230,8 @@ class Saver:
         ]
         if covered(save.content["tensors"]) + sum(theirs for theirs, _ in others) != save.expected:
             raise TrainError(
-                f"what the ranks saved of step {save.step} doesn't make up rank 0's state, so it is no checkpoint: the "
-                "ranks' states differ"
+                f"step {save.step}: the parts that the ranks saved don't add up to rank 0's state, so no checkpoint "
+                "was written: the ranks' states differ"
             )
         shards = (own, *(tuple(Part(*part) for part in parts) for _, parts in others))
         manifest = Manifest(save.step, self._start, shards, {**save.about, "time": time.time()})

@@ -45,7 +45,7 @@ def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: i
 
 
 def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What all ranks saved in the checkpoint `folder`, as `read`. Raises CheckpointError if it isn't a whole state."""
+    """Return what all ranks saved in the checkpoint `folder`, as `read`. Raises CheckpointError if it is incomplete."""
     from train.pieces import incomplete, stored
     from train.saving.shares import references
 
@@ -60,15 +60,15 @@ def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
         if "Cannot allocate memory" in str(error):
             raise
         reason = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(f"{folder} is no checkpoint of launch: {type(error).__name__}: {reason}") from error
+        raise CheckpointError(f"{folder} is not a launch checkpoint: {type(error).__name__}: {reason}") from error
     if missing := sorted(path for path in wanted if path not in found or incomplete(found[path])):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{folder} is incomplete: {', '.join(missing[:3])}{more} is missing, or a part of it")
+        raise CheckpointError(f"{folder} is incomplete: missing, or partly missing: {', '.join(missing[:3])}{more}")
     return saved
 
 
 _OF_THIS_MACHINE = (OSError, MemoryError)
-"""Not the checkpoint's fault: an older one would do no better."""
+"""Errors of this machine, not of the checkpoint: an older checkpoint would fail as well."""
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def joined(tensors: Mapping[str, Tensor], rest: Any) -> Any:
 
 
 def references(rest: Any) -> set[str]:
-    """The paths of all tensors that `joined` needs."""
+    """Return the paths of all tensors that `joined` needs."""
     if isinstance(rest, Mapping):
         if rest.keys() == {REF}:
             return {rest[REF]}
@@ -97,8 +97,8 @@ def share(tensors: Mapping[str, Tensor], rank: int, world: int, first_only: Coll
 
 
 def covered(tensors: Mapping[str, Tensor]) -> int:
-    """A checksum of which numbers these tensors hold, by path and not by value. The checksums of all ranks' shares add
-    up to that of the state only if no tensor, nor a part of one, is missing."""
+    """Return a checksum over the paths and sizes of these tensors, not their values. The checksums of all ranks' shares
+    add up to the state's only if no tensor or part of one is missing."""
     return sum(tensor.numel() * zlib.crc32(path.encode()) for path, tensor in tensors.items())
 
 

@@ -1,7 +1,7 @@
 """Compare the states of the ranks before a checkpoint, which holds one state and of which each rank writes a part.
 
-The ranks exchange digests through the store and not by a collective, so a rank that never calls `checkpoint.save` is
-named and hangs nothing else. Each save costs one digest per rank; it can't be cached, as no rank can know whether
+The ranks exchange digests through the store and not by a collective, so a rank that never calls `checkpoint.save` can
+be named, and no collective hangs. Each save costs one digest per rank; it can't be cached, as no rank can know whether
 another rank's state has changed since. Layouts are exchanged only when the digests differ.
 """
 
@@ -83,7 +83,7 @@ class Comparison:
         return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
 
     def _settle(self, layout: Layout) -> None:
-        """Find out where the ranks differ. All come to the same verdict, as all have the same differences."""
+        """Find out where the ranks differ. All reach the same result, as all see the same differences."""
         rank = self._ranks.rank
         first = _decoded(self._exchange("" if rank else json.dumps(layout))[0])
         mine = {path: entry for path, entry in layout.items() if first.get(path) != entry}
@@ -96,15 +96,15 @@ class Comparison:
         if hard := {path: who for path, who in found.items() if not all(entry.plain for entry in who.values())}:
             raise UsageError(
                 f"the state differs between the ranks: {_listed(hard)}. A checkpoint holds one state for all ranks: "
-                "make it the same on all of them, or pass what each rank has for itself in own={…}"
+                "make it the same on all of them, or pass per-rank values in own={…}"
             )
         if (new := {path: who for path, who in found.items() if path not in self._settled}) and rank == 0:
-            line = f"the state differs between the ranks: {_listed(new)}. Rank 0's is saved, for all ranks"
+            line = f"the state differs between the ranks: {_listed(new)}. Rank 0's value is saved for all ranks"
             print(f"train: {line}", file=sys.stderr, flush=True)
         self._settled |= found.keys()
 
     def _exchange(self, word: str) -> list[str]:
-        """Every rank's word, in the order of the ranks."""
+        """Return every rank's word, in rank order."""
         store, rank = self._ranks.store, self._ranks.rank
         if store is None:
             return [word]
@@ -116,8 +116,9 @@ class Comparison:
         def late() -> None:
             missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
             if missing and store.add(f"{here}/late", 1) == 1:
-                line = f"rank {rank} still waits for rank {', '.join(missing)} to call the same function of checkpoint"
-                print(f"train: {line}: restore, due and save are for all ranks", file=sys.stderr, flush=True)
+                others = ", ".join(missing)
+                line = f"rank {rank} is still waiting for rank {others} to call the same checkpoint function"
+                print(f"train: {line}: all ranks must call restore, due and save", file=sys.stderr, flush=True)
 
         wait_for_keys(store, keys, late)
         words = [zlib.decompress(text).decode() for text in store.multi_get(keys)]
@@ -140,7 +141,7 @@ def _decoded(word: str) -> Layout:
 
 
 def _listed(differences: Mapping[str, Mapping[int, Entry]]) -> str:
-    """`best is 0.5 (float) on rank 0 and 9.0 (float) on rank 1`."""
+    """Return the differences as text: `best is 0.5 (float) on rank 0 and 9.0 (float) on rank 1`."""
     lines = []
     for path, who in sorted(differences.items())[:SHOWN]:
         ranks: dict[str, list[str]] = {}
@@ -159,8 +160,8 @@ def _few(ranks: list[str]) -> str:
 
 
 def layout_of(content: Mapping[str, Any], generators: Collection[str] = (), strict: bool = False) -> Layout:
-    """The layout of an encoded state. `generators` are the names that hold a generator's state: one that differs is
-    `plain`, unless `strict`."""
+    """Return the layout of an encoded state. `generators` are the names that hold a generator's state, which counts as
+    `plain` unless `strict`."""
     tensors, rest = split(content)
     layout = dict(_entries(rest, "", tensors))
     for name in generators:
@@ -170,7 +171,7 @@ def layout_of(content: Mapping[str, Any], generators: Collection[str] = (), stri
 
 
 def tensors_of(path: str) -> frozenset[str]:
-    """The paths that the tensor of a plain value may have: of a tensor, of bytes, of a NumPy number."""
+    """Return the paths that the tensor of a plain value may have: of a tensor, of bytes, of a NumPy number."""
     return frozenset((path, f"{path}/{plain.BYTES}", f"{path}/{plain.ARRAY}/content"))
 
 
@@ -191,7 +192,7 @@ def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[t
 
 
 def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> Entry:
-    """Tied tensors are one in a checkpoint, so whether they are tied belongs to the layout."""
+    """Return a tensor's entry. Tied tensors are saved once, so the layout includes which ones are tied."""
     tensor = tensors[saved_as]
     kind = f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     if pieces.is_shared_out(tensor):

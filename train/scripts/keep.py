@@ -23,12 +23,12 @@ State = MutableMapping[str, Any]
 
 
 def named(state: Any) -> Any:
-    """`state`, if its names can be those of a checkpoint. Raises UsageError."""
+    """Return `state`, if its names are valid in a checkpoint. Raises UsageError."""
     if not isinstance(state, Mapping):
-        raise UsageError(f"a checkpoint's state is a dict by name, not a {type(state).__name__}")
+        raise UsageError(f"a checkpoint's state must be a dict by name, not a {type(state).__name__}")
     for name in state:
         if not isinstance(name, str) or not name or "/" in name or name.startswith("$") or name == "ranks":
-            raise UsageError(f"{name!r} can't be a name in a checkpoint: text without / and $ is, but for ranks")
+            raise UsageError(f"{name!r} can't be a name in a checkpoint: use text without / or $, and not 'ranks'")
     return state
 
 
@@ -45,7 +45,7 @@ def bare(model: Any) -> Any:
 
 
 def check(state: Any, own: Any) -> Layout:
-    """The layout of `state`, before it is trained. Raises UsageError if a checkpoint can't hold one of the two.
+    """Return the layout of `state` before training. Raises UsageError if a checkpoint can't hold `state` or `own`.
 
     Objects in `own` are not asked for their state: a data loader would start its workers to answer.
     """
@@ -61,7 +61,7 @@ def content(state: Any) -> dict[str, Any]:
 
 
 def own_content(own: Any) -> dict[str, Any]:
-    """The same of what is one rank's own, its tensors copied to the host's memory. Raises UsageError."""
+    """Return the same for one rank's `own` values, with tensors copied to host memory. Raises UsageError."""
     return {name: _copied(_split_own(name, value)) for name, value in named(own).items()}
 
 
@@ -77,13 +77,13 @@ def _copied(parts: Split) -> Any:
 
 
 def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool = False) -> Layout:
-    """The layout of `state`, of which a checkpoint holds `content`."""
+    """Return the layout of `state`; `content` is its encoding in a checkpoint."""
     return layout_of(content, [name for name, value in state.items() if isinstance(value, torch.Generator)], strict)
 
 
 def of_rank_0(state: Mapping[str, Any], layout: Layout, settled: Collection[str]) -> frozenset[str]:
-    """Paths of the tensors that rank 0 saves itself, as they aren't the same on every rank, or needn't be: batch norm's
-    running averages, `settled` differences, plain values that no object keeps."""
+    """Return the paths of tensors that rank 0 saves for all ranks, as they may differ between ranks: batch norm's
+    running averages, `settled` differences, plain values that belong to no object."""
     modules = {name: bare(value) for name, value in state.items() if isinstance(value, nn.Module)}
     buffers = {f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers()}
     loose = {name for name, value in state.items() if not _keeps_state(value)}
@@ -122,8 +122,8 @@ def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
 
 
 def _like(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
-    """For a path in the checkpoint: the tensor of this start as which it is to be shared out, if there is one. A new
-    optimizer has no moments yet: theirs are as its parameters."""
+    """Return a function from a checkpoint path to the current tensor whose sharding it takes, or None. A new optimizer
+    has no moments yet: they take the sharding of its parameters."""
     now = split(content(state)).tensors
     moments = {
         f"{name}/state/{number}": parameter
@@ -150,7 +150,7 @@ def _put(state: State, name: str, value: Any, saved: Any) -> None:
 
 
 def _placed(saved: Any, before: Any) -> Any:
-    """`saved`, its tensors on the devices of those in their places before."""
+    """Return `saved` with its tensors on the devices of the tensors that they replace."""
     if isinstance(saved, Tensor) and isinstance(before, Tensor):
         return saved.to(before.device)
     if isinstance(saved, Mapping) and isinstance(before, Mapping):

@@ -124,11 +124,11 @@ class Script:
     def _prepared(
         self, saver: Saver, step: int, state: Mapping[str, Any], own: Mapping[str, Any], wait: bool
     ) -> tuple[Prepared, Layout]:
-        """What this rank would save, and all that the ranks must agree on."""
+        """Return what this rank would save, and what the ranks must agree on."""
         if saver.superseded:
             raise saver.superseded
         if step < self.step:
-            raise UsageError(f"checkpoint.save: step {step} comes after step {self.step}: steps must grow")
+            raise UsageError(f"checkpoint.save: step {step} comes after step {self.step}: steps must increase")
         past = {"seconds": self.trained, "interruptions": self.interruptions}
         mine = {"random": randomness.read(self.ranks.device), "own": keep.own_content(own)}
         snapshot = Snapshot(keep.content(state), mine, {**_about(self.ranks), "script": past}, frozenset())

@@ -88,11 +88,11 @@ class GcsFolder:
             return 0.0
 
     def project_number(self) -> str:
-        """The number of the project that owns the bucket. Raises OutputError."""
+        """Return the number of the project that owns the bucket. Raises OutputError."""
         return str(self._settings().project_number or "")
 
     def _settings(self) -> Any:
-        """The bucket with its settings. Raises OutputError."""
+        """Return the bucket with its settings. Raises OutputError."""
         bucket = self._bucket.client.bucket(self._bucket_name)
         with self.within(ASK_SECONDS)._call() as tries:
             bucket.reload(timeout=tries.timeout(), retry=tries)

@@ -112,8 +112,8 @@ def _share(found: Sequence[nn.Module], model: nn.Module) -> float:
 
 @contextmanager
 def trial(model: nn.Module, plan: Plan) -> Iterator[Forward]:
-    """Inside, what `plan` compiles of the model is compiled, for each shape anew, and without DDP and CUDA graphs: to
-    find out how many samples fit. After it nothing is; torch finds the kernels again in its cache on the disk."""
+    """Inside the context, compile the model as `plan` says, once per shape, without DDP and CUDA graphs: to find out
+    how many samples fit. On exit nothing remains compiled; torch finds the kernels again in its disk cache."""
     from torch import _dynamo
 
     _prepare(plan)
@@ -168,8 +168,8 @@ def compiled(
 
 
 def _evaluated(model: nn.Module, ranks: Ranks, first: Pass) -> tuple[Forward, tuple[Choice, ...]]:
-    """A whole model as evaluations call it: a graph of its own, without gradients, compiled once, before training, as
-    its batches have the shape of the micro-batches. DDP is left out: it would send the buffers round in each pass."""
+    """Return the whole model for evaluations: a separate graph without gradients, compiled once before training, as its
+    batches have the shape of the micro-batches. It has no DDP, which would broadcast the buffers in each pass."""
     evaluated = torch.compile(model, backend=BACKEND)
     wrong = tried(evaluated, ranks, partial(first, evaluates=True))
     return (model, (Choice("evaluation", "not compiled", f"it failed: {wrong}"),)) if wrong else (evaluated, ())

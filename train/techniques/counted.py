@@ -1,9 +1,9 @@
-"""Losses over targets of which some do not count: each one that does weighs the same in the step, however the global
-batch is split into micro-batches and among the ranks.
+"""Losses with ignored targets: every counted target has the same weight in the step, however the global batch is split
+into micro-batches and among the ranks.
 
-The mean of means is another number: micro-batches have different counts. So a pass contributes its sum, divided by the
-number of targets that it has (a constant, which keeps the gradients in the range of half precision), and the counted
-share of them. Both add up over micro-batches and ranks; their quotient is the mean over all counted targets.
+A mean of means would be wrong, as micro-batches have different counts. So each pass contributes its sum, divided by its
+number of targets (a constant, which keeps the gradients in the range of half precision), and the counted share of
+them. Both add up over micro-batches and ranks; their quotient is the mean over all counted targets.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from train.pieces import local
 
 
 def targets(config: Config, source: Source) -> int:
-    """Targets of one sample, if they may weigh differently: some are IGNORED, or a loss of the user's counts them. 0:
-    all weigh the same, so that means of means are right, and nothing is counted."""
+    """Return the targets of one sample if they may have different weights: some are IGNORED, or a custom loss counts
+    them. 0: all have the same weight, so a mean of means is right."""
     custom = config.loss is not None or (isinstance(config.model, Foreign) and not config.model.name.startswith("hf:"))
     return source.targets or (source.per_sample if custom else 0)
 
 
 def loss_of(forward: Callable[..., Any], batch: Batch, targets: int) -> Tensor:
-    """The mean loss of a micro-batch [], or, where targets may weigh differently, [2]: its sum over the counted ones
-    and their number, both divided by the number of all. No value is read, so the host does not wait for the GPU.
+    """Return the mean loss of a micro-batch [], or, if targets may have different weights, [2]: the sum over the
+    counted ones and their number, both divided by the number of all. No value is read, so the host does not wait
+    for the GPU.
 
     `forward` returns the mean over the targets that are not IGNORED, or a pair of their sum and their count.
     """
@@ -48,19 +49,19 @@ def loss_of(forward: Callable[..., Any], batch: Batch, targets: int) -> Tensor:
 
 
 def _exact(number: Tensor) -> Tensor:
-    """Half precision can't count to 1000."""
+    """Return the number in fp32 or better: half precision can't count to 1000."""
     return number if number.dtype == torch.float64 else number.float()
 
 
 def differentiated(loss: Any) -> Any:
-    """The number that backward() is called on, from what a forward pass or `loss_of` returns. (torch leaves backward
+    """Return the number to call backward() on, from the result of a forward pass or `loss_of`. (torch leaves backward
     untyped.)"""
     return loss[0] if isinstance(loss, tuple) or loss.dim() else loss
 
 
 def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tensor:
-    """Divide the gradients of a step by the counted share of all ranks' targets; nothing is done where all count.
-    `loss` is this rank's; returns its part of the global mean, which is the mean of the ranks' parts."""
+    """Divide the gradients of a step by the counted share of all ranks' targets, unless all count. `loss` is this
+    rank's; return its part of the global mean, which is the mean of the ranks' parts."""
     if not loss.dim():
         return loss
     total, share = loss.unbind()
@@ -70,11 +71,11 @@ def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tens
 
 
 def mean_over_all(ranks: Ranks, loss: Tensor) -> Tensor:
-    """The mean over the counted targets of all ranks, from each rank's loss."""
+    """Return the mean over the counted targets of all ranks, from each rank's loss."""
     loss = mean(ranks, loss)
     return loss[0] * _inverse(loss[1]) if loss.dim() else loss
 
 
 def _inverse(share: Tensor) -> Tensor:
-    """Where nothing counts, the sum is 0, and so is the mean."""
+    """Return 1 / share; 1 if nothing counts, as the sum and the mean are 0 then."""
     return torch.where(share == 0, 1.0, 1 / share)

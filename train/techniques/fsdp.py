@@ -186,7 +186,7 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def _forget_pass(root: Any) -> None:
-    """After a pass that broke off, whatever it left in the model and its blocks. torch 2.11 lacks reset_iter_state."""
+    """Reset what an aborted pass left in the model and its blocks. torch 2.11 lacks reset_iter_state."""
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
         return
@@ -218,7 +218,7 @@ def _let_speak(modules: Sequence[FSDPModule], speaks: bool) -> None:
 
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""The second are their names in torch 2.11."""
+"""The second names are those in torch 2.11."""
 
 
 class _Memory:

@@ -93,8 +93,8 @@ def largest(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
 
 
 def nearest(sizes: list[int], start: int | None, fits: Callable[[int], bool]) -> int | None:
-    """The largest of ascending `sizes` that fits, where that is near `start`, and each try is dear: upwards from there,
-    then downwards. `start` None: from the smallest."""
+    """Return the largest of ascending `sizes` that fits, searching from `start` upwards, then downwards, as each try is
+    expensive. `start` None: from the smallest."""
     at = -1 if start is None else sizes.index(start)
     found = None
     for size in takewhile(fits, sizes[at + 1 :]):
@@ -220,10 +220,10 @@ def memory_text(device: torch.device) -> str:
 # --- Later ------------------------------------------------------------------------------------------------------------
 
 LEARNED = "micro_batch.json"
-"""In the run folder: the smallest micro-batch that a rank of the run had to come down to (JSON: size)."""
+"""In the run folder: the smallest micro-batch that a rank of the run had to reduce to (JSON: size)."""
 
 TRIES = 64
-"""To write it, while other ranks do: no fewer than the ranks of a large run that write at once."""
+"""Attempts to write it while other ranks do: at least as many as ranks of a large run write at once."""
 
 
 def learned(storage: Storage | None) -> int | None:
@@ -242,7 +242,7 @@ def learn(storage: Storage | None, size: int) -> None:
 
 
 def _learnt(storage: Storage, size: int) -> bool:
-    """Whether the folder has it now, or less; not if another rank has written meanwhile."""
+    """Return whether the folder now has this size or a smaller one; False if another rank wrote at the same time."""
     known, version = _read(storage)
     if known is not None and known <= size:
         return True
@@ -254,7 +254,7 @@ def _learnt(storage: Storage, size: int) -> bool:
 
 
 def _read(storage: Storage) -> tuple[int | None, str]:
-    """What was learnt, None if it is damaged, and its version."""
+    """Return the stored size (None if damaged or missing) and its version."""
     try:
         content, version = storage.read_version(LEARNED)
     except FileNotFoundError:
