@@ -212,7 +212,12 @@ def evaluate(run: Run, told: Told) -> None:
     batches, total = run.config.eval.batches, torch.zeros((2,) if run.targets else (), device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
-        parts = split(run.feed.held_out(index, batches), run.portions.size)
+        if index:
+            expect(run, DATA_SECONDS)
+        batch = run.feed.held_out(index, batches)
+        if index:
+            expect(run)
+        parts = split(batch, run.portions.size)
         for part in parts:
             with autocast(run.numbers, run.ranks.device):
                 total += counted.loss_of(run.evaluated, part, run.targets) / len(parts)

@@ -81,7 +81,7 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
 
     monkeypatch.setattr(Heartbeat, "expect", expect)
     for owner, name in (
-        *((loop, name) for name in ("warm_up", "begin", "gradients", "parameters_sha256", "meet")),
+        *((loop, name) for name in ("warm_up", "begin", "boundary", "gradients", "parameters_sha256", "meet")),
         *((Feed, "train"), (Feed, "held_out"), (Saver, "begin"), (Saver, "save")),
     ):
         noting(owner, name)
@@ -92,7 +92,9 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
         assert seen[name] == [inf], name
     assert seen["gradients"] == [inf, *[60.0] * 23]
     assert seen["train"] == [inf, *[600.0] * 23]
-    assert seen["held_out"] == [1800.0, 60.0, 60.0] * 4
+    assert seen["held_out"] == [1800.0, 600.0, 600.0] * 4
+    evaluation = [1800.0, 60.0, 60.0]
+    assert seen["boundary"] == [inf, *[60.0] * 5, *[*evaluation, *[60.0] * 7] * 3, *evaluation, 60.0]
     assert now == inf
 
 
