@@ -5,7 +5,7 @@ Also runs the passes before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -63,12 +63,15 @@ def machine(ranks: Ranks) -> dict[str, Any]:
 
 
 def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | None) -> Portions | None:
-    """Return that of the newest checkpoint; None if there is none, or if conditions have changed, which rank 0
-    prints."""
+    """Return that of the newest checkpoint; None if there is none, if it is not the trainer's own (`begin` refuses it
+    on all ranks), or if it was made under other conditions, which rank 0 prints."""
 
     def look() -> tuple[int, int, list[str]] | None:
         manifest = newest(storage) if storage else None
-        return manifest and (manifest.step, manifest.about["micro_batch"], _differences(manifest, config, ranks))
+        size = manifest.about.get("micro_batch") if manifest else None
+        if manifest is None or not isinstance(size, int) or not isinstance(manifest.about.get("config"), Mapping):
+            return None
+        return manifest.step, size, _differences(manifest, config, ranks)
 
     saved = on_first(ranks, look)
     if saved is None:

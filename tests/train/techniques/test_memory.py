@@ -21,7 +21,9 @@ from tests.train.test_loop import TINY, events, read, run, steps
 from train import loop, micro_batch, models
 from train.config import parse
 from train.dist import Ranks
-from train.errors import OutOfMemoryError
+from train.errors import OutOfMemoryError, UsageError
+from train.saving import manifests
+from train.saving.manifests import Manifest
 from train.storage import LocalFolder
 from train.techniques import memory
 from train.techniques.memory import LEARNED, divisors, largest, portions
@@ -143,6 +145,33 @@ def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, as
     (start,) = events(run(folder, config), "start")
     chosen = {one["what"]: (one["chosen"], one["why"]) for one in start["choices"]}
     assert chosen["micro-batch"] == ("2", "an earlier start ran out of memory")
+
+
+def test_a_scripts_run_folder_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the memory is bounded, its manifest is read during setup already."""
+    manifests.commit(LocalFolder(tmp_path), Manifest(3, "0001-0000", ((),), {"config": {"model": "your own script's"}}))
+    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    with pytest.raises(UsageError, match="another program"):
+        run(tmp_path, {"data": "synthetic", "steps": 2})
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"config": dict.fromkeys(("model", "data"), "your own script's")},
+        {"config": {}, "micro_batch": "2"},
+        {"config": "none", "micro_batch": 2},
+        {},
+    ],
+)
+def test_a_checkpoint_of_something_else_names_no_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, Any]
+) -> None:
+    """A run folder of a script: it is refused once the run is set up, on all ranks alike."""
+    storage, config = LocalFolder(tmp_path), parse({"batch_size": 8})
+    manifest = Manifest(3, "1-0", ((),), about)
+    monkeypatch.setattr(micro_batch, "newest", lambda found: manifest if found is storage else None)
+    assert micro_batch._as_saved(config, Ranks(), portions(8, None, 1), storage) is None
 
 
 @pytest.mark.parametrize(
