@@ -249,6 +249,21 @@ def test_no_row_is_started_that_cannot_end_in_time(session: Session) -> None:
     assert "Not run, not enough time left: long." in (session.log.folder / "part-1.md").read_text()
 
 
+def test_a_row_cut_off_by_the_end_of_the_session_is_due_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own limit is far away, so it did not fail: the next command runs it."""
+    monkeypatch.setattr(program, "SPARE", 0.0)
+    session.device, session.tiny = machine.Device("NVIDIA H200", 1, "13.0"), False
+    session.until = time.monotonic() + 1.5
+    program.run(session, [task("long", _hangs, seconds=0.1)])
+    assert (statuses(session), session.left) == ({}, ["1 long"])
+    assert "1 long" not in again_from(session).rows
+    assert "long" in (session.log.folder / "part-1.md").read_text()
+    program.run(later := again_from(session, until=time.monotonic() + 300), [task("long", _fine)])
+    assert statuses(later) == {"long": "ok"}
+
+
 def test_a_row_that_measures_time_is_alone(session: Session, tmp_path: Path) -> None:
     """No row beside it has begun before it ended, or ended after it began."""
     session.tiny, session.jobs = False, 3

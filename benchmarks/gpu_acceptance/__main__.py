@@ -246,10 +246,12 @@ def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
 
 
 def conclude(session: Session, done: Running) -> None:
-    """Judge a row, and write it."""
+    """Judge a row, and write it. One that the end of the session cut off has no row: the next command runs it."""
     task, found = done.task, done.result()
     row: Row = {}
-    if "measured" in found:
+    if "cut off" in found:
+        row = {"status": "cut off"}
+    elif "measured" in found:
         verdict = judged(task, found["measured"])
         row = {"status": "ok" if verdict.ok else "failed", "why": verdict.why, "measured": found["measured"]}
     elif "skip" in found:
@@ -260,7 +262,11 @@ def conclude(session: Session, done: Running) -> None:
         row["output"] = running.last(done.printed()).splitlines()
     session.log.print(f"{task.key}: {row['status']}", done.printed())
     _note_ran_on(session.log, done.place.folder / log.RAN_ON)
-    _write(session, task, row, done.seconds)
+    if row["status"] == "cut off":
+        session.left.append(task.key)
+        print(f"cut off {done.seconds:5.1f} s  {task.name}: the session ended; the next command runs it", flush=True)
+    else:
+        _write(session, task, row, done.seconds)
     shutil.rmtree(done.place.folder, ignore_errors=True)
 
 

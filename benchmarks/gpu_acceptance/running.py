@@ -37,12 +37,14 @@ class Running:
     limit: float
     pid: int
     began: float = field(default_factory=time.monotonic)
+    killed: bool = False
 
     def poll(self) -> bool:
         """Return whether it has ended; past its limit it is killed with everything that it started."""
         done, _ = os.waitpid(self.pid, os.WNOHANG)
         late = time.monotonic() - self.began > self.limit
         if not done and late:
+            self.killed = True
             self.kill()
             os.waitpid(self.pid, 0)
         if done:
@@ -66,12 +68,16 @@ class Running:
             return ""
 
     def result(self) -> Mapping[str, Any]:
-        """Return {"measured": …}, {"skip": why} or {"error": why}."""
+        """Return {"measured": …}, {"skip": why}, {"error": why}, or {"cut off": seconds} if the session ended before
+        the task's own limit."""
         try:
             found: Mapping[str, Any] = json.loads((self.place.folder / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            late = self.seconds > self.limit
-            return {"error": f"killed after {self.limit:.0f} s" if late else "its process ended without a result"}
+            if self.killed and self.limit < self.place.within(self.task.limit):
+                return {"cut off": self.limit}
+            return {
+                "error": f"killed after {self.limit:.0f} s" if self.killed else "its process ended without a result"
+            }
         return found
 
 
