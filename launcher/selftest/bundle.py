@@ -1,7 +1,8 @@
 """Write the bundle: results, versions, requests and answers, without identifying values.
 
 Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced everywhere,
-also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern.
+also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern, secrets also by the name of
+their field. `foreign` removes what answers contain about other resources.
 """
 
 from __future__ import annotations
@@ -9,30 +10,45 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from launcher.selftest.foreign import reduced
 
 LONGEST: Final = 2000
 """Characters that are kept of a text, such as a VM's startup script."""
 ITEMS: Final = 100
 """Elements that are kept of a list: a page of prices has 5,000."""
-PATTERNS: Final = (
+SECRET: Final = re.compile(r"(\w*token|\w*secret|private_?key\w*|password|bucketName)", re.IGNORECASE)
+"""Names of fields whose text is hidden. A page's token holds the name of what comes next."""
+PUBLIC_PROJECTS: Final = "deeplearning-platform-release|vertex-ai|cloud-builders"
+
+
+def unless_path(found: re.Match[str]) -> str:
+    """BASE64, or the same text where it is a path such as v1/projects/PROJECT/customJobs."""
+    is_path = all(PART.fullmatch(part) for part in found[0].split("/"))
+    return found[0] if is_path and "/" in found[0] else "BASE64"
+
+
+PART: Final = re.compile(r"[a-z]*([A-Z][a-z]+)*|[A-Z]+|v\d\w*|\d+|[0-9a-f]+")
+PATTERNS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
+    (re.compile(rf"\b({SECRET.pattern}[\"']?\s*[=:]\s*[\"']?)[^&\s\"',}}]+", re.IGNORECASE), r"\1TOKEN"),
     (re.compile(r"[\w.+%-]+@[\w-]+(\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\bya29\.[\w.-]+"), "TOKEN"),
     (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), "TOKEN"),
     (re.compile(r"\b(ssh-(rsa|ed25519)|ecdsa-sha2-\S+) [A-Za-z0-9+/=]+"), "SSH-KEY"),
-    (re.compile(r"(?<![A-Za-z0-9+/])(?![0-9a-f]+(?![A-Za-z0-9+/]))[A-Za-z0-9+/]{48,}={0,2}"), "BASE64"),
+    (re.compile(r"(?<![A-Za-z0-9+/])(?![0-9a-f]+(?![A-Za-z0-9+/]))[A-Za-z0-9+/]{48,}={0,2}"), unless_path),
     (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "IP"),
     (re.compile(r"(?<![\w:])([0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])"), "IP"),
     (re.compile(r"(?<=/home/)[^/\s\"']+|(?<=/Users/)[^/\s\"']+"), "USER"),
     (re.compile(r"(?<=\bprojects/)\d{6,}"), "PROJECT-NUMBER"),
+    (re.compile(rf"\b(projects/|docker\.pkg\.dev/)(?!({PUBLIC_PROJECTS})\b)[a-z][\w.:-]*"), r"\1OTHER-PROJECT"),
 )
-PERSONAL: Final = frozenset({"username", "homedirectory", "uid", "gid", "name", "key", "sshpublickey", "fingerprint"})
-"""Fields that hold a person's name or key, or irrelevant values of metadata items."""
-PEOPLE: Final = "/users/"
-"""Only in paths of OS Login."""
-NUMBER: Final = re.compile(r"\bprojects/(\d{6,})")
+NUMBER: Final = re.compile(
+    r"(?:\bprojects/|[?&]project=|\"project(?:Number|Id)?\": \"?|\"compute#project\", \"id\": \"?)(\d{6,})"
+    r"|\b(?:service-)?(\d{6,})(?:-compute)?@"
+)
 BUCKET: Final = re.compile(r"(?:\bgs://|/b/)(?!launch-selftest-)([a-z0-9][\w.-]+)")
 
 
@@ -43,7 +59,7 @@ def written(
     redact = Redactor({**learnt(calls), **known})
     path = folder / name
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        kept = [redact(without_people(call)) for call in calls]
+        kept = [redact(reduced(call)) for call in calls]
         for part, data in (("results.json", redact(results)), ("calls.json", kept)):
             file.writestr(part, json.dumps(data, indent=1, ensure_ascii=False))
     return path
@@ -59,28 +75,8 @@ def learnt(calls: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return replacements for the project's number and for buckets of others that a call names, as they may occur
     elsewhere too."""
     text = json.dumps([*calls])
-    return {**dict.fromkeys(BUCKET.findall(text), "BUCKET"), **dict.fromkeys(NUMBER.findall(text), "PROJECT-NUMBER")}
-
-
-def without_people(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call of OS Login without personal data."""
-    if PEOPLE not in str(call.get("path", "")):
-        return call
-    return {
-        **call,
-        "path": str(call["operation"]),
-        "request": hidden(call["request"]),
-        "answer": hidden(call["answer"]),
-    }
-
-
-def hidden(value: Any, name: str = "") -> Any:
-    """Return JSON with the texts of PERSONAL fields hidden; a map by fingerprint gets numbers as keys."""
-    if isinstance(value, Mapping):
-        if name.lower() == "sshpublickeys":
-            return {str(number): hidden(each) for number, each in enumerate(value.values())}
-        return {key: "HIDDEN" if key.lower() in PERSONAL else hidden(each, key) for key, each in value.items()}
-    return [hidden(each, name) for each in value] if isinstance(value, list) else value
+    numbers = [found[1] or found[2] for found in NUMBER.finditer(text)]
+    return {**dict.fromkeys(BUCKET.findall(text), "BUCKET"), **dict.fromkeys(numbers, "PROJECT-NUMBER")}
 
 
 class Redactor:
@@ -88,6 +84,7 @@ class Redactor:
 
     def __init__(self, known: Mapping[str, str]) -> None:
         """`known`: value -> replacement. A short value is only replaced as a whole word."""
+        self._values = frozenset(known)
         longest = sorted((value for value in known if value), key=len, reverse=True)
         self._known = [(re.compile(whole(value), re.IGNORECASE), known[value]) for value in longest]
 
@@ -96,19 +93,29 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self.text(str(key)): self(each) for key, each in value.items()}
+            return {
+                self.text(str(key)): "TOKEN" if SECRET.fullmatch(str(key)) and is_text(each) else self(each)
+                for key, each in value.items()
+            }
+        if isinstance(value, int) and str(value) in self._values:
+            return self.text(str(value))
         return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
 
     def text(self, text: str) -> str:
         """Return one text redacted."""
         for pattern, instead in self._known:
             text = pattern.sub(instead, text)
-        for pattern, instead in PATTERNS:
-            text = pattern.sub(instead, text)
+        for pattern, word in PATTERNS:
+            text = pattern.sub(word, text)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
 
 
 SHORT: Final = 6
+
+
+def is_text(value: Any) -> bool:
+    """Whether it can hold a secret."""
+    return isinstance(value, str) and bool(value)
 
 
 def whole(value: str) -> str:

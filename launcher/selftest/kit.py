@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "launch-selftest"
 """Every name begins with it."""
+OWN: Final = re.compile(rf"{PREFIX}-[0-9a-f]{{6}}(?![0-9a-z])")
+"""How the names of all that a selftest makes begin."""
 LABEL: Final = "gcp-launch-selftest"
 """On all that can have labels; the value is the selftest's id. Nothing without it is ever changed or removed."""
 CPU: Final = "n1-standard-4"

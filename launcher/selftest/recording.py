@@ -26,6 +26,10 @@ NAMED: Final = re.compile(
 """Parts of a path that are followed by a name."""
 BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
 """A registry's paths; the repository's name has slashes."""
+SECRET: Final = re.compile(r"(oauth2|accounts|sts|iamcredentials|metadata)(\..*)?|169\.254\.169\.254")
+"""Hosts that answer with credentials, or are asked with them."""
+TOKENS: Final = re.compile(r"/computeMetadata/|/oauth2/|/token$")
+"""In the paths of such, and of a registry's token endpoint."""
 METHODS: Final = {
     "create_custom_job": ("POST", ""),
     "get_custom_job": ("GET", "/*"),
@@ -96,15 +100,16 @@ def note_http(
     url = urlsplit(request.url)
     if template(url.path).startswith(JOBS):
         return
-    body = request.body if isinstance(request.body, str | bytes) else b""
+    is_secret = SECRET.fullmatch(url.hostname or "") or TOKENS.search(url.path)
+    body = request.body if isinstance(request.body, str | bytes) and not is_secret else b""
     recorder.note(
         f"{request.method} {template(url.path)}",
         host=url.hostname,
         path=unquote(url.path),
-        query=dict(parse_qsl(url.query)),
+        query={} if is_secret else dict(parse_qsl(url.query)),
         request=as_json(body),
         status=status,
-        answer=answer,
+        answer=None if is_secret else answer,
         seconds=round(seconds, 3),
         error=error,
     )

@@ -8,13 +8,18 @@ import re
 import socket
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from google.cloud import artifactregistry_v1
 
 from launcher.apply import running
-from launcher.selftest.bundle import Redactor, read, without_people, written
+from launcher.selftest.bundle import Redactor, read, written
+from launcher.selftest.compare import differences
 from tests.googlecloud import Fault, Status
+from tests.googlecloud.artifactregistry import Made
+from tests.googlecloud.faults import Serve, Step
+from tests.googlecloud.wire import Call, Response, json_response
 from tests.selftest.world import World, opened
 
 PROJECT, NUMBER = "canary-project-7d3f", "987654321098"
@@ -29,8 +34,24 @@ CANARIES = {
     "user": "canaryuser",
     "host": "canary-host",
     "home": "canary-home",
+    "log line": "customer Jane Canary",
+    "metadata": "canary-db-password",
+    "usage": "canary-usage-bucket",
+    "other repository": "canary-images",
     "key": "AAAAC3NzaC1lZDI1NTE5AAAAICANARYCANARYCANARYCANARYCANARY",
 }
+
+
+class Answer:
+    """No fault: what a real project holds."""
+
+    step: ClassVar[Step | None] = None
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
+
+    def __call__(self, call: Call, serve: Serve) -> Response:
+        return json_response(self.answer)
 
 
 def leaks(path: Path) -> list[str]:
@@ -52,6 +73,16 @@ def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         world.cloud.let_in(CANARIES["token"])
         del world.env["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"]
         world.env |= {**world.cloud.environ(), "CLOUDSDK_CORE_ACCOUNT": CANARIES["account"]}
+        log = {"logName": f"projects/{PROJECT}/logs/app", "textPayload": CANARIES["log line"]}
+        metadata = {"items": [{"key": "db", "value": CANARIES["metadata"]}]}
+        metadata["items"].append({"key": "ssh-keys", "value": f"x:ssh-ed25519 {CANARIES['key']} x"})
+        project = {"kind": "compute#project", "id": NUMBER, "name": PROJECT, "commonInstanceMetadata": metadata}
+        project["usageExportLocation"] = {"bucketName": CANARIES["usage"]}
+        world.cloud.faults.add(Fault("logging.entries.list", Answer({"entries": [log]}), times=1))
+        world.cloud.faults.add(Fault("compute.projects.get", Answer(project), times=1))
+        name = f"projects/{PROJECT}/locations/us/repositories/{CANARIES['other repository']}"
+        message = artifactregistry_v1.Repository.pb()(name=name, format_="DOCKER")
+        world.cloud.artifacts.repositories[name] = Made(message, 0.0)
         said = f"{CANARIES['account']} may not read gs://{CANARIES['bucket']} in {home} of project {NUMBER}"
         world.cloud.faults.add(Fault("compute.machineTypes.get", Status(403, message=said), times=None))
         ran = world.selftest("--only", "cpu")
@@ -97,6 +128,14 @@ def test_the_results_are_what_is_adopted(world: World) -> None:
         ("2026-11-22T10:00:00.123456Z", "2026-11-22T10:00:00.123456Z"),
         ("/home/somebody/x and /Users/somebody/y", "/home/USER/x and /Users/USER/y"),
         ("projects/123456789012/locations", "projects/PROJECT-NUMBER/locations"),
+        ("projects/other-proj/zones/z", "projects/OTHER-PROJECT/zones/z"),
+        ("us-docker.pkg.dev/other-proj/r/i:t", "us-docker.pkg.dev/OTHER-PROJECT/r/i:t"),
+        (
+            "http://x:34985/artifacts/v1/projects/PROJECT/locations/us/repositories/launch",
+            "http://x:34985/artifacts/v1/projects/PROJECT/locations/us/repositories/launch",
+        ),
+        (f"source/{64 * 'a'}.tgz", f"source/{64 * 'a'}.tgz"),
+        ("Ab1/" * 20, "BASE64"),
         ("root in chroot", "USER in chroot"),
         ("My-Project-launch", "PROJECT-launch"),
     ],
@@ -107,18 +146,99 @@ def test_patterns(text: str, redacted: str) -> None:
     assert redact({"a": [{text: 1}]}) == {"a": [{redacted: 1}]}
 
 
-def test_nothing_of_a_person_is_left_of_os_login() -> None:
-    answer = {
-        "name": "1234",
-        "posixAccounts": [{"username": "jane_doe", "homeDirectory": "/home/jane_doe", "uid": "5", "primary": True}],
-        "sshPublicKeys": {"0123abcd": {"key": "ssh-rsa AAAA jane", "fingerprint": "0123abcd"}},
-    }
-    call: dict[str, Any] = {"operation": "GET /v1/users/*/loginProfile", "path": "/v1/users/jane@x.org/loginProfile"}
-    hidden = json.dumps(without_people({**call, "request": None, "answer": answer}))
-    assert not [word for word in ("jane", "0123abcd", "1234") if word in hidden]
-    assert '"primary": true' in hidden
+OWN = "launch-selftest-0a1b2c"
+LOGIN: dict[str, Any] = {
+    "name": "1234",
+    "posixAccounts": [
+        {"username": "jane_doe", "gecos": "Jane Doe", "homeDirectory": "/home/jane_doe", "uid": 512, "primary": True}
+    ],
+    "sshPublicKeys": {"0123abcd": {"key": "ssh-rsa AAAA jane", "fingerprint": "0123abcd"}},
+}
+PROJECT_OF: dict[str, Any] = {
+    "kind": "compute#project",
+    "id": "777777777",
+    "commonInstanceMetadata": {"items": [{"key": "db-password", "value": "hunter2"}, {"key": "x", "value": 31337}]},
+    "usageExportLocation": {"bucketName": "secret-usage", "reportNamePrefix": "acme"},
+    "quotas": [{"metric": "CPUS_ALL_REGIONS", "limit": 12.0}],
+}
+ENTRIES: dict[str, Any] = {
+    "entries": [
+        {
+            "textPayload": "customer Jane Doe: 4111 1111 1111 1111",
+            "jsonPayload": {"customer-jane": "owes", "ssn": 123121234},
+            "labels": {"acme/team": "red"},
+            "severity": "INFO",
+            "logName": f"projects/acme/logs/{OWN}",
+        }
+    ],
+    "nextPageToken": "b3BhcXVl",
+}
+OTHERS: dict[str, Any] = {
+    "repositories": [
+        {"name": "projects/p/locations/us/repositories/acme-secret", "description": "for Jane", "format": "DOCKER"},
+        {"name": f"projects/p/locations/us/repositories/{OWN}", "description": "launch's", "format": "DOCKER"},
+    ]
+}
+NOT_OURS = (
+    ("GET /v1/users/*/loginProfile", LOGIN, ("jane", "0123abcd", "1234", "512")),
+    ("POST /v1/users/*:importSshPublicKey", {"loginProfile": LOGIN}, ("jane", "0123abcd", "1234", "512")),
+    ("GET /compute/v1/projects/*", PROJECT_OF, ("777777", "password", "hunter2", "31337", "secret-usage", "acme")),
+    ("POST /v2/entries:list", ENTRIES, ("jane", "4111", "owes", "1231", "acme", "red", "b3BhcXVl", "INFO")),
+    ("GET /v1/projects/*/locations/*/repositories", OTHERS, ("acme", "jane")),
+)
+
+
+@pytest.mark.parametrize(("operation", "answer", "secrets"), NOT_OURS, ids=[one[0] for one in NOT_OURS])
+def test_of_what_is_not_ours_the_shape_alone_is_kept(
+    tmp_path: Path, operation: str, answer: dict[str, Any], secrets: tuple[str, ...]
+) -> None:
+    """Allow-list: keys, kinds, counts and Google's own words stay; `launch selftest --compare` needs no more."""
+    path = operation.partition(" ")[2].replace("users/*", "users/jane")
+    call = {"operation": operation, "path": path, "request": None, "status": 200, "answer": answer}
+    _, [kept] = read(written(tmp_path, "x.zip", {}, [call], {}))
+    text = json.dumps(kept)
+    assert [word for word in secrets if word.lower() in text.lower()] == []
+    assert kept["answer"].keys() == answer.keys()
+    assert [*differences([{**call, "answer": kept["answer"]}], [{**call, "answer": kept["answer"]}])] == []
+    if "quotas" in answer:
+        assert kept["answer"]["quotas"] == answer["quotas"]
+    if "repositories" in answer:
+        assert kept["answer"]["repositories"][1]["description"] == "launch's"
+        assert kept["answer"]["repositories"][0]["format"] == "DOCKER"
+    if "posixAccounts" in answer:
+        assert kept["answer"]["posixAccounts"][0]["primary"] is True
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token",
+        "access_token",
+        "accessToken",
+        "id_token",
+        "refresh_token",
+        "identity_token",
+        "client_secret",
+        "private_key",
+        "pageToken",
+        "bucketName",
+    ],
+)
+def test_a_secret_is_known_by_its_field(name: str) -> None:
+    redact = Redactor({})
+    assert "s3cr3t" not in json.dumps(redact([{"query": {name: "s3cr3t"}}, f"GET /x?a=b&{name}=s3cr3t&c=d"]))
+    assert "s3cr3t" not in redact(f'{{"{name}": "s3cr3t"}}')
+
+
+def test_a_projects_number_is_learnt_wherever_it_stands(tmp_path: Path) -> None:
+    answer = {"name": OWN, "projectNumber": "123456789012", "n": 123456789012, "text": "of 123456789012, 4444444444"}
+    mail = "by service-5555555555@gcp-sa.example and 6666666666-compute@developer.gserviceaccount.com; 5555555555"
+    call = {"operation": "GET /storage/v1/b", "path": "/storage/v1/b", "query": {"project": "4444444444"}}
+    refused = {**call, "answer": {"error": {"message": f"/x?project=7777777777 7777777777 {mail}"}}}
+    path = written(tmp_path, "x.zip", {}, [{**call, "answer": answer}, refused], {})
+    assert re.findall(r"\d{6,}", json.dumps(read(path)[1]).replace(OWN, "")) == []
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:
-    path = written(tmp_path, "x.zip", {"steps": []}, [{"path": "/", "answer": "x y " * 5000}], {})
-    assert read(path)[1][0]["answer"].endswith("… (20000 characters)")
+    path = written(tmp_path, "x.zip", {"steps": []}, [{"answer": {"name": OWN, "text": "x y " * 5000}}], {})
+    assert read(path)[1][0]["answer"]["text"].endswith("… (20000 characters)")

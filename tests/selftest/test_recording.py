@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import grpc
 import pytest
+import requests
 
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
 from launcher.apply.vertex import Vertex
 from launcher.errors import LaunchError
-from launcher.selftest.recording import ALIKE, Recorder, recorded, template
+from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
 from tests.apply.test_vertex import BODY
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
 from tests.googlecloud.rpc import serve_grpc
@@ -85,3 +86,22 @@ def test_a_connection_that_is_lost_is_kept(cloud: GoogleCloud, clock: FakeClock)
         (None, True),
         (200, False),
     ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://oauth2.googleapis.com/token",
+        "https://sts.googleapis.com/v1/token",
+        "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/a:generateAccessToken",
+        "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/identity?audience=s3cr3t",
+        "http://127.0.0.1:99/computeMetadata/v1/project/attributes/",
+        "https://us-docker.pkg.dev/v2/token?account=s3cr3t",
+    ],
+)
+def test_no_body_of_a_token_endpoint_is_kept(url: str) -> None:
+    recorder = Recorder()
+    request = requests.Request("POST", url, json={"assertion": "s3cr3t"}).prepare()
+    note_http(recorder, request, 200, seconds=0.1, answer={"value": "s3cr3t"})
+    assert "s3cr3t" not in str(recorder.calls)
+    assert recorder.calls[0]["status"] == 200

@@ -1,0 +1,72 @@
+"""Reduces answers about somebody else's resources to their shape: keys, kinds of values, and known enums.
+
+An allow-list: a text stays if it belongs to this selftest, comes from one of Google's public catalogs, or stands in a
+field that only ever holds Google's own words. Numbers and booleans stay, except in logs, metadata and people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from launcher.selftest.kit import OWN
+
+NAMES: Final = ("name", "displayName", "id", "bucket", "logsBucket", "selfLink", "targetLink")
+"""Fields that name the resource which they are in."""
+PUBLIC: Final = re.compile(
+    r"GET .*/(skus|machineTypes/\*|acceleratorTypes/\*|regions/\*|images/family/\*)|.*Permissions"
+)
+"""Operations whose answers are Google's catalogs, or the permissions that were asked for."""
+HARMLESS: Final = re.compile(
+    "@type|IPProtocol|architecture|code|currencyCode|direction|domain|format|kind|locationType|metric|mode|reason|shell"
+    "|natIpAllocateOption|operatingSystemType|operationType|sourceSubnetworkIpRangesToNat|state|status|storageClass"
+    "|usageType"
+)
+"""Fields that hold a word of Google's."""
+WORD: Final = re.compile(r"[\w#./-]{1,80}")
+STRICT: Final = frozenset({"entries", "commonInstanceMetadata", "loginProfile", "posixAccounts", "sshPublicKeys"})
+"""Fields in which nothing but the shape stays."""
+FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys"})
+"""Maps whose keys are somebody's words."""
+PEOPLE: Final = "/users/"
+"""In the paths of OS Login alone."""
+THINGS: Final = re.compile(
+    r"(?<=/)(subnetworks|instances|repositories|builds|images|b|o|users)/(?!launch-selftest-)[^/:]+"
+)
+
+
+def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded call without what belongs to others. Lists keep their length."""
+    if PEOPLE in str(call.get("path", "")):
+        told = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
+        return {**call, "path": call["operation"], **told}
+    if PUBLIC.fullmatch(str(call.get("operation", ""))):
+        return {**call}
+    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer_of(call.get("answer"))}
+
+
+def answer_of(answer: Any) -> Any:
+    """An answer; Google's error message says why a step failed, and stays."""
+    is_error = isinstance(answer, Mapping) and answer.keys() == {"error"}
+    return answer if is_error else shape(answer)
+
+
+def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
+    """JSON of the same shape. `name` is the field that it is in."""
+    strict = strict or name in STRICT
+    if isinstance(value, Mapping):
+        if not strict and is_own(value):
+            return value
+        keys = [str(number) for number in range(len(value))] if name in FREE else [*map(str, value)]
+        return {key: shape(each, key, strict=strict) for key, each in zip(keys, value.values(), strict=True)}
+    if isinstance(value, list):
+        return [shape(each, name, strict=strict) for each in value]
+    if isinstance(value, str):
+        return value if HARMLESS.fullmatch(name) and WORD.fullmatch(value) else "string"
+    return type(value)() if strict and isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def is_own(value: Mapping[str, Any]) -> bool:
+    """Whether a resource is a selftest's, by its name."""
+    return any(OWN.search(str(value.get(name, ""))) for name in NAMES)
