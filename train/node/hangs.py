@@ -92,7 +92,10 @@ class Hangs:
         beat = heartbeat.newest(self._folder)
         if self._silence is None or (heard := self._heard()) < self._began:
             return beat
-        return max(Beat(heard, heard + self._silence), beat if beat.deadline < math.inf else Beat(0.0, 0.0))
+        if beat.deadline == math.inf:
+            return Beat(heard, heard + self._silence)
+        # A line that another process prints does not shorten the time announced for a checkpoint.
+        return Beat(max(heard, beat.last), max(heard + self._silence, beat.deadline))
 
 
 def _listens(pid: int) -> bool:

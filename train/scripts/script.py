@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-expor
 from train import contract, metrics
 from train.agreement import APART_SECONDS, Agreement, Wish
 from train.config import Checkpoint
-from train.dist import Ranks, gather, speaks
+from train.dist import Ranks, gather, meet, speaks
 from train.ending import NOTICE_SECONDS, Told, leave
 from train.errors import OutputError, PreemptedError, SupersededError, TrainError, UsageError
 from train.saving import interval, randomness
@@ -101,6 +101,7 @@ class Script:
             self.saver.prune()
         else:
             self.finish(LIMIT_SECONDS)  # a save in each step would give up the one before each time
+            meet(self.ranks)  # else other nodes would wait for rank 0 in training, where they are hung sooner
             self.saver.begin(step, snapshot)
 
     @property
@@ -168,7 +169,24 @@ def _deliberately(work: Callable[P, T]) -> Callable[P, T]:
     return done
 
 
+@contextmanager
+def _our_work() -> Iterator[None]:
+    """Inside, the script may be silent for as much longer as a save may take: the hang detection is for its own work.
+    As in the trainer, the first process of a node speaks for all."""
+    silence = float(os.environ.get(contract.HANG_AFTER) or 0)
+    if not silence or int(os.environ.get("LOCAL_RANK") or 0):
+        yield
+        return
+    beat = metrics._heartbeat()
+    beat.expect(silence + LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        beat.expect(silence)
+
+
 @_deliberately
+@_our_work()
 def restore(state: keep.State, own: keep.State, settings: Checkpoint) -> int:
     """Open the run folder and put its newest checkpoint into `state`; its step, or 0."""
     global _script  # noqa: PLW0603 - of the process, as its ranks and signals are
@@ -184,6 +202,7 @@ def due(step: int) -> bool:
 
 
 @_deliberately
+@_our_work()
 def save(step: int, state: Mapping[str, Any], own: Mapping[str, Any], *, wait: bool) -> None:
     _here().save(step, state, own, wait=wait)
 
@@ -279,7 +298,8 @@ def _tell(ranks: Ranks, step: int, folder: str, changed: list[str]) -> None:
 def _at_exit() -> None:
     """A save that is under way is finished, unless the script has failed."""
     if _script:
-        _script.finish(FAILED_SECONDS if hasattr(sys, "last_value") else END_SECONDS)
+        with _our_work():
+            _script.finish(FAILED_SECONDS if hasattr(sys, "last_value") else END_SECONDS)
 
 
 def _after_fork() -> None:

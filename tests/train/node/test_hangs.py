@@ -189,6 +189,17 @@ def test_progress_while_the_stacks_are_written_is_no_hang(tmp_path: Path, monkey
     assert found.found() is None
 
 
+def test_a_line_of_output_does_not_shorten_what_was_announced(tmp_path: Path) -> None:
+    """A checkpoint that a script waits for; another of its processes prints meanwhile."""
+    heard = time.monotonic() + 1
+    found, line = Hangs(tmp_path, 5.0, lambda: heard), Heartbeat({contract.WATCH: str(tmp_path)})
+    assert found._beat() == Beat(heard, heard + 5.0)
+    line.expect(1800)
+    assert found._beat() == Beat(heard, heartbeat.newest(tmp_path).deadline)
+    line.expect(1)
+    assert found._beat() == Beat(heard, heard + 5.0)
+
+
 def test_stacks_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Hangs(tmp_path, None, lambda: -math.inf)
     monkeypatch.setattr(hangs, "WRITE_S", 0.0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.train import trials
 from tests.train.scripts.ownscript import STEPS, Blow, environment, run, start
-from train import checkpoint, contract
+from train import checkpoint, contract, heartbeat
 from train.errors import UsageError
 from train.saving.shares import joined, split
 from train.scripts import keep, plain
@@ -140,6 +140,51 @@ def interpreted(text: str, **own: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+HANG_WATCHED = """
+import os
+from pathlib import Path
+from train import checkpoint, heartbeat
+from train.saving.saver import Saver
+from train.scripts import script
+
+def expected():
+    beat = heartbeat.newest(Path(os.environ["LAUNCH_WATCH"]))
+    return round(beat.deadline - beat.last)
+
+def noting(owner, name):
+    real = getattr(owner, name)
+    def noted(*args, **options):
+        print(name, expected())
+        return real(*args, **options)
+    setattr(owner, name, noted)
+
+noting(script, "resume"), noting(Saver, "begin"), noting(Saver, "save"), noting(script.Script, "finish")
+state = {"weights": [1]}
+checkpoint.restore(state)
+print("restored", expected())
+checkpoint.save(1, state)
+print("saved", expected())
+checkpoint.save(2, state, wait=True)
+print("saved", expected())
+"""
+
+
+def test_a_checkpoint_is_no_silence_of_the_script(tmp_path: Path) -> None:
+    """The node's hang detection counts what the script does; a save alone may take 30 minutes."""
+    heartbeat.create(tmp_path)
+    own = {contract.RUN_FOLDER: str(tmp_path / "run"), contract.WATCH: str(tmp_path), contract.HANG_AFTER: "5"}
+    done = interpreted(HANG_WATCHED, **own)
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert [(name, int(seconds)) for name, seconds in said] == [
+        ("resume", 1805),
+        ("restored", 5),
+        *[("finish", 1805), ("begin", 1805), ("saved", 5)],
+        *[("save", 1805), ("saved", 5)],
+        ("finish", 1805),  # at exit
+    ]
 
 
 def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
