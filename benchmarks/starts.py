@@ -74,7 +74,8 @@ def start(told: jobs.Told, rounds: int) -> list[str]:
 
 def _until_first_step(title: str, script: Path, env: Mapping[str, str]) -> float:
     """Raises RuntimeError if it doesn't come to one."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    torchrun += ["--nproc-per-node=2", str(script)]
     began, took = time.perf_counter(), 0.0
     with subprocess.Popen(torchrun, env=dict(env), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():

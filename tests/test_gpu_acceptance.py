@@ -25,6 +25,7 @@ from benchmarks.gpu_acceptance import __main__ as program
 from benchmarks.gpu_acceptance import (
     ablation,
     gputests,
+    hardware,
     log,
     machine,
     running,
@@ -430,6 +431,39 @@ def test_a_service_ran_where_a_step_of_it_went_well(tmp_path: Path) -> None:
     assert found["Vertex AI"] == "ran on 2026-12-02 with a1: 1 of 2 steps"
     assert found["Compute Engine"] == what_ran.LOOPBACK
     assert len(what_ran.summary(tmp_path)) <= 8
+
+
+UNRESOLVED = """
+import socket
+socket.gethostname = lambda: "nowhere.invalid"
+socket.getfqdn = lambda name="": "nowhere.invalid"
+"""
+
+
+def test_torchrun_needs_no_name_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine's own name doesn't resolve: without --local-addr the processes wait for that name."""
+    (tmp_path / "sitecustomize.py").write_text(UNRESOLVED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(Place, "within", lambda _, seconds: min(100, seconds))
+    place = Place(tmp_path / "row", tiny=True)
+    place.folder.mkdir()
+    found = TASKS["1 nccl"].work(place)
+    assert TASKS["1 nccl"].judge(found).ok, found
+
+
+def test_all_gpu_rows_give_torchrun_a_local_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def program(argv: list[str], *_: Any, **__: Any) -> None:
+        commands.append(argv)
+        raise KeyError
+
+    for module in (hardware, runs):
+        monkeypatch.setattr(module, "program", program)
+    for key in ("1 nccl", "1 ddp"):
+        with suppress(KeyError):
+            TASKS[key].work(Place(tmp_path, gpus=2))
+    assert ["--local-addr=localhost" in command for command in commands] == [True, True]
 
 
 # --- What only a GPU will run -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.gpu_acceptance.machine import versions
-from benchmarks.gpu_acceptance.running import program
+from benchmarks.gpu_acceptance.running import program, torchrun
 from benchmarks.gpu_acceptance.small import all_of, check
 from benchmarks.gpu_acceptance.tasks import Measured, Place, Task, Verdict
 
@@ -242,9 +242,8 @@ def judge_bench(measured: Measured) -> Verdict:
 def _nccl(place: Place) -> Measured:
     """Run one process per GPU (on a CPU two, over gloo): sums, gathers and broadcasts with known results."""
     world = place.gpus or 2
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     env = {"GPU_ACCEPTANCE_OUT": str(place.folder / "ranks.json")}
-    program([*torchrun, "-m", "benchmarks.gpu_acceptance.ranks"], place, 200, **env)
+    program([*torchrun(world), "-m", "benchmarks.gpu_acceptance.ranks"], place, 200, **env)
     found: dict[str, Any] = json.loads((place.folder / "ranks.json").read_text())
     return {**found, "expected": ["nccl" if place.gpus else "gloo", world]}
 

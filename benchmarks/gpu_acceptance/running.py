@@ -198,6 +198,12 @@ def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> su
     return done
 
 
+def torchrun(world: int) -> list[str]:
+    """torchrun on this machine alone; its own name may not resolve, so the processes meet at localhost."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    return [*command, f"--nproc-per-node={world}"]
+
+
 def last(text: str, lines: int = LAST_LINES) -> str:
     """Return the last lines that are not empty."""
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])

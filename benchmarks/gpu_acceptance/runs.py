@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.gpu_acceptance.running import last, program
+from benchmarks.gpu_acceptance.running import last, program, torchrun
 from benchmarks.gpu_acceptance.small import TINY_GPT, all_of, check, config, read, trained, typical
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
 
@@ -254,17 +254,8 @@ def _ddp(place: Place) -> Measured:
     settings = config(
         place, deterministic=True, precision="fp32", micro_batch_size=config(place)["batch_size"] // world
     )
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={world}",
-        "-m",
-        "train",
-    ]
     env = {"LAUNCH_CONFIG": json.dumps(settings), "LAUNCH_RUN_FOLDER": str(place.folder / "ddp")}
-    program(torchrun, place, 240, **env)
+    program([*torchrun(world), "-m", "train"], place, 240, **env)
     alone = trained(place, "alone", **{**settings, "micro_batch_size": settings["batch_size"]})
     found = read(place.folder / "ddp")
     kept = {name: found[name] for name in ("losses", "backend", "world_size")}

@@ -173,7 +173,8 @@ def test_mfu_is_a_part_of_the_peak(gpu: Ranks, tmp_path: Path) -> None:
 def test_two_gpus_learn_as_one_does(gpu: Ranks, tmp_path: Path) -> None:
     losses, _ = train(gpu, tmp_path / "one")
     config = json.dumps({**CONFIG, "micro_batch_size": 8})
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    torchrun += ["--nproc-per-node=2", "-m", "train"]
     env = os.environ | {contract.CONFIG: config, contract.RUN_FOLDER: str(tmp_path / "two"), "PYTHONPATH": str(ROOT)}
     subprocess.run(torchrun, env=env, check=True, timeout=300)
     rows = read(tmp_path / "two")
