@@ -167,6 +167,29 @@ def test_a_row_can_be_a_fresh_process(session: Session) -> None:
     assert wanted.judge(one.result()["measured"]).ok, one.printed()
 
 
+def test_a_fresh_process_gets_all_that_is_known(session: Session) -> None:
+    """Linux allows one argument of 128 KiB; the measurements of a part can be more."""
+    place = Place(session.scratch / "row", tiny=True, known={"other": {"table": ["x" * 1000] * 200}})
+    one = running.start(TASKS["1 facts"], place, 100, fresh=True)
+    while not one.poll():
+        time.sleep(0.02)
+    assert "measured" in one.result(), one.printed()
+
+
+def test_a_row_that_cannot_be_started_fails_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = running.start
+
+    def start(one: Task, *args: Any, **more: Any) -> running.Running:
+        if one.name == "first":
+            raise OSError(7, "Argument list too long")
+        return real(one, *args, **more)
+
+    monkeypatch.setattr(running, "start", start)
+    program.run(session, [task("first", _fine), task("second", _fine)])
+    assert statuses(session) == {"first": "failed", "second": "ok"}
+    assert "Argument list too long" in session.rows["1 first"]["why"]
+
+
 def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     """Not even what its rows have started: it would hold the GPU."""
     code = f"""

@@ -74,11 +74,10 @@ def tasks(parts: Iterable[int]) -> list[Task]:
     return [task for part in parts for task in {1: checks.TASKS, 2: speed.TASKS, 3: ablation.TASKS}[part]]
 
 
-def _row(key: str, told: str) -> int:
+def _row(key: str, file: str) -> int:
     """Do one row's work in this process (`running.start`, fresh)."""
     wanted = next(task for task in tasks((1, 2, 3)) if task.key == key)
-    place = json.loads(told)
-    running.work(wanted, Place(**{**place, "folder": Path(place["folder"])}))
+    running.work(wanted, Place(Path(file).parent, **json.loads(Path(file).read_text(encoding="utf-8"))))
     return 0
 
 
@@ -242,7 +241,10 @@ def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
     folder = session.scratch / f"{name}-{time.monotonic_ns()}"
     place = Place(folder, session.tiny, session.device.gpus, known)
     limit = min(place.within(task.limit), session.until + SPARE / 2 - time.monotonic())
-    under_way.append(running.start(task, place, limit, fresh=session.fresh))
+    try:
+        under_way.append(running.start(task, place, limit, fresh=session.fresh))
+    except OSError as error:
+        _write(session, task, {"status": "failed", "why": f"its process can't be started: {error}"}, 0.0)
 
 
 def conclude(session: Session, done: Running) -> None:

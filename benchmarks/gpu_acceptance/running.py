@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from benchmarks.gpu_acceptance.tasks import MARK, ROOT, Place, SkipRow, Task
 
+PLACE: Final = "place.json"
 RESULT: Final = "result.json"
 PRINTED: Final = "printed.txt"
 LAST_LINES: Final = 25
@@ -132,16 +133,18 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def _spawned(task: Task, place: Place) -> int:
-    told = {"folder": str(place.folder), "tiny": place.tiny, "gpus": place.gpus, "known": dict(place.known)}
+    """The place travels in a file: Linux allows 128 KiB for an argument."""
+    file = place.folder / PLACE
+    file.write_text(json.dumps({"tiny": place.tiny, "gpus": place.gpus, "known": dict(place.known)}), encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--row", task.key, json.dumps(told)]
-    with (place.folder / PRINTED).open("wb") as file:
+    command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--row", task.key, str(file)]
+    with (place.folder / PRINTED).open("wb") as printed:
         process = subprocess.Popen(
             command,
             cwd=place.folder,
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
-            stdout=file,
+            stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
