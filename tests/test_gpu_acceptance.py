@@ -226,6 +226,49 @@ def test_the_fastest_of_each_that_learns_is_put_together() -> None:
     assert ablation.best_of(rows) == ablation.Variant(loss="chunked", micro_batch=64)
 
 
+def ablation_row(monkeypatch: pytest.MonkeyPatch, variant: ablation.Variant, **known: Any) -> tuple[Measured, Any]:
+    """What the row of a variant says on a GPU, and the runs that it made: (variant, passes a step, batch)."""
+    made: list[tuple[ablation.Variant, int, int]] = []
+
+    def train(_: Place, which: ablation.Variant, batch: int) -> dict[str, Any]:
+        made.append((which, batch // which.micro_batch, batch))
+        speed = 2.0 if which.compile == "graphs" else 1.0
+        rest = {"steps": 50, "mfu": 0.4, "memory_gb": 20.0, "ms": [160.0, 159.0, 162.0]}
+        return {"per_s": speed, "loss": 3.0, "first": 10.8, **rest}
+
+    monkeypatch.setattr(ablation, "train", train)
+    return ablation._tried(Place(ROOT, gpus=1, known=known), variant), made
+
+
+def test_cuda_graphs_are_tried_with_one_pass_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second pass would overwrite the gradients of the first (pytorch#169545): beside a default with that batch."""
+    graphs = ablation.Variant(compile="graphs", micro_batch=32)
+    found, made = ablation_row(monkeypatch, graphs, **{"ablation default": {"per_s": 8.0, "loss": 4.0}})
+    assert made == [(graphs, 1, 32), (replace(graphs, compile="regional"), 1, 32)]
+    assert (found["beside"], found["reference"]) == (2.0, 3.0)
+    _, made = ablation_row(monkeypatch, ablation.Variant(), **{"ablation default": {"per_s": 8.0, "loss": 4.0}})
+    assert made == [(ablation.Variant(), 4, 64)]
+
+
+@pytest.mark.parametrize("default", [{}, {"ablation default": {"fits": False, "said": "out of memory"}}])
+def test_without_the_default_nothing_is_compared(default: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = ablation_row(monkeypatch, ablation.Variant(loss="chunked"), **default)
+    verdict = ablation.judge(found)
+    assert verdict.ok, verdict.why
+    assert "(– ×)" in verdict.why
+    assert "default: –" in verdict.why
+    assert ablation.best_of([found]) == ablation.Variant()
+
+
+def test_a_failed_row_is_no_reference(session: Session) -> None:
+    def seen(place: Place) -> Measured:
+        return {"known": list(place.known)}
+
+    program.run(session, [task("failed", lambda _: {"value": 2}), task("fine", _fine)])
+    program.run(session, [task("seen", seen)])
+    assert session.rows["1 seen"]["measured"]["known"] == ["fine"]
+
+
 # --- The log ----------------------------------------------------------------------------------------------------------
 
 
@@ -456,6 +499,32 @@ def test_a_service_ran_where_a_step_of_it_went_well(tmp_path: Path) -> None:
     assert len(what_ran.summary(tmp_path)) <= 8
 
 
+WARNS = """
+import warnings
+
+import pytest
+
+warnings.warn("while collected", FutureWarning)
+
+
+@pytest.mark.gpu
+def test_warns():
+    warnings.warn("new in this torch", DeprecationWarning)
+"""
+
+
+def test_a_new_warning_fails_no_gpu_test(tmp_path: Path) -> None:
+    """The project's own setting, filterwarnings = error, is overridden; the row has their number."""
+    file = tmp_path / "test_warns.py"
+    file.write_text(WARNS)
+    place = Place(tmp_path / "row", tiny=True)
+    place.folder.mkdir()
+    done = gputests._pytest(place, "-c", str(ROOT / "pyproject.toml"), str(file))
+    assert "1 passed" in done, done
+    assert gputests.warnings_of(done) == 2
+    assert "2 warnings" in gputests.judge_tested({"outcomes": {"passed": ["a"]}, "end": [], "warnings": 2}).why
+
+
 UNRESOLVED = """
 import socket
 socket.gethostname = lambda: "nowhere.invalid"
@@ -487,6 +556,13 @@ def test_all_gpu_rows_give_torchrun_a_local_address(tmp_path: Path, monkeypatch:
         with suppress(KeyError):
             TASKS[key].work(Place(tmp_path, gpus=2))
     assert ["--local-addr=localhost" in command for command in commands] == [True, True]
+
+
+def test_a_resumed_run_on_a_gpu_has_several_key_blocks() -> None:
+    """128 tokens would be one key block of flash attention, deterministic by chance."""
+    real, tiny = (parse(runs.resumable(Place(ROOT, tiny=one, gpus=not one), 100)) for one in (False, True))
+    assert (real.model.block_size, real.deterministic) == (1024, True)
+    assert tiny.model.block_size == 32
 
 
 # --- What only a GPU will run -----------------------------------------------------------------------------------------

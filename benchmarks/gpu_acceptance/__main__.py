@@ -236,7 +236,7 @@ def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
     if not session.device.gpus and task.on_cpu is None:
         _write(session, task, {"status": "needs a GPU", "why": ""}, 0.0)
         return
-    known = {key.partition(" ")[2]: row["measured"] for key, row in session.rows.items() if row.get("measured")}
+    known = {key.partition(" ")[2]: row["measured"] for key, row in session.rows.items() if row["status"] == "ok"}
     name = "".join(letter if letter.isalnum() else "-" for letter in task.key)
     folder = session.scratch / f"{name}-{time.monotonic_ns()}"
     place = Place(folder, session.tiny, session.device.gpus, known)

@@ -17,6 +17,7 @@ from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
 PYTEST: Final = (
     *(sys.executable, "-m", "pytest", "-m", "gpu", "--continue-on-collection-errors", "-p", "no:cacheprovider"),
     *("--tb=short", "--color=no", "-v", "-rfE"),
+    *("-W", "default"),  # a new warning of torch or Python is no failure of the product
 )
 OUTCOME: Final = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
 
@@ -62,7 +63,13 @@ def _tested(place: Place, file: str) -> Measured:
     found: dict[str, list[str]] = {}
     for name, outcome in OUTCOME.findall(done):
         found.setdefault(outcome.lower(), []).append(name.partition("::")[2])
-    return {"outcomes": found, "end": done.strip().splitlines()[-1:]}
+    return {"outcomes": found, "end": done.strip().splitlines()[-1:], "warnings": warnings_of(done)}
+
+
+def warnings_of(printed: str) -> int:
+    """Return the number of warnings in pytest's last line."""
+    found = re.search(r"\b(\d+) warnings?\b", "".join(printed.strip().splitlines()[-1:]))
+    return int(found[1]) if found else 0
 
 
 def judge_tested(measured: Measured) -> Verdict:
@@ -73,6 +80,7 @@ def judge_tested(measured: Measured) -> Verdict:
     return all_of(
         check(not bad, f"{len(bad)} tests: {', '.join(bad)}"),
         check(passed > 0, f"no test passed: {measured['end']}", f"{passed} passed, {skipped} skipped"),
+        Verdict(True, f"{count} warnings" if (count := measured.get("warnings")) else ""),
     )
 
 
