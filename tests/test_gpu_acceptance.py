@@ -331,6 +331,37 @@ def test_a_row_cut_off_by_the_end_of_the_session_is_due_again(
     assert statuses(later) == {"long": "ok"}
 
 
+def fit(part: int, minutes: float = 8) -> list[str]:
+    """The rows of a part that a command on a GPU has time for, by their estimates."""
+    with_a_gpu = [replace(one, work=_fine) for one in program.tasks([part])]
+    return [one.name for one in program.fitting(with_a_gpu, 60 * minutes - program.SPARE - 10, jobs=3)]
+
+
+def test_eight_minutes_have_each_technique_and_the_first_figures() -> None:
+    techniques_of = {one.name for one in (*techniques.TASKS, *runs.TASKS)}
+    first = fit(1)
+    assert techniques_of <= set(first)
+    cheap = [one for one in first if not one.startswith("pytest ")]
+    assert first[: len(cheap)] == cheap
+    assert "pytest tests/train/test_gpu.py" in first
+    second = ["gpt beside a plain loop", "gpt losses", "gpt micro-batch 16", "first step"]
+    assert fit(2)[:4] == second
+    assert fit(2, 6)[:4] == second
+    third = fit(3, 6)
+    for factor in ("attention", "compile"):
+        assert {f"ablation {factor} {one}" for one in ablation.FACTORS[factor]} <= set(third)
+
+
+def test_what_fits_is_known_beforehand(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that measure time run alone, the others beside each other; a row that is too long makes room."""
+    rows = [task("a", _fine, seconds=10), task("b", _fine, seconds=20), task("c", _fine, seconds=10, alone=True)]
+    rows += [task("d", _fine, seconds=50), task("e", _fine, seconds=10)]
+    assert [one.name for one in program.fitting(rows, 40, jobs=2)] == ["a", "b", "c", "e"]
+    assert [one.name for one in program.fitting(rows, 40, jobs=1)] == ["a", "b", "c"]
+    program.run(session, [task("first", _fine), task("second", _fine)])
+    assert "part 1: 2 of 2 rows fit" in capsys.readouterr().out
+
+
 def test_a_row_that_measures_time_is_alone(session: Session, tmp_path: Path) -> None:
     """No row beside it has begun before it ended, or ended after it began."""
     session.tiny, session.jobs = False, 3

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,7 @@ def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> Non
     """Run the rows in order: those that measure time alone, several of the others at once."""
     waiting = [task for task in wanted if _is_due(session, task, retry=retry)]
     under_way: list[Running] = []
+    _announce(session, waiting)
     try:
         while waiting or under_way:
             for one in [one for one in under_way if one.poll()]:
@@ -201,6 +202,32 @@ def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> Non
             one.kill()
     for part in sorted({task.part for task in wanted}):
         report.write(session.log, part, session.mine, [name for name in session.left if name.startswith(f"{part} ")])
+
+
+def _announce(session: Session, waiting: Sequence[Task]) -> None:
+    """Print how many rows of each part the time is enough for, by the estimates."""
+    left = session.until - time.monotonic()
+    estimated = [replace(one, seconds=_seconds(session, one), alone=_is_alone(session, one)) for one in waiting]
+    fit = fitting(estimated, left, session.jobs)
+    for part in sorted({task.part for task in waiting}):
+        count, of = (sum(task.part == part for task in those) for those in (fit, waiting))
+        print(f"part {part}: {count} of {of} rows fit into {max(0, left):.0f} s by the estimates", flush=True)
+
+
+def fitting(waiting: Sequence[Task], left: float, jobs: int) -> list[Task]:
+    """Return the rows that would start within `left` seconds if each took its estimate (see `_next`)."""
+    now, ends, alone, found = 0.0, list[float](), False, list[Task]()
+    for task in waiting:
+        if alone or task.alone or task.needs:
+            now, ends = max([now, *ends]), []
+        elif len(ends) >= jobs:
+            now = min(ends)
+            ends.remove(now)
+        if now + task.seconds <= left:
+            ends.append(now + task.seconds)
+            found.append(task)
+            alone = task.alone
+    return found
 
 
 def _is_due(session: Session, task: Task, *, retry: bool) -> bool:

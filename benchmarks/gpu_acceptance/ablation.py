@@ -46,11 +46,11 @@ GLOBAL: Final = 64
 """Sequences per step, whatever the micro-batch (see `batch_of`), so that losses are comparable."""
 
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
-    "loss": ("chunked",),
+    "attention": ("flash", "cudnn", "efficient", "math"),
     "compile": ("whole", "off", "graphs"),
+    "loss": ("chunked",),
     "micro_batch": (32, 64, 8),
     "residual": ("bf16",),
-    "attention": ("flash", "cudnn", "efficient", "math"),
     "optimizer": ("foreach", "single"),
 }
 """Values to try for each factor, the most informative first."""
@@ -319,7 +319,7 @@ def _compiled(model: Any, forward: Callable[..., Any], variant: Variant, *, gpu:
 
 
 def _seconds(variant: Variant) -> float:
-    return 75 if variant.compile in ("whole", "graphs") else 60 if variant.attention == "math" else 35
+    return 60 if variant.compile in ("whole", "graphs") else 45 if variant.attention == "math" else 30
 
 
 def _task(variant: Variant) -> Task:
@@ -338,7 +338,7 @@ _ALONE: Final = tuple(map(_task, variants()))
 TASKS: Final = (
     *_ALONE,
     Task(
-        *(3, "ablation the best together", "the fastest of each that learns the same", _together, judge, 75, 300),
+        *(3, "ablation the best together", "the fastest of each that learns the same", _together, judge, 60, 300),
         on_cpu="tiny",
         alone=True,
         needs=tuple(task.key for task in _ALONE),

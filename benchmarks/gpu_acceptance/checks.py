@@ -1,4 +1,4 @@
-"""Part 1: check every feature. All rows, the cheap and most informative ones first."""
+"""Part 1: check every feature. Each technique once, then the GPU tests by file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from benchmarks.gpu_acceptance import gputests, hardware, runs, techniques
 from benchmarks.gpu_acceptance.tasks import Task
 
 _ORDER: Final = (
-    *("facts", "imports", "health", "nvml", "fp32", "bf16", "gpu tests collected", "nccl", "resume"),
-    *("pytest tests/train/test_gpu.py", "memory probe", "out of memory", "tf32", "fp16"),
+    *("facts", "imports", "health", "nvml", "fp32", "bf16", "tf32", "fp16"),
     *("attention flash", "attention efficient", "attention cudnn", "attention math"),
-    *("activation checkpointing selective", "activation checkpointing full", "fsdp on one GPU", "ddp", "script"),
-    *("compile regional", "checkpoint beside training", "bench", "compile whole", "cuda graphs"),
-    *("verdict input", "verdict launch_overhead", "verdict compute"),
+    *("activation checkpointing selective", "activation checkpointing full", "fsdp on one GPU"),
+    *("memory probe", "out of memory", "nccl", "resume", "compile regional", "compile whole", "cuda graphs"),
+    *("ddp", "script", "checkpoint beside training", "verdict input", "verdict launch_overhead", "verdict compute"),
+    *("bench", "gpu tests collected", "pytest tests/train/test_gpu.py"),
 )
 
 

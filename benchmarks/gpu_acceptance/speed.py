@@ -40,9 +40,9 @@ def _job(place: Place, text: Path, **more: Any) -> dict[str, Any]:
     return {**told, "precision": "bf16", "compile": of.compiles, **more}
 
 
-def _amount(place: Place, steps: int) -> Amount:
+def _amount(place: Place, steps: int, rounds: int = 2) -> Amount:
     """Measure all loops in turns, so that a slow moment affects all of them."""
-    return Amount(1, 2, 3, warm_up=2) if place.tiny else Amount(2, 4, steps, warm_up=15)
+    return Amount(1, 2, 3, warm_up=2) if place.tiny else Amount(rounds, 4, steps, warm_up=15)
 
 
 def _turns(place: Place, loops: Sequence[Loop], amount: Amount, step: Step, title: str) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def judge_first_step(measured: Measured) -> Verdict:
 
 def _small(place: Place) -> Measured:
     """Train a GPT so small that the GPU waits for the host: compiled, with CUDA graphs, and neither."""
-    with _quick(place) as (job, amount):
+    with _quick(place, rounds=1) as (job, amount):
         eager, compiled = {**job, "compile": False}, {**job, "compile": not place.tiny}
         loops = [jobs.plain(eager)[0], jobs.trainer("trainer, not compiled", _trainer(eager))]
         if place.gpus:
@@ -405,10 +405,10 @@ def _small(place: Place) -> Measured:
 
 
 @contextmanager
-def _quick(place: Place) -> Iterator[tuple[dict[str, Any], Amount]]:
+def _quick(place: Place, rounds: int = 2) -> Iterator[tuple[dict[str, Any], Amount]]:
     """Steps of a millisecond or two."""
     with jobs.text() as text:
-        amount = _amount(place, 200)
+        amount = _amount(place, 200, rounds)
         yield {**jobs.JOB, "text": str(text), "precision": "bf16", "compile": False}, replace(amount, warm_up=30)
 
 
@@ -444,12 +444,12 @@ def _rate_task(name: str, about: str, work: Callable[[Place], Measured], seconds
 
 def _micro_task(micro: int) -> Task:
     about = f"GPT-2 124M at 1024 tokens, bf16, compiled. {FORMULA}"
-    return _rate_task(f"gpt micro-batch {micro}", about, partial(_micro_batch, micro=micro), 35)
+    return _rate_task(f"gpt micro-batch {micro}", about, partial(_micro_batch, micro=micro), 30)
 
 
 def _precision_task(model: str) -> Task:
     about = "fp32, TF32, bf16 and fp16 in turn, not compiled"
-    return _task(f"precision {model}", about, partial(_precisions, model=model), judge_precisions, 45)
+    return _task(f"precision {model}", about, partial(_precisions, model=model), judge_precisions, 40)
 
 
 def _task(
@@ -458,34 +458,35 @@ def _task(
     return Task(2, name, about, work, judge, seconds, 300, on_cpu="tiny", alone=True)
 
 
-SIZES: Final = (16, 32, 8, 64)
+SIZES: Final = (16, 32, 64)
 """Micro-batches that `auto` is compared with."""
 
 _PEERS: Final = "GPT-2 124M, bf16, compiled: a plain loop, the trainer, HF accelerate"
 
 TASKS: Final = (
-    _task("gpt beside a plain loop", _PEERS, _beside_plain, partial(judge_turns, slowest=0.9), 120),
+    _task("gpt beside a plain loop", _PEERS, _beside_plain, partial(judge_turns, slowest=0.9), 110),
     _task("gpt losses", "200 steps of both, same weights and batches", _losses, judge_losses, 60),
-    *map(_micro_task, SIZES),
+    _micro_task(SIZES[0]),
+    _task("first step", "seconds to the first step, compile cache cold and warm", _first_step, judge_first_step, 110),
+    *map(_micro_task, SIZES[1:]),
     replace(
-        _task("gpt micro-batch auto", "`micro_batch_size: auto` beside the best fixed one", _auto, judge_auto, 60),
+        _task("gpt micro-batch auto", "`micro_batch_size: auto` beside the best fixed one", _auto, judge_auto, 45),
         needs=tuple(f"2 gpt micro-batch {micro}" for micro in SIZES),
     ),
     _precision_task("gpt"),
-    _task("metrics and monitor", "what they cost in percent", _overhead, judge_overhead, 80),
+    _task("metrics and monitor", "what they cost in percent", _overhead, judge_overhead, 70),
     _rate_task(
-        "resnet50 synthetic", "ResNet-50, bf16, images made on the GPU", partial(_images, source="synthetic"), 30
+        "resnet50 synthetic", "ResNet-50, bf16, images made on the GPU", partial(_images, source="synthetic"), 25
     ),
-    _rate_task("resnet50 JPEGs", "ResNet-50, bf16, JPEGs decoded meanwhile", partial(_images, source="jpegs"), 45),
-    _rate_task("bert-large", "BERT-large at 512 tokens, bf16, compiled", _bert, 60),
-    _task("first step", "seconds to the first step, compile cache cold and warm", _first_step, judge_first_step, 130),
-    _task("checkpoints", "what they cost in percent", _checkpoints, judge_checkpoints, 70),
+    _rate_task("resnet50 JPEGs", "ResNet-50, bf16, JPEGs decoded meanwhile", partial(_images, source="jpegs"), 35),
+    _rate_task("bert-large", "BERT-large at 512 tokens, bf16, compiled", _bert, 50),
+    _task("checkpoints", "what they cost in percent", _checkpoints, judge_checkpoints, 60),
     *(_precision_task("resnet50"), _precision_task("bert-large")),
-    _task("small gpt", "a GPT that waits for the host: compiled, CUDA graphs", _small, judge_turns, 70),
-    _task("cost of a step", "the trainer beyond the plain loop, in µs", _cost, judge_cost, 45),
+    _task("small gpt", "a GPT that waits for the host: compiled, CUDA graphs", _small, judge_turns, 50),
+    _task("cost of a step", "the trainer beyond the plain loop, in µs", _cost, judge_cost, 40),
     _rate_task(
-        "resnet50 compiled", "ResNet-50, bf16, compiled whole", partial(_images, source="synthetic", compiled=True), 110
+        "resnet50 compiled", "ResNet-50, bf16, compiled whole", partial(_images, source="synthetic", compiled=True), 90
     ),
-    _micro_task(4),
+    *map(_micro_task, (8, 4)),
 )
 """The most valuable rows first."""
