@@ -45,8 +45,7 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
 def about(run: Run, **more: Any) -> dict[str, Any]:
     """What a manifest says of the run."""
     kept = ("config", "world_size", "device", "device_memory", "precision", "torch", "data", "data_sha256")
-    chosen = {one["what"]: one["chosen"] for one in run.facts["choices"]}
-    own = {"micro_batch": run.portions.size, "compiled": chosen["compile"] != "false"}
+    own = {"micro_batch": run.portions.size, "compiled": run.is_compiled}
     return {key: run.facts[key] for key in kept if key in run.facts} | own | more
 
 

@@ -25,7 +25,13 @@ from train.errors import TrainError, UnfitError
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=300)
-"""How long a collective may wait before the process group gives up."""
+"""How long a collective may wait before the process group gives up: at the start, and later where no node watches for
+hangs."""
+
+WATCHED_SECONDS = 2 * 3600.0
+"""The same in training where a node does: above the longest that it allows, 30 minutes for a rare step and 30 more for
+a compilation (loop.RARE_SECONDS, hangs.COMPILE_S). A shorter timeout would end a run whose ranks wait, as they may, for
+one that waits for its data; the node ends one that hangs long before, and keeps its stacks."""
 
 PATIENCE = 6 * 3600.0
 """Seconds that the ranks wait for work of one of them that has no bound of its own: preparing data, a checkpoint."""
@@ -52,6 +58,7 @@ class Ranks:
     store: Store | None = field(default=None, compare=False)
     """Where the ranks meet without a collective; None without torchrun."""
     meetings: Iterator[int] = field(default_factory=itertools.count, compare=False)
+    nodes: int = 1
 
     @property
     def node_rank(self) -> int:
@@ -74,7 +81,15 @@ def join(env: Mapping[str, str]) -> Ranks:
     group = PrefixStore("group", store)
     given = device if backend == "nccl" else None
     dist.init_process_group(backend, timeout=TIMEOUT, store=group, rank=rank, world_size=world, device_id=given)
-    return Ranks(rank, world, local, device, backend, PrefixStore("train", store))
+    nodes = max(1, world // int(env.get("LOCAL_WORLD_SIZE") or world))
+    return Ranks(rank, world, local, device, backend, PrefixStore("train", store), nodes=nodes)
+
+
+def raise_timeout(timeout: timedelta) -> None:
+    """Let the collectives of all process groups wait longer from now on."""
+    if dist.is_initialized():
+        for group in dist.distributed_c10d._world.pg_map:
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def _same_network(environ: MutableMapping[str, str]) -> None:

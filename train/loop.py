@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial, reduce
 from math import inf
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import progress
+from train import contract, progress
 from train.agreement import Wish
 from train.begin import begin, to_save
 from train.config import Config
 from train.data.batch import split
 from train.data.source import Batch
 from train.digest import disagreement, parameters_sha256
-from train.dist import Ranks, gather, meet, same_buffers
+from train.dist import WATCHED_SECONDS, Ranks, gather, meet, raise_timeout, same_buffers
 from train.ending import Told, heeding_sigterm
 from train.errors import DisagreementError, SupersededError, TrainError
 from train.leaving import give_way, leave_if_stuck, save_rows
@@ -54,6 +55,9 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     """
     with memory.in_words(ranks), attention.kernel(config.attention, ranks.device.type):
         run = setup(config, ranks, env)
+        if env.get(contract.WATCH) and config.hang_after != "off":
+            own = 0.0 if config.hang_after == "auto" else config.hang_after
+            raise_timeout(timedelta(seconds=WATCHED_SECONDS + own))
         warm_up(run)
         run = begin(run, env)
         with heeding_sigterm(env, partial(leave_if_stuck, run, Peers(ranks))) as told:
@@ -264,7 +268,9 @@ def expect(run: Run, least: float = STEP_SECONDS) -> None:
         seconds = inf
     elif asked == "auto":
         waits = run.ranks.world > 1 and run.source.slow  # for a peer that waits for its data
-        seconds = max(least, DATA_SECONDS if waits else 0.0, HANG_STEPS * lately)
+        compiles = run.ranks.nodes > 1 and run.is_compiled  # a peer on another node, whose stacks aren't seen here
+        peers = RARE_SECONDS if compiles else DATA_SECONDS if waits else 0.0
+        seconds = max(least, peers, HANG_STEPS * lately)
     else:
         seconds = max(asked, RARE_SECONDS) if least == RARE_SECONDS else asked
     run.heartbeat.expect(seconds)

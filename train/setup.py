@@ -98,6 +98,11 @@ class Run:
         return float(self.state["seconds"]) + time.monotonic() - self.began
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether passes are, so that one of another shape may have to be compiled again."""
+        return any(one["what"] == "compile" and one["chosen"] != "false" for one in self.facts["choices"])
+
+    @property
     def is_done(self) -> bool:
         """All steps, and the evaluation after the last one."""
         return self.state["step"] >= self.config.steps and not self.state["eval_due"]

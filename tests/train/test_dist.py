@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 
@@ -67,6 +68,26 @@ def test_ranks_wait_for_each_other_each_time(monkeypatch: pytest.MonkeyPatch) ->
     run_all(late, early)
     assert said == ["late 1", "met 1", "late 2", "met 2"]
     meet(Ranks())  # alone: nobody to wait for
+
+
+def test_the_timeout_of_all_process_groups_is_raised() -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=dist.TIMEOUT)
+    try:
+        groups = [torch.distributed.group.WORLD, torch.distributed.new_group(backend="gloo", timeout=dist.TIMEOUT)]
+        dist.raise_timeout(timedelta(hours=2))
+        for group in groups:
+            options = group._get_backend(torch.device("cpu")).options
+            assert options._timeout == timedelta(hours=2)
+    finally:
+        torch.distributed.destroy_process_group()
+    dist.raise_timeout(timedelta(hours=2))  # alone: no group
+
+
+@pytest.mark.parametrize(("world", "here", "nodes"), [("4", "2", 2), ("2", "2", 1), ("1", "1", 1)])
+def test_how_many_nodes_take_part(monkeypatch: pytest.MonkeyPatch, world: str, here: str, nodes: int) -> None:
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, int(world))]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    assert dist.join({"RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": here}).nodes == nodes
 
 
 def test_who_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

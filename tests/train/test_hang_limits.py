@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import timedelta
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.train.trials import train
-from train import loop
+from tests.train.trials import CONFIG, train
+from train import contract, loop
+from train.config import parse
 from train.data.feed import Feed
+from train.dist import Ranks
 from train.heartbeat import Heartbeat
 from train.saving.saver import Saver
 
@@ -21,14 +24,22 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(
-    lately: float, hang_after: float | str = "auto", *, records: bool = False, world: int = 1, slow: bool = False
+    lately: float,
+    hang_after: float | str = "auto",
+    *,
+    records: bool = False,
+    world: int = 1,
+    nodes: int = 1,
+    slow: bool = False,
+    compiled: bool = False,
 ) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(hang_after=hang_after),
         recorder=SimpleNamespace(lately=lately),
         profiler=SimpleNamespace(records=records),
-        ranks=SimpleNamespace(world=world),
+        ranks=SimpleNamespace(world=world, nodes=nodes),
         source=SimpleNamespace(slow=slow),
+        is_compiled=compiled,
     )
 
 
@@ -47,10 +58,14 @@ def run(
         (run(0.1, world=2), 60, 600, 1800),
         (run(0.1, slow=True), 60, 600, 1800),
         (run(0.1, world=2, slow=True), 600, 600, 1800),
+        (run(0.1, world=2, compiled=True), 60, 600, 1800),
+        (run(0.1, world=2, nodes=2), 60, 600, 1800),
+        (run(0.1, world=2, nodes=2, compiled=True), 1800, 1800, 1800),
+        (run(0.1, 5, world=2, nodes=2, compiled=True), 5, 5, 1800),
     ],
 )
 def test_how_long_a_step_may_take(one: Any, step: float, data: float, rare: float) -> None:
-    """With peers a step may be one in which another rank waits for its data."""
+    """With peers a step may be one in which another rank waits for its data, or, on another node, compiles."""
     expected: list[float] = []
     one.heartbeat = SimpleNamespace(expect=expected.append)
     loop.expect(one)
@@ -96,6 +111,21 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
     evaluation = [1800.0, 60.0, 60.0]
     assert seen["boundary"] == [inf, *[60.0] * 5, *[*evaluation, *[60.0] * 7] * 3, *evaluation, 60.0]
     assert now == inf
+
+
+@pytest.mark.parametrize(
+    ("node", "hang_after", "hours"), [(True, "auto", 2), (True, 36_000, 12), (True, "off", None), (False, "auto", None)]
+)
+def test_collectives_wait_longer_than_the_hang_watch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node: bool, hang_after: float | str, hours: float | None
+) -> None:
+    """Else they would end a run whose ranks wait for one that waits for data, or compiles."""
+    seen: list[timedelta] = []
+    monkeypatch.setattr(loop, "raise_timeout", seen.append)
+    env = {contract.WATCH: str(tmp_path)} if node else {}
+    config = {**CONFIG, "model": {**CONFIG["model"], "n_embd": 4}, "steps": 1, "eval": {"every": 0}, "optimizer": {}}
+    loop.train(parse({**config, "hang_after": hang_after}), Ranks(), env)
+    assert seen == ([timedelta(hours=hours)] if hours else [])
 
 
 def test_a_smaller_micro_batch_may_compile_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

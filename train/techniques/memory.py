@@ -17,7 +17,7 @@ from torch import nn
 
 from train import pieces
 from train.choice import Choice
-from train.dist import Ranks
+from train.dist import Ranks, meet
 from train.errors import OutOfMemoryError, UsageError
 from train.storage import OutputError, Storage
 from train.techniques import fsdp
@@ -120,7 +120,9 @@ def probed(
 
     def fits(how: Callable[[int], None], size: int) -> bool:
         tried.append(size)
-        return agreed(ranks, survives(ranks.device, lambda: how(size), reserved))
+        mine = survives(ranks.device, lambda: how(size), reserved)
+        meet(ranks)  # one may make its first batch, or compile, for longer than a collective waits
+        return agreed(ranks, mine)
 
     sizes = divisors(share)
     with leaving_room(ranks.device):

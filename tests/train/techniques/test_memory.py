@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 
 from tests.train.test_determinism import environment
 from tests.train.test_loop import TINY, events, read, run, steps
@@ -62,6 +63,22 @@ def test_divisors() -> None:
     assert divisors(1) == [1]
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(7) == [1, 7]
+
+
+def test_the_ranks_meet_before_they_agree_on_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may compile for longer than a collective waits."""
+    store, met = HashStore(), list[bool]()
+    ranks = Ranks(world=2, store=store)
+    for number in range(2):
+        store.set(f"meeting/{number}/1", "")
+
+    def agreed(_ranks: Ranks, mine: bool) -> bool:
+        met.append(store.check([f"meeting/{len(met)}/0"]))
+        return mine
+
+    monkeypatch.setattr(memory, "agreed", agreed)
+    memory.probed(ranks, 1, lambda size: None, 0, lambda size: None)
+    assert met == [True, True]
 
 
 @pytest.mark.parametrize("fitting", [0, 1, 2, 5, 8, 16, 40])
@@ -305,6 +322,7 @@ def test_a_second_try_that_ddp_refuses_names_both_sizes(monkeypatch: pytest.Monk
         raise errors.pop(0)
 
     monkeypatch.setattr(loop, "gradients", gradients)
+    monkeypatch.setattr(loop, "expect", lambda *_: None)
     model = nn.Linear(2, 2)
     own = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "state": {"step": 4}}
     run_: Any = SimpleNamespace(portions=portions(18, 9, 2), storage=None, ranks=Ranks(1, 2), **own)
