@@ -19,7 +19,9 @@ POLL_SECONDS = 1.0
 PAGE = 1000
 
 
-def create(reference: object, environ: Mapping[str, str], clock: Clock = REAL) -> bool:
+def create(
+    reference: object, environ: Mapping[str, str], clock: Clock = REAL, labels: Mapping[str, str] | None = None
+) -> bool:
     """Make the repository that an image or repository reference names; False if it was there.
 
     Raises:
@@ -30,7 +32,7 @@ def create(reference: object, environ: Mapping[str, str], clock: Clock = REAL) -
     where = find(str(reference))
     api = Api(SERVICE, where.project, client(environ), clock)
     with known_location(where):
-        return not exists(api, where) and make(api, where)
+        return not exists(api, where) and make(api, where, labels or {})
 
 
 def find(reference: str) -> Place:
@@ -82,9 +84,9 @@ def exists(api: Api, where: Place) -> bool:
     return True
 
 
-def make(api: Api, where: Place) -> bool:
+def make(api: Api, where: Place, labels: Mapping[str, str]) -> bool:
     """Make what was not there a moment ago; False if another launch was quicker. Raises LaunchError."""
-    repository = {"format_": "DOCKER", "description": "Training images made by launch"}
+    repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
     request = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
     unsure = False
     while True:
@@ -105,10 +107,10 @@ def make(api: Api, where: Place) -> bool:
             return True
 
 
-def listed(api: Api, location: str) -> list[str]:
-    """Return the resource names of a location's repositories (first page only). Raises LaunchError."""
+def listed(api: Api, location: str) -> list[Any]:
+    """Return a location's repositories (artifactregistry_v1.Repository; first page only). Raises LaunchError."""
     found = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
-    return [str(one.name) for one in next(iter(found.pages)).repositories]
+    return [*next(iter(found.pages)).repositories]
 
 
 def delete(api: Api, name: str) -> None:

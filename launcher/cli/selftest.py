@@ -12,7 +12,7 @@ from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from launcher.selftest.course import Item, Outcome
     from launcher.selftest.kit import Kit, Ran
@@ -61,14 +61,16 @@ def selftest(
     with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, running.signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
-            cleaned(kit)
+            cleaned(kit, everywhere=region is None)
             return
         steps = chosen(groups)
-        confirm(kit, planned(kit, steps, usd), yes)
-        outcomes, path = carried_out(kit, steps)
-    if compare:
+        items, known = planned(kit, steps, usd), known_values(kit)
+        check_folder()
+        confirm(kit, items, yes)
+        outcomes, path, is_clean = carried_out(kit, steps, known)
+    if compare and path:
         show_differences(path)
-    if any(one.ok is False for one in outcomes):
+    if any(one.ok is False for one in outcomes) or not (path and is_clean):
         raise typer.Exit(1)
 
 
@@ -151,8 +153,8 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
         say(f"  {item.kind:12}{item.name}")
         if item.usd is not None:
             say(f"  {'':12}at most ${item.usd:.2f}")
-    say(f"\nat most ${total(found):.2f} in all, plus network traffic and storage in the bucket")
-    say("Everything is removed at the end. If this process is killed:\n  launch selftest --clean")
+    say(f"\nat most ${total(found):.2f} in all, boot disks included; network traffic is not")
+    say(f"Everything is removed at the end. If this process is killed:\n  {clean_command(kit)}")
     if yes:
         return
     if not sys.stdin.isatty():
@@ -165,13 +167,17 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
 # --- The run ----------------------------------------------------------------------------------------------------------
 
 
-def carried_out(kit: Kit, steps: Sequence[Step]) -> tuple[list[Outcome], Path]:
-    """Run the steps, remove what they created, show the table and write the bundle, also after Ctrl-C."""
+def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tuple[list[Outcome], Path | None, bool]:
+    """Run the steps, remove what they created, show the table and write the bundle, also after Ctrl-C.
+
+    Returns the outcomes, the bundle (None: it could not be written), and whether nothing is left in the project.
+    """
     from launcher.selftest.course import Outcome, run
     from launcher.selftest.recording import Recorder, recorded
 
     outcomes: list[Outcome] = []
     recorder = Recorder()
+    path, is_clean = None, False
 
     def begins(step: Step) -> None:
         recorder.step = step.name
@@ -183,15 +189,18 @@ def carried_out(kit: Kit, steps: Sequence[Step]) -> tuple[list[Outcome], Path]:
                 run(kit, steps, outcomes, begins)
             finally:
                 recorder.step = "clean"
-                remove(kit, kit.prefix)
+                is_clean = remove(kit, kit.prefix)
     finally:
         done = {one.name for one in outcomes}
         missing = [step for step in steps if step.name not in done]
         outcomes += [Outcome(step.name, None, step.target, 0.0, "interrupted") for step in missing]
         print("\n".join(table(outcomes)))
-        path = bundled(kit, outcomes, recorder.calls)
-        say(f"bundle    {path.name} (redacted; attach it to a bug report)")
-    return outcomes, path
+        try:
+            path = bundled(kit, outcomes, recorder.calls, known)
+            say(f"bundle    {path.name} (redacted; attach it to a bug report)")
+        except Exception as error:  # noqa: BLE001 - must not hide how the steps went
+            say(f"launch: the bundle could not be written: {type(error).__name__}: {error}")
+    return outcomes, path, is_clean
 
 
 def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
@@ -202,20 +211,27 @@ def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
     try:
         found = clean(kit, scope, everywhere=everywhere)
     except KeyboardInterrupt:
-        say("launch: interrupted; launch selftest --clean removes the rest")
+        say(f"launch: interrupted; this removes the rest:\n  {clean_command(kit)}")
         raise
     for name in found.removed:
         say(f"launch: removed {name}")
     for problem in found.problems:
-        say(f"launch: not removed: {problem}; to retry: launch selftest --clean")
+        say(f"launch: not removed: {problem}")
+    if found.problems:
+        say(f"launch: something may still be billed; to retry:\n  {clean_command(kit)}")
     return not found.problems
 
 
-def cleaned(kit: Kit) -> None:
+def clean_command(kit: Kit) -> str:
+    """Return the command that removes the rest, in all regions."""
+    return f"launch selftest --clean --project {kit.project}"
+
+
+def cleaned(kit: Kit, *, everywhere: bool) -> None:
     """Run `--clean`. Raises typer.Exit: something is left."""
     from launcher.selftest.kit import PREFIX
 
-    if not remove(kit, f"{PREFIX}-", everywhere=not kit.region):
+    if not remove(kit, f"{PREFIX}-", everywhere=everywhere):
         raise typer.Exit(1)
 
 
@@ -231,29 +247,62 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield from (f"{'':{wide + 2}}{line}" for line in more)
 
 
-def bundled(kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]]) -> Path:
+def bundled(
+    kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]], known: Mapping[str, str]
+) -> Path:
     """Write the bundle to the current folder, and return its path."""
     import platform
     from datetime import UTC, datetime
-    from importlib import metadata
 
     from launcher import __version__
-    from launcher.cli.git import commit
     from launcher.selftest import bundle
 
-    at = commit(ROOT)
     packages = ("google-cloud-aiplatform", "google-cloud-compute", "google-cloud-storage", "grpcio", "requests")
     results = {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": at.revision if at else "",
+        "commit": revision(ROOT),
         "version": __version__,
         "region": kit.region,
         "python": platform.python_version(),
         "system": platform.system(),
-        "packages": {name: metadata.version(name) for name in packages},
+        "packages": {name: version_of(name) for name in packages},
         "steps": [one.as_data() for one in outcomes],
     }
-    return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known_values(kit))
+    return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
+
+
+def revision(root: Path) -> str:
+    """The commit of launch's own checkout. Empty: launch is installed, maybe inside a repository of the user's."""
+    from launcher.cli.git import commit
+
+    project = root / "pyproject.toml"
+    if not (root / ".git").exists() or not project.is_file() or 'name = "gcp-launch"' not in project.read_text():
+        return ""
+    at = commit(root)
+    return at.revision if at else ""
+
+
+def version_of(package: str) -> str:
+    """A package's version; empty where it isn't installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check_folder() -> None:
+    """Raises UsageError: the bundle can't be written to the current folder."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"the bundle can't be written here: {error}", "cd to a folder that you may write to."
+        ) from error
 
 
 def known_values(kit: Kit) -> dict[str, str]:
@@ -266,22 +315,31 @@ def known_values(kit: Kit) -> dict[str, str]:
 
     account = setting("core/account", os.environ) or ""
     file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))
-    return {
+    known = {
         str(ROOT): "CHECKOUT",
         sys.prefix: "PYTHON",
-        str(Path.cwd()): "FOLDER",
-        str(Path.home()): "HOME",
-        getpass.getuser(): "USER",
-        socket.gethostname(): "HOST",
+        attempt(lambda: str(Path.cwd())): "FOLDER",
+        attempt(lambda: str(Path.home())): "HOME",
+        attempt(getpass.getuser): "USER",
+        attempt(socket.gethostname): "HOST",
         account: "ACCOUNT",
         account.partition("@")[0]: "USER",
         account.replace("@", "_").replace(".", "_"): "USER",
         os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""): "TOKEN",
-        file.read_text(encoding="utf-8").strip() if file.is_file() else "": "TOKEN",
+        attempt(lambda: file.read_text(encoding="utf-8").strip()): "TOKEN",
         kit.repository: "REPOSITORY",
         str(kit.folder): "SPECS",
         kit.project: "PROJECT",
     }
+    return {value: word for value, word in known.items() if value not in ("", "/")}
+
+
+def attempt(read: Callable[[], str]) -> str:
+    """A name of this machine; empty where it has none, as for a uid in some containers."""
+    try:
+        return read()
+    except (KeyError, OSError, ImportError, RuntimeError, ValueError):
+        return ""
 
 
 # --- Google's answers and ours ----------------------------------------------------------------------------------------

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher import catalog
 from launcher.errors import LaunchError
 from launcher.selftest import buckets
-from launcher.selftest.kit import LABEL, PREFIX, Kit
+from launcher.selftest.kit import LABEL, OWN, PREFIX, Kit
+
+if TYPE_CHECKING:
+    from launcher.jobs import Job
+    from launcher.machines import Machine
 
 
 class Cleaned(NamedTuple):
@@ -19,65 +24,117 @@ class Cleaned(NamedTuple):
     problems: tuple[str, ...]
 
 
+Finish = Callable[[], bool]
+"""Waits until a resource is gone; False: something else has removed it."""
+
+
+class Removal(NamedTuple):
+    """A resource of a selftest's, and the call that begins to remove it."""
+
+    name: str
+    begin: Callable[[], Finish]
+
+
 def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False) -> Cleaned:
     """Remove all resources with names that begin with `scope`; jobs are looked for in the kit's region, or in all.
 
     A failure doesn't stop the rest. Machines come first: they cost the most, and write to the bucket.
     """
-    return worked(kit, scope, (jobs, machines, builds, repositories, own_buckets), everywhere=everywhere)
+    return worked(kit, scope, (machines, jobs, builds, repositories, own_buckets), everywhere=everywhere)
 
 
 def stop(kit: Kit, scope: str) -> Cleaned:
     """Remove only the jobs and VMs, after a failed step."""
-    return worked(kit, scope, (jobs, machines), everywhere=False)
+    return worked(kit, scope, (machines, jobs), everywhere=False)
 
 
-Work = Callable[[Kit, str, bool], Iterator[str]]
+Find = Callable[[Kit, str, bool], Iterator[Removal]]
 
 
-def worked(kit: Kit, scope: str, works: tuple[Work, ...], *, everywhere: bool) -> Cleaned:
-    """Run each kind of cleanup; an error in one doesn't stop the others."""
+def worked(kit: Kit, scope: str, kinds: tuple[Find, ...], *, everywhere: bool) -> Cleaned:
+    """Begin to remove every resource of a kind as soon as it is found, of all kinds before any is waited for."""
     removed: list[str] = []
     problems: list[str] = []
-    for work in works:
-        try:
-            for name in work(kit, scope, everywhere):
+    begun: list[tuple[str, Finish]] = []
+    for find in kinds:
+        with collected(problems, find.__name__.replace("own_", "")):
+            for name, begin in find(kit, scope, everywhere):
+                with collected(problems, name):
+                    begun.append((name, begin()))
+    for name, finish in begun:
+        with collected(problems, name):
+            if finish():
                 removed.append(name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rest costs money
-            said = error.problem if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
-            problems.append(f"{work.__name__.replace('own_', '')}: {said}")
     return Cleaned(tuple(removed), tuple(problems))
 
 
-def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[str]:
-    """Cancel the jobs of Vertex AI, and remove their records."""
-    from launcher.apply.submit import cancel_and_confirm
-
-    regions = catalog.load().training_regions if everywhere else (kit.region,)
-    found = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
-    for job in found.jobs:
-        if LABEL in job.labels and job.run.startswith(scope):
-            if not job.is_over:
-                cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
-            kit.vertex.delete(job.name)
-            yield f"job {job.run}"
-    refuse_unread(found.unread)
+@contextmanager
+def collected(problems: list[str], what: str) -> Iterator[None]:
+    """Keep an error as a problem: whatever it is, the rest costs money."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        said = error.problem if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+        problems.append(f"{what}: {said}")
 
 
-def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
-    """Delete the VMs."""
+def is_ours(name: str, labels: Container[str], scope: str) -> bool:
+    """Whether a selftest made it: by the label and the name, never by one of them."""
+    return LABEL in labels and name.startswith(scope) and OWN.match(name) is not None
+
+
+def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+    """The VMs."""
+    fleet = kit.compute.instances(f"labels.{LABEL}:*")
+    for machine in fleet.machines:
+        if is_ours(machine.name, machine.labels, scope):
+            yield Removal(f"VM {machine.name}", partial(begin_delete, kit, machine))
+    refuse_unread(fleet.unread)
+
+
+def begin_delete(kit: Kit, machine: Machine) -> Finish:
+    """Begin to delete a VM, which may have deleted itself meanwhile."""
     from launcher.apply.lifecycle import begun, finished
     from launcher.apply.service import GoneError
 
-    fleet = kit.compute.instances(f"labels.{LABEL}:*")
-    for machine in fleet.machines:
-        if LABEL in machine.labels and machine.name.startswith(scope):
-            try:
-                finished(kit.compute, begun(partial(kit.compute.delete, machine)), lambda _line: None)
-            except GoneError:  # it has deleted itself meanwhile
-                continue
-            yield f"VM {machine.name}"
-    refuse_unread(fleet.unread)
+    def finish() -> bool:
+        try:
+            finished(kit.compute, operation, lambda _line: None)
+        except GoneError:
+            return False
+        return True
+
+    try:
+        operation = begun(partial(kit.compute.delete, machine))
+    except GoneError:
+        return lambda: False
+    return finish
+
+
+def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
+    """The jobs of Vertex AI, and the records of those that have ended."""
+    regions = catalog.load().training_regions if everywhere else (kit.region,)
+    found = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
+    for job in found.jobs:
+        if is_ours(job.run, job.labels, scope):
+            yield Removal(f"job {job.run}", partial(begin_cancel, kit, job))
+    refuse_unread(found.unread)
+
+
+def begin_cancel(kit: Kit, job: Job) -> Finish:
+    """Begin to cancel a job."""
+    from launcher.apply.endings import cancel_and_confirm
+
+    def finish() -> bool:
+        if not job.is_over:
+            cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
+        kit.vertex.delete(job.name)
+        return True
+
+    if not job.is_over:
+        with suppress(LaunchError):  # asked again, and told, when it is waited for
+            kit.vertex.cancel(job.name)
+    return finish
 
 
 def refuse_unread(places: Iterable[str]) -> None:
@@ -86,30 +143,51 @@ def refuse_unread(places: Iterable[str]) -> None:
         raise LaunchError(f"{names} can't be read")
 
 
-def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
-    """Cancel the builds that run, known by the bucket that their source is in."""
+def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+    """The builds that run, known by the bucket that their source is in."""
     from launcher.apply import cloudbuild
 
-    for build in kit.builds(scope):
-        if build.status.name in cloudbuild.ACTIVE:
-            kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{build.id}")
-            yield f"build {build.id}"
+    active = [build for build in kit.builds(scope) if build.status.name in cloudbuild.ACTIVE]
+    ours = set(names_of_buckets(kit, scope)) if active else set()
+    for build in active:
+        if build.source.storage_source.bucket in ours:
+            yield Removal(f"build {build.id}", partial(cancel_build, kit, build.id))
 
 
-def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
-    """Delete the repositories, with their images."""
+def cancel_build(kit: Kit, number: str) -> Finish:
+    """Cancel a build."""
+    kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{number}")
+    return lambda: True
+
+
+def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+    """The repositories, with their images."""
     from launcher.apply import repositories as artifacts
     from launcher.apply.googleapis import Api
 
     api = Api(artifacts.SERVICE, kit.project, artifacts.client(kit.environ), kit.clock)
-    for name in artifacts.listed(api, "us"):
-        if name.rpartition("/")[2].startswith(scope):
-            artifacts.delete(api, name)
-            yield f"repository {name.rpartition('/')[2]}"
+    for found in artifacts.listed(api, "us"):
+        name = found.name.rpartition("/")[2]
+        if is_ours(name, found.labels, scope):
+            yield Removal(f"repository {name}", partial(last_of_all, artifacts.delete, api, found.name))
 
 
-def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[str]:
-    """Delete the buckets, with their objects."""
-    for name in buckets.labelled(kit.project, scope, LABEL):
-        buckets.delete(kit.project, name)
-        yield f"bucket {name}"
+def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+    """The buckets, with their objects."""
+    for name in names_of_buckets(kit, scope):
+        yield Removal(f"bucket {name}", partial(last_of_all, buckets.delete, kit.project, name))
+
+
+def names_of_buckets(kit: Kit, scope: str) -> list[str]:
+    """The names of the selftests' buckets; all of them have the label."""
+    return [name for name in buckets.labelled(kit.project, scope, LABEL) if OWN.match(name)]
+
+
+def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
+    """Delete when nothing writes there any more."""
+
+    def finish() -> bool:
+        delete(*what)
+        return True
+
+    return finish

@@ -57,10 +57,10 @@ def machine(kit: Kit, step: Step) -> Item:
     if ran.code:
         raise PlanRefused(ran.problem)
     plan = ran.data
-    usd = plan["limits"]["usd_at_most"]
+    usd = plan["limits"]["usd_hard_bound"]
     kind = plan["machine"]["machine_type"]
-    if usd is None:
-        raise PlanRefused(f"the price of {kind} in {kit.region} is unknown", "Choose another --region.")
+    if usd is None:  # without it --usd would bound nothing
+        raise PlanRefused(f"the highest price of {kind} in {kit.region} is unknown", "Choose another --region.")
     what = "job" if step.command[0] == "vertex" else "VM"
     return Item(what, f"{kit.name(step.name)}, {kind}, {plan['limits']['hours']:g} h at most", usd)
 

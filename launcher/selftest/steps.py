@@ -74,8 +74,11 @@ def is_refused(write: Callable[[], object]) -> bool:
 def build(kit: Kit) -> str:
     """Build the dependency image with Cloud Build, and append the code."""
     code(kit).write_text("1\n")
-    making = () if kit.repository else ("--create-repository",)
-    made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", *making, "-o", "json").data
+    if not kit.repository:
+        from launcher.apply import repositories
+
+        repositories.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
+    made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
     states = [build.status.name for build in kit.builds(kit.prefix)]
     expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")
     expect(made["how"] == "appended", f"the image was {made['how']}, not appended to what Cloud Build made")
@@ -247,7 +250,7 @@ IMAGE: Final = ("bucket", "build")
 def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[str, Any]:
     """Return the fields of a training spec: a few steps unless `config` says otherwise."""
     usual = {"model": SMALL, "data": "python-stdlib", "steps": STEPS, "batch_size": 8, "log_every": 10}
-    limits = {"hours": hours, "wait": "20m"}
+    limits = {"hours": hours, "wait": "20m", "restarts": 0}
     return {"provisioning": [*provisioning], "limits": limits, "run": {"config": {**usual, **config}}}
 
 
@@ -263,7 +266,7 @@ ALL: Final = (
     Step("once", "cpu", "vertex", once, IMAGE, ON_CPU, training(0.25, ["standard"], seed=1)),
     Step("preempt", "preempt", "vertex", preempt, IMAGE, ON_CPU, training(0.75, ["standard"])),
     Step("gpu", "vertex", "vertex", gpu, IMAGE, ("vertex",), training(0.5, ["spot", "flex-start"])),
-    Step("vm", "vm", "vm", vm, (), ("vm",), {"limits": {"hours": 1}, "vm": {"lease": "45m"}}),
+    Step("vm", "vm", "vm", vm, (), ("vm",), {"limits": {"hours": 1, "restarts": 0}, "vm": {"lease": "45m"}}),
     Step("lease", "vm", "vm", lease, ("vm",)),
     Step("spot-vm", "vm", "vm", spot_vm, IMAGE, ("vm", "--run"), training(0.5, ["spot"])),
 )

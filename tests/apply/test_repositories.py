@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from launcher.apply.googleapis import Api
 from launcher.apply.registry.reference import Place
-from launcher.apply.repositories import create, find
+from launcher.apply.repositories import SERVICE, client, create, find, listed
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from tests.googlecloud import Fault, GoogleCloud, Reset, Status
@@ -42,6 +43,14 @@ def test_a_repository_is_made_once(cloud: GoogleCloud, time: Clock) -> None:
     assert made.message.format_ == 1  # DOCKER
     made_in_time = ["GET launch", "POST repositories", *["GET ar-1"] * 2]
     assert sent(cloud) == [*made_in_time, "GET launch"]
+
+
+def test_labels_are_stored_and_listed(cloud: GoogleCloud, time: Clock) -> None:
+    create(REPOSITORY, cloud.environ(), time, {"team": "red"})
+    api = Api(SERVICE, "my-project", client(cloud.environ()), time)
+    assert [(one.name.rpartition("/")[2], dict(one.labels)) for one in listed(api, "us")] == [
+        ("launch", {"team": "red"})
+    ]
 
 
 def test_a_lost_answer_makes_no_second_one(cloud: GoogleCloud, time: Clock) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.cloud import artifactregistry_v1
 
+from launcher.apply import cloudbuild
+from launcher.apply.googleapis import Api
+from launcher.apply.repositories import create
 from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv
@@ -15,7 +19,7 @@ from tests.cli.vms import body
 from tests.googlecloud import Bucket, Fault, Status
 from tests.googlecloud.artifactregistry import Made
 from tests.googlecloud.cloudbuild import Outcome
-from tests.selftest.world import World
+from tests.selftest.world import BUILDING, World
 
 REPOSITORIES = "projects/my-project/locations/us/repositories"
 
@@ -27,8 +31,15 @@ def others(world: World) -> None:
         world.cloud.objects.put(name, "a", b"1")
     for name, labels in (("launch-selftest-vm", {"launch-run": "x"}), ("dev", {LABEL: "x"})):
         world.cloud.compute.put(body(name, "us-central1-a", labels=labels))
-    for name in ("launch-selftest", "launch"):
-        repository(world, name)
+    for name, labels in (
+        ("launch-selftest", {LABEL: "0a1b2c"}),
+        ("launch", {LABEL: "0a1b2c"}),
+        ("launch-selftest-images", {}),
+        ("launch-selftest-0a1b2c", {}),
+        ("launch-selftest-results", {LABEL: "x"}),
+    ):
+        repository(world, name, labels)
+    begin_build(world, "launch-selftest-mine")
     plain = {"displayName": "launch-selftest-0a1b2c-cpu", "jobSpec": JOB}
     world._submit("us-central1", {**plain, "labels": {"launch-run": "launch-selftest-0a1b2c-cpu"}})
     world._submit("us-central1", {**plain, "labels": {"launch-run": "other", LABEL: "0a1b2c"}})
@@ -42,8 +53,8 @@ POOL = {
 JOB = {"workerPoolSpecs": [POOL]}
 
 
-def repository(world: World, name: str) -> None:
-    message = artifactregistry_v1.Repository.pb()(name=f"{REPOSITORIES}/{name}", format_="DOCKER")
+def repository(world: World, name: str, labels: dict[str, str]) -> None:
+    message = artifactregistry_v1.Repository.pb()(name=f"{REPOSITORIES}/{name}", format_="DOCKER", labels=labels)
     world.cloud.artifacts.repositories[message.name] = Made(message, 0.0)
 
 
@@ -53,6 +64,9 @@ def everything(world: World) -> dict[str, Any]:
         "buckets": {name: sorted(blobs) for name, blobs in world.cloud.objects.buckets.items()},
         "VMs": sorted(world.cloud.compute.names()),
         "repositories": sorted(world.cloud.artifacts.repositories),
+        "builds": sorted(
+            name for name in world.cloud.builds.builds if world.cloud.builds._shown(name).status in BUILDING
+        ),
         "jobs": sorted(job.id for job in world.cloud.jobs.jobs.values() if "CANCEL" not in str(job.stages)),
     }
 
@@ -71,17 +85,18 @@ def test_nothing_of_anybody_elses_is_touched(world: World) -> None:
 
 def test_a_killed_one_leaves_nothing_that_clean_does_not_find(world: World) -> None:
     """In any region; its build, job, VM, repository and bucket."""
+    world.cloud.builds.play = lambda *_: Outcome((), 1e6)
     others(world)
     before = everything(world)
     world.lives = {"cpu": RUNS, "gpu": RUNS}
     world.watchdog = False
-    world.cloud.builds.play = lambda *_: Outcome((), 7200.0)
+    world.env["CLOUDSDK_COMPUTE_REGION"] = "us-east4"  # where gcloud's default region is doesn't matter
     with world.kit() as kit:
         for step in ("cpu", "gpu"):
             kit.must(*argv(kit, step), "--detach")
         kit.must("vm", *argv(kit, "spot-vm")[1:], "--detach")
-        begin_build(kit)
-        repository(world, kit.prefix)
+        begin_build(world, kit.prefix)
+        create(kit.images if not kit.repository else images(kit), kit.environ, kit.clock, {LABEL: kit.id})
     assert len(world.left()) > 6
     ran = world.launch("--clean")
     assert (ran.code, everything(world)) == (0, before), ran.err
@@ -90,11 +105,61 @@ def test_a_killed_one_leaves_nothing_that_clean_does_not_find(world: World) -> N
     assert "removed" not in world.launch("--clean").err
 
 
-def begin_build(kit: Kit) -> None:
-    source = {"storage_source": {"bucket": kit.prefix, "object_": "source/x.tgz"}}
+def images(kit: Kit) -> str:
+    return replace(kit, repository="").images
+
+
+def begin_build(world: World, bucket: str) -> None:
+    source = {"storage_source": {"bucket": bucket, "object_": "source/x.tgz"}}
     build = {"source": source, "steps": [{"name": "docker", "args": ["build"]}], "tags": ["launch"]}
-    build |= {"logs_bucket": f"gs://{kit.prefix}/logs"}
-    kit.cloud_build().once("create_build", parent=kit.builds_of, build=build)
+    api = Api(cloudbuild.SERVICE, "my-project", cloudbuild.client(world.cloud.environ()), world.time)
+    build |= {"logs_bucket": f"gs://{bucket}/logs"}
+    api.once("create_build", parent="projects/my-project/locations/global", build=build)
+
+
+def test_one_that_cannot_be_removed_keeps_no_other_of_its_kind(world: World) -> None:
+    """Jobs, VMs, repositories and buckets: each is tried by itself, and all are begun before any is waited for."""
+    world.lives = {"cpu": RUNS, "once": RUNS, "preempt": RUNS}
+    world.watchdog = False
+    with world.kit() as kit:
+        for step in ("cpu", "once", "preempt"):
+            kit.must(*argv(kit, step), "--detach")
+        for name in ("a", "b", "c"):
+            labels = {LABEL: kit.id, "launch-run": kit.name(name)}
+            world.cloud.compute.put(body(kit.name(name), "us-central1-a", labels=labels))
+            world.cloud.objects.add(kit.name(name), Bucket(kit.name(name), labels=labels))
+            repository(world, kit.name(name), labels)
+        begin_build(world, kit.prefix)
+        numbers = {vm.name: vm.number for vm in world.cloud.compute.park.vms.values()}
+        world.cloud.faults.add(Fault("compute.instances.delete", Status(403), name=numbers[kit.name("b")], times=None))
+        world.cloud.faults.add(Fault("aiplatform.*.cancel", Status(403), times=4))
+        for kind in ("storage.buckets", "artifactregistry.projects.locations.repositories"):
+            world.cloud.faults.add(Fault(f"{kind}.delete", Status(403), name=kit.name("b"), times=None))
+        asked = len(world.cloud.requests)
+        found = clean(kit, kit.prefix)
+        assert [one.partition(" ")[0] for one in found.removed].count("VM") == 2
+        assert [one.partition(" ")[0] for one in found.removed].count("bucket") == 3
+        assert [one.partition(" ")[0] for one in found.removed].count("repository") == 2
+        assert [one.partition(" ")[0] for one in found.removed].count("build") == 1
+        assert {problem.partition(": ")[0] for problem in found.problems} >= {
+            f"{kind} {kit.name('b')}" for kind in ("VM", "bucket", "repository")
+        }
+        sent = [f"{one.method} {one.path}" for one in world.cloud.requests[asked:]]
+        first_wait = next(number for number, one in enumerate(sent) if "/operations/" in one)
+        assert next(number for number, one in enumerate(sent) if ":cancel" in one) < first_wait
+        begun = {one.rpartition("/")[2] for one in sent[:first_wait] if one.startswith("DELETE")}
+        assert begun >= set(numbers.values())
+        world.cloud.faults.clear()
+        assert clean(kit, kit.prefix).problems == ()
+        assert world.left() == []
+
+
+def test_a_selftest_that_leaves_something_fails(world: World) -> None:
+    world.cloud.faults.add(Fault("storage.buckets.delete", Status(403), times=None))
+    ran = world.selftest("--only", "push")
+    assert ran.code == 1, ran.shown
+    assert "launch selftest --clean --project my-project" in ran.err
+    assert "✗" not in ran.out
 
 
 def test_what_cannot_be_removed_keeps_nothing_else_alive(world: World) -> None:

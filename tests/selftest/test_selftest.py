@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import subprocess
 import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from launcher.cli.selftest import revision
+from launcher.errors import PlanRefused
+from launcher.selftest import bundle, course
+from launcher.selftest.kit import Ran
+from launcher.selftest.steps import ALL, BY_NAME, argv
 from tests.cli.vms import Person
 from tests.googlecloud import Fault, Status
 from tests.selftest.world import World
@@ -30,6 +41,8 @@ def test_it_shows_what_it_creates_and_costs(world: World) -> None:
         assert resource in ran.err
     assert "us-docker.pkg.dev/my-project/launch-selftest-" in ran.err
     assert "at most $3." in ran.err
+    assert "boot disks included" in ran.err
+    assert "launch selftest --clean --project my-project" in ran.err
     assert not [one for one in world.cloud.requests if one.method != "GET"]
     assert max(map(len, ran.err.splitlines())) <= 80
 
@@ -66,3 +79,68 @@ def test_what_is_refused(world: World, words: tuple[str, ...], said: str) -> Non
     ran = world.launch(*words, "--yes")
     assert (ran.code, said in ran.err) == (2, True), ran.shown
     assert not world.cloud.requests
+
+
+def test_the_bound_counts_every_restart(world: World) -> None:
+    """What is announced is the hard bound, and no training is restarted by Google or by launch."""
+    with world.kit(bucket=False, image=False) as kit:
+        for step in ALL:
+            if step.command:
+                limits = kit.must(*argv(kit, step.name), "--dry-run", "-o", "json").data["limits"]
+                assert limits["restarts"] == 0, step.name
+                assert course.machine(kit, step).usd == limits["usd_hard_bound"], step.name
+        assert course.total(course.items(kit, ALL)) <= 5.0
+
+
+def test_a_machine_without_a_known_bound_is_refused(world: World) -> None:
+    plan = {"limits": {"usd_at_most": 1.0, "usd_hard_bound": None, "hours": 1}, "machine": {"machine_type": "x"}}
+    with world.kit(bucket=False, image=False) as kit:
+        unsure = replace(kit, launch=lambda *argv: Ran(argv, 0, json.dumps(plan), ""))
+        with pytest.raises(PlanRefused, match="x in us-central1 is unknown"):
+            course.machine(unsure, BY_NAME["cpu"])
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_made(world: World) -> None:
+    world.folder = Path("/proc/self")
+    ran = world.selftest("--only", "push")
+    assert (ran.code, "can't be written" in ran.err) == (2, True), ran.shown
+    assert not world.cloud.requests
+
+
+def nobody() -> str:
+    raise KeyError("getpwuid(): uid not found: 12345")
+
+
+def test_a_machine_without_names_loses_no_result(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(metadata, "version", missing)
+    ran = world.selftest("--only", "push")
+    assert ran.code == 0, ran.shown
+    assert list(world.folder.glob("launch-selftest-*.zip"))
+
+
+def missing(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
+def test_an_error_in_the_bundle_hides_no_table(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(bundle, "written", broken)
+    ran = world.selftest("--only", "push")
+    assert (ran.code, world.left()) == (1, [])
+    assert [line.split()[1] for line in ran.out.splitlines()][-1] == "append"
+    assert "no space left on device" in ran.err
+
+
+def test_the_commit_is_that_of_launch_alone(tmp_path: Path) -> None:
+    """Installed below a repository of the user's, launch has none."""
+    for command in (["init", "-q"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x", "--allow-empty"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    packages = tmp_path / "venv" / "site-packages"
+    packages.mkdir(parents=True)
+    assert revision(packages) == ""
+    assert revision(tmp_path) == ""
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "gcp-launch"\n')
+    assert len(revision(tmp_path).removesuffix("-dirty")) == 40
