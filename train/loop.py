@@ -53,7 +53,8 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
     0, which alone writes the rows, OutputError. On a rank whose memory runs out OutOfMemoryError. SystemExit (143)
     after a SIGTERM that a peer's failure sent, or that left no time to save.
     """
-    with memory.in_words(ranks), attention.kernel(config.attention, ranks.device.type):
+    device = ranks.device.type
+    with memory.in_words(ranks), attention.kernel(attention.chosen(config, device), device):
         run = setup(config, ranks, env)
         if env.get(contract.WATCH) and config.hang_after != "off":
             own = 0.0 if config.hang_after == "auto" else config.hang_after

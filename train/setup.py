@@ -137,7 +137,10 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
     watch = stopwatch(ranks.device)
     facts = _facts(config, ranks, source, model, numbers)
-    how = precision.explained(config.precision, numbers, ranks.device.type), *attention.explained(config.attention)
+    how = (
+        precision.explained(config.precision, numbers, ranks.device.type),
+        *attention.explained(config, ranks.device.type),
+    )
     built = optim.explained(optimizer, config.optimizer.fused, model)
     replicas = Replicas(ranks, shared_out=fsdp.is_sharded(model))
     beside_steps = feed.choice, portions.choice, *replicas.choices

@@ -13,7 +13,7 @@ import torch.compiler.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from train.choice import Choice
-from train.config import Attention
+from train.config import Attention, Config
 from train.errors import UsageError
 
 KERNELS: Final[dict[str, SDPBackend]] = {
@@ -81,6 +81,24 @@ def _compiled_apart(asked: Attention) -> Iterator[None]:
         settings.cache_key_tag = before
 
 
-def explained(asked: Attention) -> tuple[Choice, ...]:
+def chosen(config: Config, device: str) -> Attention:
+    """The kernel that the spec asks for, or math for `deterministic: true` on a GPU.
+
+    The backward passes of flash and efficient add in a fixed order only with
+    `torch.use_deterministic_algorithms(True, warn_only=False)`, which raises errors for models that use operators
+    without such a kernel (torch 2.13 says so in a warning); cuDNN's never does. Raises UsageError: the spec asks for
+    one of these.
+    """
+    asked = config.attention
+    if device != "cuda" or not config.deterministic or asked == "math":
+        return asked
+    if asked == "auto":
+        return "math"
+    raise UsageError(f"attention: {asked} doesn't give the same bits each time (deterministic: true); use auto or math")
+
+
+def explained(config: Config, device: str) -> tuple[Choice, ...]:
     """What to say of it, unless it is torch's choice."""
-    return () if asked == "auto" else (Choice("attention", asked, "the spec says so"),)
+    kernel = chosen(config, device)
+    why = "the spec says so" if kernel == config.attention else "deterministic; the faster ones on a GPU are not"
+    return () if kernel == "auto" else (Choice("attention", kernel, why),)

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.train.test_loop import read
 from tests.train.trials import CONFIG, losses, train
-from train.config import Attention
+from train.config import Attention, Config
 from train.errors import UsageError
 from train.techniques import attention
 
@@ -55,6 +55,37 @@ def fails() -> None:
 def test_other_errors_and_warnings_pass() -> None:
     with pytest.raises(RuntimeError, match="something else"), pytest.warns(UserWarning, match="of yours"):
         fails()
+
+
+@pytest.mark.parametrize(
+    ("asked", "exact", "device", "chosen"),
+    [
+        ("auto", None, "cuda", "auto"),
+        ("auto", False, "cuda", "auto"),
+        ("auto", True, "cuda", "math"),
+        ("math", True, "cuda", "math"),
+        ("flash", None, "cuda", "flash"),
+        ("flash", False, "cuda", "flash"),
+        ("auto", True, "cpu", "auto"),
+        ("flash", True, "cpu", "flash"),
+        ("auto", True, "mps", "auto"),
+    ],
+)
+def test_the_same_bits_on_a_gpu_take_the_one_kernel_that_gives_them(
+    asked: Attention, exact: bool | None, device: str, chosen: Attention
+) -> None:
+    """torch makes flash and efficient deterministic only where all that isn't raises an error; cuDNN's never is."""
+    config = Config()._replace(attention=asked, deterministic=exact)
+    assert attention.chosen(config, device) == chosen
+    said = attention.explained(config, device)
+    assert [one.chosen for one in said] == ([] if chosen == "auto" else [chosen])
+    assert all(("deterministic" in one.why) == (asked != chosen) for one in said)
+
+
+@pytest.mark.parametrize("asked", ["flash", "efficient", "cudnn"])
+def test_the_same_bits_with_another_kernel_are_refused(asked: Attention) -> None:
+    with pytest.raises(UsageError, match=f"attention: {asked} .*deterministic.*math"):
+        attention.chosen(Config()._replace(attention=asked, deterministic=True), "cuda")
 
 
 @pytest.mark.usefixtures("one_thread")
