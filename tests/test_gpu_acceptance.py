@@ -41,7 +41,7 @@ from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task
 from tests import features, what_ran
 from tests.acceptance_cases import CASES
 from tests.features import FEATURES
-from train.config import Config, parse
+from train.config import Config, Gpt, parse
 
 TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
 
@@ -592,8 +592,9 @@ def test_all_gpu_rows_give_torchrun_a_local_address(tmp_path: Path, monkeypatch:
 def test_a_resumed_run_on_a_gpu_has_several_key_blocks() -> None:
     """128 tokens would be one key block of flash attention, deterministic by chance."""
     real, tiny = (parse(runs.resumable(Place(ROOT, tiny=one, gpus=not one), 100)) for one in (False, True))
-    assert (real.model.block_size, real.deterministic) == (1024, True)
-    assert tiny.model.block_size == 32
+    assert isinstance(real.model, Gpt)
+    assert isinstance(tiny.model, Gpt)
+    assert (real.model.block_size, real.deterministic, tiny.model.block_size) == (1024, True, 32)
 
 
 # --- What only a GPU will run -----------------------------------------------------------------------------------------
