@@ -169,7 +169,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         portions=portions,
         facts=facts,
         agreement=Agreement(ranks),
-        guard=Guard(config.non_finite),
+        guard=Guard(config.non_finite, masked=counted.targets(config, source) > 0),
         replicas=replicas,
         profiler=open_profiler(config, ranks, env, sink, facts, accumulates=portions.count > 1),
         monitor=open_monitor(config.monitor, ranks, env, sink),

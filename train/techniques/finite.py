@@ -11,6 +11,11 @@ from torch import Tensor
 from train.errors import NonFiniteError
 from train.output.rows import Row
 
+EMPTY_MASK = (
+    ". A custom loss that divides by the size of a mask is 0/0 for a micro-batch without a counted target: "
+    "return (sum, count) instead"
+)
+
 
 def skip_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
     """Let the next step of a fused optimizer change nothing if the gradients' norm is infinite or no number.
@@ -24,9 +29,10 @@ def skip_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
 class Guard:
     """Counts skipped steps. The same rows on all ranks: all of them stop at the same step."""
 
-    def __init__(self, most: int) -> None:
-        """`most` steps in a row may be skipped."""
+    def __init__(self, most: int, *, masked: bool = False) -> None:
+        """`most` steps in a row may be skipped. `masked`: some targets may not count, in a micro-batch perhaps none."""
         self.most, self.in_a_row, self.skipped = most, 0, 0
+        self.hint = EMPTY_MASK if masked else ""
 
     def look(self, rows: Iterable[Row]) -> list[int]:
         """The steps that were skipped, of a block of rows.
@@ -45,7 +51,7 @@ class Guard:
                 raise NonFiniteError(
                     f"step {row['step']}: the gradients were not finite in {self.in_a_row} steps in a row. The rows of "
                     "the last ones name the samples (events non_finite); a lower lr, grad_clip, or precision: fp32 or "
-                    "bf16 may help, and so may a look at the data"
+                    f"bf16 may help, and so may a look at the data{self.hint}"
                 )
         return found
 

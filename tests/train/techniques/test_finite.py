@@ -124,3 +124,10 @@ def test_what_is_counted_begins_anew_after_a_good_step() -> None:
     other.load_state_dict(guard.state_dict())
     with pytest.raises(NonFiniteError):
         other.look([bad])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mean_over_an_empty_mask_is_named_as_a_cause_where_targets_may_not_count(masked: bool) -> None:
+    with pytest.raises(NonFiniteError) as caught:
+        Guard(0, masked=masked).look([{"step": 1, "skipped": 1}])
+    assert ("(sum, count)" in str(caught.value)) is masked
