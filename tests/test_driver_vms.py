@@ -256,4 +256,4 @@ def test_a_cancelled_run_is_cancelled(site: VmSite) -> None:
 
 def test_the_folder_is_the_plans(site: VmSite, tmp_path: Path) -> None:
     site.drive()
-    assert site.ledger().plan() is not None
+    assert site.ledger().stored() is not None

@@ -20,6 +20,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from tests.apply.submitting import DIGEST
 from tests.googlecloud import FakeClock, GoogleCloud
+from tests.googlecloud.compute import YOU
 from tests.googlecloud.vms import Vm
 from tests.plan.planning import planned
 from train import contract
@@ -90,7 +91,7 @@ class VmSite:
     @property
     def service(self) -> Services:
         environ = self.cloud.environ()
-        vms = Vms("my-project", environ, self.time, self.said.append, self.folder)
+        vms = Vms("my-project", environ, self.time, self.said.append, self.folder, YOU)
         return Services(Vertex("my-project", environ, self.time), vms)
 
     def ledger(self) -> Ledger:

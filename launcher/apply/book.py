@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, prevails
+from launcher.plan.binding import Stored, digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 
@@ -78,7 +79,7 @@ class Book(Protocol):
     def holders(self) -> Sequence[str]:
         """The ids of all jobs that have claimed an attempt, the newest claim last; none where that isn't seen."""
 
-    def plan(self) -> Plan | None:
+    def stored(self) -> Stored | None:
         """The plan that the newest launch has left."""
 
     def write_plan(self, plan: Plan) -> None:
@@ -138,8 +139,8 @@ class NoLedger:
     def holders(self) -> Sequence[str]:
         return ()
 
-    def plan(self) -> Plan | None:
-        return self._plan
+    def stored(self) -> Stored | None:
+        return Stored(self._plan, digest(self._plan)) if self._plan else None
 
     def write_plan(self, plan: Plan) -> None:
         self._plan = plan

@@ -124,6 +124,12 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
         raise NotAuthorised(f"no credentials for {service.title}: {error}", LOG_IN) from error
 
 
+def service_account(credentials: Any) -> str:
+    """Return the service account that credentials are for; empty: they are a person's, or don't say."""
+    found = getattr(credentials, "service_account_email", "") or ""
+    return found if "@" in found else ""  # Compute Engine's own: "default" until they were used
+
+
 def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
     """A session for an API that is asked without a client of its own (google.auth.transport.requests's), and the
     endpoint to ask, without a slash at its end. Raises NotAuthorised: there are no credentials."""

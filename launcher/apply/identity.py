@@ -24,8 +24,8 @@ def check_identity(plan: Plan, look: Look, ledger: Book) -> None:
         if mine and job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine:
             raise other_run(plan, job.request)
     if mine and any(entry.identity not in ("", mine) for entry in look.entries):
-        stored = ledger.plan()
-        raise other_run(plan, stored.attempts[0].request if stored and stored.attempts else {})
+        stored = ledger.stored()
+        raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
 
 
 def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:

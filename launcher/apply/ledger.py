@@ -28,6 +28,7 @@ from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, is_provisional, prevails
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs import RESOURCE
+from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 from train import contract
@@ -132,9 +133,9 @@ class Ledger:
         """The ids of all jobs whose nodes have claimed an attempt, the newest claim last."""
         return self._either(self._holders, lambda memory: memory.holders())
 
-    def plan(self) -> Plan | None:
-        """The plan that the newest launch has left; None: none, or one of another version's."""
-        return self._either(lambda: decoded(self._content(contract.PLAN), Plan), lambda memory: memory.plan())
+    def stored(self) -> Stored | None:
+        """The plan that the newest launch has left; None: none, or one that this launch can't read."""
+        return self._either(lambda: read(self._content(contract.PLAN)), lambda memory: memory.stored())
 
     def write_plan(self, plan: Plan) -> None:
         """Leave the plan and its spec beside the attempts."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from launcher.apply.googleapis import Api, Service, UnreachableError, open_session, status_of
+from launcher.apply.googleapis import Api, Service, UnreachableError, open_session, service_account, status_of
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 
@@ -27,8 +27,7 @@ class Profiles:
     @property
     def account(self) -> str:
         """The service account as which is asked, if it is one."""
-        found = getattr(self._session.credentials, "service_account_email", "") or ""
-        return found if "@" in found else ""
+        return service_account(self._session.credentials)
 
     def profile(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:
         """LoginProfile as JSON."""

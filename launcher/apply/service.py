@@ -57,8 +57,8 @@ class Service(Protocol):
         """
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """Return the ids of the requests that created a job, as the service recorded them. Empty on Vertex AI, which
-        has no such ids, and for a VM that was created more than two weeks ago."""
+        """Return the ids of the requests by which the user's own account created a job, as the service recorded them.
+        Empty on Vertex AI, which has no such ids, and for a VM that was created more than two weeks ago."""
 
     def cancel(self, name: str) -> None:
         """Begin to cancel a job; one that has ended, or is being cancelled, is fine. Raises GoneError."""

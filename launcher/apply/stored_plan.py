@@ -15,17 +15,18 @@ from launcher.apply.service import Service
 from launcher.course import Entry
 from launcher.errors import NotAuthorised
 from launcher.jobs import PLAN_LABEL, Job, command
-from launcher.plan.binding import digest
+from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 
 
-def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> NotAuthorised | None:
+def refusal(stored: Stored, jobs: Sequence[Job], ledger: Book, service: Service) -> NotAuthorised | None:
     """Return why the plan must not be submitted; None: one of the run's jobs (the newest first) was created from it.
 
     Raises LaunchError: the run's attempts or operations can't be read.
     """
-    if is_bound(plan, jobs, ledger.entries(), service):
+    if is_bound(stored, jobs, ledger.entries(), service):
         return None
+    plan = stored.plan
     job = jobs[0]
     hint = f"{command(vm=job.zone is not None)} --resume {job.run or plan.run} continues the run with your own spec"
     file = f"{asked.run_folder(job.request) or plan.run_folder}/plan.json"
@@ -38,7 +39,9 @@ def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> 
     lines = "".join(f"\n  {line}" for line in differences(plan, job, service.project))
     unknown = "\n  (nothing that the job's record shows)"
     if job.zone:
-        unknown = "\n  (unknown: the VMs may be older than two weeks, or created by an older launch)"
+        unknown = (
+            "\n  (unknown: the VMs may be older than two weeks,\n  or created by another account or an older launch)"
+        )
     return NotAuthorised(
         f"{file} is not the plan that the run's jobs were created from,\n"
         f"so none of its attempts is submitted. Differences (job → plan.json):{lines or unknown}",
@@ -46,16 +49,18 @@ def refusal(plan: Plan, jobs: Sequence[Job], ledger: Book, service: Service) -> 
     )
 
 
-def is_bound(plan: Plan, jobs: Sequence[Job], entries: Sequence[Entry], service: Service) -> bool:
+def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[Entry], service: Service) -> bool:
     """Return whether a job of the run was created from exactly this plan.
 
     A CustomJob must also request the same as each attempt: someone who may create jobs could copy the label, but not
-    act as a service account that they have no rights to.
+    act as a service account that they have no rights to. Nothing else vouches for a VM, so the follower's own account
+    must have created it.
     """
-    mark = digest(plan)
-    for job in jobs:
-        if job.labels.get(PLAN_LABEL) == mark and not job.zone and not any(requested(plan, job)):
-            return True
+    plan, mark = stored
+    if plan.target != "vm":
+        return not any(attempt.zone for attempt in plan.attempts) and any(
+            job.labels.get(PLAN_LABEL) == mark and not job.zone and not any(requested(plan, job)) for job in jobs
+        )
     numbers = range(1, max((entry.number for entry in entries), default=0) + 1)
     vms = dict.fromkeys(
         [*(job.name for job in jobs if job.zone), *(one.job for one in reversed(entries) if one.job and one.zone)]

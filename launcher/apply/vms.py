@@ -18,8 +18,8 @@ from launcher import asked
 from launcher.apply import records
 from launcher.apply.answers import together
 from launcher.apply.attempts import open_folder
-from launcher.apply.compute import Compute
-from launcher.apply.googleapis import UnreachableError, status_of
+from launcher.apply.compute import SERVICE, Compute
+from launcher.apply.googleapis import UnreachableError, open_session, service_account, status_of
 from launcher.apply.making import Maker
 from launcher.apply.records import Record
 from launcher.apply.running import REAL, Clock
@@ -52,13 +52,15 @@ class Vms:
         clock: Clock = REAL,
         notice: Callable[[str], None] | None = None,
         folder: Storage | None = None,
+        account: str = "",
     ) -> None:
         """`notice` is told what whoever waits should know. `folder` is the run folder, where it is all about one run:
-        it tells of VMs that are gone."""
+        it tells of VMs that are gone. `account` is gcloud's, for credentials that don't say whose they are."""
         self.project = project
         self.clock = clock
         self.compute = Compute(project, environ, clock, notice)
         self._notice = notice or (lambda _line: None)
+        self._account = account
         self._folder = folder.within(FOLDER_SECONDS) if folder else None
         self._folders: dict[str, Storage] = {}
         self._seen: dict[str, Machine] = {}
@@ -117,14 +119,18 @@ class Vms:
         return Listing(tuple(job for one in wanted if isinstance(job := found[one.id], Job)), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """Return the ids of the requests that created a VM, alone or with others. They are in its operations, which
-        nobody can change. Empty once Google no longer keeps those."""
+        """Return the ids of the requests by which the user's own account created a VM, alone or with others. They are in
+        its operations, which nobody can change. Empty once Google no longer keeps those, or if the account is unknown."""
+        account = service_account(open_session(SERVICE, self.compute.environ)[0].credentials) or self._account
+        if not account:
+            return frozenset()
         zone, number = place_of(name)
         made = making(self.compute.operations_of(zone, number))
         if made is None:
             return frozenset()
         together_with = self.compute.operations_of_group(zone, made.group) if made.group else ()
-        return frozenset(one.request_id for one in (made, *together_with) if one.kind in MAKES and one.request_id)
+        mine = (one for one in (made, *together_with) if one.kind in MAKES and one.user == account)
+        return frozenset(one.request_id for one in mine if one.request_id)
 
     def cancel(self, name: str) -> None:
         """End a job: note that it was cancelled, and begin to delete its VMs, which get half a minute to save. One

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from launcher import asked
 from launcher.apply.book import Book
@@ -215,15 +215,21 @@ class Way:
         """Return the image of the run's first job, by its digest; empty: unknown or not trustworthy.
 
         A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
-        verified.
+        verified. Either must differ from the plan in its image alone: whoever may create jobs could copy the labels,
+        but not act as the plan's account.
         """
-        images = (asked.image(job.request) for job in reversed(look.jobs) if not job.zone)
-        if found := next((image for image in images if "@sha256:" in image), ""):
+        requests = (job.request for job in reversed(look.jobs) if not job.zone)
+        if found := next(filter(None, map(self.image_of, requests)), ""):
             return found
-        stored = self.ledger.plan() if any(entry.job for entry in look.entries) else None
-        if stored is None or stored.image is None or not stored.image.pinned:
-            return ""
-        return stored.image.uri if is_bound(stored, look.jobs, look.entries, self.service) else ""
+        stored = self.ledger.stored() if any(entry.job for entry in look.entries) else None
+        found = self.image_of(stored.plan.attempts[0].request) if stored and stored.plan.attempts else ""
+        return found if found and stored and is_bound(stored, look.jobs, look.entries, self.service) else ""
+
+    def image_of(self, request: Mapping[str, Any]) -> str:
+        """Return the image of a request, if it is one by digest and the request is the plan's but for that."""
+        image = asked.image(request)
+        changed = asked.differences(request, self.plan.attempts[0].request, asked.submitted)
+        return image if "@sha256:" in image and all(line.startswith("image: ") for line in changed) else ""
 
     def attempt(self, attempt: Attempt, look: Look) -> Submitted | None:
         """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.

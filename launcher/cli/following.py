@@ -201,12 +201,13 @@ def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | N
     folder = run_folder_of(run.job)
     try:
         ledger = Ledger.open(folder) if folder else None
-        made = ledger.plan() if ledger else None
+        stored = ledger.stored() if ledger else None
     except LaunchError:
         return None, None
-    if ledger is None or made is None or made.run != run.id:
+    if ledger is None or stored is None or stored.plan.run != run.id:
         return None, None
-    if refused := refusal(made, run.jobs, ledger, world.service):
+    made = stored.plan
+    if refused := refusal(stored, run.jobs, ledger, world.service):
         return made, refused
     try:
         check_output(made, world)

@@ -27,6 +27,11 @@ def setting(name: str, environ: Mapping[str, str]) -> str | None:
     return active_configuration(environ).get(name)
 
 
+def account(environ: Mapping[str, str]) -> str:
+    """Return the account that gcloud acts as: the impersonated one, else who is logged in; empty if nobody is."""
+    return setting("auth/impersonate_service_account", environ) or setting("core/account", environ) or ""
+
+
 def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The region that gcloud would use: Vertex's own setting beats Compute Engine's. Empty when none is set."""
     region = setting("ai/region", environ) or setting("compute/region", environ)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.gcloud import account
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def remote(
         known_hosts=sshkeys.known_hosts(settings, alias(machine)),
         is_known=register and sshkeys.know(settings, alias(machine), host_keys(compute, machine)),
     )
-    return Remote(machine, way, account())
+    return Remote(machine, way, account(os.environ))
 
 
 def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
@@ -66,7 +67,7 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
     from launcher.apply.oslogin import OsLogin
     from launcher.cli.machine import say
 
-    profile = OsLogin(compute.project, os.environ, account(), compute.clock, say)
+    profile = OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say)
     return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
 
 
@@ -81,14 +82,7 @@ def look_ahead(compute: Compute) -> None:
         if shutil.which(program) is None:
             raise sshkeys.no_ssh(program)
     with suppress(UnreachableError):  # asked again, when the VM is there
-        OsLogin(compute.project, os.environ, account(), compute.clock, say).known_user()
-
-
-def account() -> str:
-    """gcloud's: whom it acts for, else who is logged in; empty if nobody is."""
-    from launcher.cli.gcloud import setting
-
-    return setting("auth/impersonate_service_account", os.environ) or setting("core/account", os.environ) or ""
+        OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
 
 def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:

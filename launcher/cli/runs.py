@@ -158,10 +158,11 @@ def in_folder(world: World, folder: str) -> Run | None:
     from launcher.apply.service import GoneError
 
     ledger = Ledger.open(folder)
-    plan = ledger.plan()
+    stored = ledger.stored()
     entry = next((one for one in reversed(ledger.entries()) if one.job), None)
-    if plan is None or entry is None or entry.job is None:
+    if stored is None or entry is None or entry.job is None:
         return None
+    plan = stored.plan
     if any(one != folder for one in (plan.run_folder, *(asked.run_folder(each.request) for each in plan.attempts))):
         return None
     try:

@@ -15,6 +15,7 @@ from launcher.apply.running import Clock
 from launcher.apply.services import Services
 from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
+from launcher.cli.gcloud import account
 from launcher.cli.inputs import project
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def of_project(name: str) -> World:
     def notice(text: str) -> None:
         print(f"launch: {text}", file=sys.stderr, flush=True)
 
-    vertex, vms = Vertex(name, os.environ, clock, notice=notice), Vms(name, os.environ, clock, notice)
+    vertex = Vertex(name, os.environ, clock, notice=notice)
+    vms = Vms(name, os.environ, clock, notice, account=account(os.environ))
     return World(vertex=vertex, vms=vms, project=name, clock=clock)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -14,14 +15,26 @@ from launcher.plan.model import Plan
 DIGITS = 32
 
 
-def digest(plan: Plan) -> str:
-    """Return 32 hex digits of SHA-256 over the whole plan, without the label that holds them.
+class Stored(NamedTuple):
+    """A plan from a run folder, and the digest of its text."""
 
-    The plan goes through JSON first, so that it has the same digest when it is read back from a run folder.
-    """
-    bare = [replace(attempt, request=unlabelled(attempt.request)) for attempt in plan.attempts]
-    text = msgspec.json.encode(replace(plan, attempts=tuple(bare)))
-    return names.digest(msgspec.to_builtins(msgspec.json.decode(text, type=Plan)), DIGITS)
+    plan: Plan
+    digest: str
+
+
+def read(text: bytes) -> Stored | None:
+    """Return the plan that plan.json holds; None: this launch can't read it."""
+    try:
+        data = msgspec.json.decode(text)
+        plan = msgspec.convert(data, Plan)  # of the same data as the digest: a parser each might read two plans
+    except msgspec.DecodeError:
+        return None
+    return Stored(plan, digest_of(data))
+
+
+def digest(plan: Plan) -> str:
+    """Return 32 hex digits of SHA-256 over the whole plan as JSON, without the label that holds them."""
+    return digest_of(msgspec.json.decode(msgspec.json.encode(plan)))
 
 
 def bound(plan: Plan) -> Plan:
@@ -34,6 +47,12 @@ def bound(plan: Plan) -> Plan:
         replace(one, request={**one.request, "labels": {**one.request["labels"], **label}}) for one in plan.attempts
     )
     return replace(plan, attempts=tuple(attempts))
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """Return the digest of a plan's JSON: with fields of another launch's plans, and without those it doesn't have."""
+    bare = [{**attempt, "request": unlabelled(attempt["request"])} for attempt in data["attempts"]]
+    return names.digest({**data, "attempts": bare}, DIGITS)
 
 
 def unlabelled(request: dict[str, Any]) -> dict[str, Any]:

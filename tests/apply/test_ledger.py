@@ -17,6 +17,7 @@ from launcher.apply.googleapis import UnreachableError
 from launcher.apply.ledger import EntryEnd, Ledger
 from launcher.apply.running import Clock
 from launcher.errors import NotAuthorised, UsageError
+from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.spec.reader import read
 from launcher.verdicts import Verdict
@@ -193,9 +194,11 @@ def test_who_has_claimed_an_attempt(ledger: Ledger, folder: GcsFolder) -> None:
 
 def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: Ledger, folder: GcsFolder, tmp_path: Path) -> None:
     plan = with_digest(plan_of(env={"A": "no", "B": "1e3"}), DIGEST)
-    assert ledger.plan() is None
+    assert ledger.stored() is None
     ledger.write_plan(plan)
-    assert msgspec.json.encode(ledger.plan()) == msgspec.json.encode(plan)
+    stored = ledger.stored()
+    assert stored is not None
+    assert msgspec.json.encode(stored.plan) == msgspec.json.encode(plan)
     spec = tmp_path / "spec.yaml"
     spec.write_bytes(folder.read(contract.SPEC))
     assert read(spec).env == {"A": "no", "B": "1e3"}
@@ -203,10 +206,10 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: Ledger, folder: GcsFo
     ledger.write_plan(plan)
     assert len(cloud.requests) - before == 1, "it is there as it is"
     folder.write(contract.PLAN, b'{"run": 3}')
-    assert ledger.plan() is None
+    assert ledger.stored() is None
     book = NoLedger()
     book.write_plan(plan)
-    assert book.plan() == plan
+    assert book.stored() == (plan, digest(plan))
 
 
 def test_what_forbids_a_start_is_forgiven(ledger: Ledger, folder: GcsFolder) -> None:

@@ -11,7 +11,6 @@ from launcher.apply.submit import RunSucceeded, Submitted, settle
 from launcher.apply.vertex import Vertex
 from launcher.errors import UsageError
 from launcher.jobs import PLAN_LABEL, Job
-from launcher.plan.binding import digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 from tests.apply.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
@@ -77,12 +76,12 @@ def test_the_plan_is_there_before_the_job_and_is_that_of_the_lock(site: Site) ->
         for name in (contract.attempt_lock(1), contract.PLAN, contract.SPEC, contract.attempt_job(1))
     )
     assert lock < spec < plan < job, "generations grow with time"
-    stored = site.ledger().plan()
+    stored = site.ledger().stored()
     assert stored is not None
-    assert stored.image is not None
-    assert stored.image.uri == DIGEST
-    assert DIGEST in json.dumps(stored.attempts[0].request)
-    assert stored.attempts[0].request["labels"][PLAN_LABEL] == digest(stored)
+    assert stored.plan.image is not None
+    assert stored.plan.image.uri == DIGEST
+    assert DIGEST in json.dumps(stored.plan.attempts[0].request)
+    assert stored.plan.attempts[0].request["labels"][PLAN_LABEL] == stored.digest
     assert [one for one in site.folder.list() if "/" not in one] == ["plan.json", "spec.yaml"]
 
 
@@ -96,9 +95,9 @@ def test_a_launch_that_comes_too_late_leaves_the_plan_of_the_job(site: Site) -> 
 
     got = site.launch(ready=slow)
     assert [one.job.name for one in winners] == [got.job.name]
-    stored = site.ledger().plan()
+    stored = site.ledger().stored()
     assert stored is not None
-    assert digest(stored) == got.job.labels[PLAN_LABEL]
+    assert stored.digest == got.job.labels[PLAN_LABEL]
 
 
 def test_the_image_is_made_ready_once_and_not_for_a_run_that_goes_on(site: Site) -> None:

@@ -21,7 +21,7 @@ from launcher.jobs import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
-from tests.apply.submitting import CANCEL, DIGEST, GET, LONG, Site
+from tests.apply.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from train import contract
 
@@ -271,11 +271,22 @@ def test_a_run_that_goes_on_has_the_same_image(site: Site) -> None:
     site.cloud.jobs.jobs.clear()
     with pytest.raises(RunEnded):
         site.launch()
-    stored = site.ledger().plan()
+    stored = site.ledger().stored()
     assert stored is not None
-    site.ledger().write_plan(with_digest(stored, DIGEST.replace("0", "e")))
+    site.ledger().write_plan(with_digest(stored.plan, DIGEST.replace("0", "e")))
     got = site.launch(resume=True)
     assert asked.image(got.job.request) == DIGEST, "made ready: when its jobs are gone, nobody vouches for the plan's"
+
+
+def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
+    """Its labels can be copied by whoever may create jobs."""
+    site.cloud.jobs.script = FAILED
+    site.launch()
+    site.clock.advance(60)
+    other = DIGEST.replace("0", "e")
+    plan = plan_of(identity={"service_account": "trainer@my-project.iam.gserviceaccount.com"})
+    got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
+    assert asked.image(got.job.request) == other
 
 
 def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import asked
 from launcher.apply import running
+from launcher.apply.compute import Compute
+from launcher.apply.identity import request_id
 from launcher.apply.ledger import Ledger
+from launcher.apply.stored_plan import is_bound
 from launcher.apply.vertex import Vertex, endpoint_of
+from launcher.apply.vms import Vms
 from launcher.errors import LaunchError
 from launcher.jobs import PLAN_LABEL
-from launcher.plan.binding import digest
+from launcher.plan.binding import Stored
+from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.test_vm_run import RUN, inserts
 from tests.googlecloud import FakeClock
+from tests.googlecloud.compute import YOU
 from tests.vmruns import VmSite, exits, is_preempted
 from train import contract
 
@@ -63,6 +71,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "project": (lambda plan: plan.update(project="other-project"), "other-project"),
     "run_folder": (run_folder, "gs://my-bucket/others"),
     "wait": (lambda plan: plan["limits"].update(wait_seconds=1), ""),
+    "unknown field": (lambda plan: plan["attempts"][1].update(field_of_another_launch=1), ""),
 }
 
 
@@ -111,15 +120,101 @@ def test_a_planted_job_vouches_for_nothing_that_it_is_not_itself(job: Job) -> No
     scripts(job.cloud, FULL, FULL, WELL)
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     tamper(job, run, CHANGES["serviceAccount"][0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-        plan = Ledger.open(f"gs://my-bucket/runs/{run}").plan()
-    assert plan is not None
     (_, body), *_ = job.created
-    planted = {**body, "labels": {**body["labels"], PLAN_LABEL: digest(plan)}}
+    planted = {**body, "labels": {**body["labels"], PLAN_LABEL: stored(job, run).digest}}
     Vertex("my-project", job.cloud.environ()).create_in("us-central1", planted)
     job.launch("follow", run, code=4)
     assert len(job.created) == 2
+
+
+def stored(job: Job, run: str) -> Stored:
+    """The plan in the run folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
+        found = Ledger.open(f"gs://my-bucket/runs/{run}").stored()
+    assert found is not None
+    return found
+
+
+def plant_vm(job: Job, run: str, zone: str, user: str) -> None:
+    """Somebody creates a VM with the request id of the folder's plan, and the folder names it as the first job."""
+    token = f"token-of-{user}"
+    job.cloud.compute.actors[token] = user
+    as_user = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", "CLOUDSDK_AUTH_ACCESS_TOKEN": token}
+    compute = Compute("my-project", {**job.cloud.environ(), **as_user})
+    plan, digest = stored(job, run)
+    body = {**work_body("planted", zone), "labels": asked.labels(plan.attempts[0].request)}
+    made = compute.insert(zone, body, request_id(run, zone, 1, digest))
+    note_job(job, run, f"projects/my-project/zones/{zone}/instances/{made.target}")
+
+
+def test_a_vm_vouches_for_no_plan_of_vertex_ai(job: Job) -> None:
+    scripts(job.cloud, FULL, WELL)
+    run = job.data("vertex", "job.yaml", "--detach")["run"]
+    tamper(job, run, CHANGES["serviceAccount"][0])
+    plant_vm(job, run, ZONE, YOU)
+    job.launch("follow", run, code=4)
+    assert len(job.created) == 1
+
+
+def test_a_planted_job_vouches_for_no_vm(job: Job) -> None:
+    """Nobody's account is needed for either: but who may create jobs may not be allowed to create VMs."""
+    scripts(job.cloud, FULL, FULL, WELL)
+    run = job.data("vertex", "job.yaml", "--detach")["run"]
+
+    def on_a_vm(plan: dict[str, Any]) -> None:
+        asks = asked.read(plan["attempts"][1]["request"])
+        told = {"image": asks.image, "entrypoint": asks.words[0], "arguments": asks.words[1:], "env": asks.env}
+        told |= {"run_folder": asks.output, "nodes": ["n"]}
+        items = [{"key": "launch", "value": json.dumps(told)}, {"key": "startup-script", "value": "#!/bin/sh\nid\n"}]
+        for attempt in plan["attempts"][1:]:
+            attempt |= {"zone": ZONE, "request": {**work_body(), "serviceAccounts": [], "metadata": {"items": items}}}
+
+    tamper(job, run, on_a_vm)
+    tamper(job, run, lambda plan: plan["attempts"].pop(0))
+    (_, body), *_ = job.created
+    planted = {**body, "labels": {**body["labels"], PLAN_LABEL: stored(job, run).digest}}
+    Vertex("my-project", job.cloud.environ()).create_in("us-central1", planted)
+    job.launch("follow", run, code=4)
+    assert not inserts(job.cloud)
+
+
+def test_a_resumed_run_takes_no_image_of_a_planted_job(job: Job, clock: FakeClock) -> None:
+    """Who may create and delete jobs, but not act as the run's account, puts one with its labels in their place."""
+    account = {"service_account": "trainer@my-project.iam.gserviceaccount.com"}
+    job.write(identity=account)
+    scripts(job.cloud, FAILED, FAILED, WELL)
+    job.launch("vertex", "job.yaml", code=3)
+    (_, body), *_ = job.created
+    job.cloud.jobs.jobs.clear()
+    planted = json.loads(json.dumps(body))
+    del planted["jobSpec"]["serviceAccount"]
+    container(planted)["imageUri"] = EVIL
+    Vertex("my-project", job.cloud.environ()).create_in("us-central1", planted)
+    clock.advance(120)
+    job.launch("vertex", "job.yaml", "--resume", body["labels"]["launch-run"])
+    _, _, (_, resumed) = job.created
+    assert resumed["jobSpec"]["serviceAccount"] == account["service_account"]
+    assert container(resumed)["imageUri"] == job.image
+
+
+OLD = Path(__file__).with_name("plan_before_binding.json")
+"""plan.json of an older launch (commit 071a270): no labels launch-plan, no fields usd_ceiling and the like."""
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_plan_of_an_older_launch_is_watched_and_not_sent(job: Job, full: bool) -> None:
+    old = json.loads(OLD.read_bytes())
+    run = old["run"]
+    assert "usd_ceiling" not in old["attempts"][0]
+    job.cloud.jobs.script = FULL if full else WELL
+    job.cloud.objects.put("my-bucket", f"runs/{run}/{contract.PLAN}", OLD.read_bytes())
+    attempt, *_ = stored(job, run).plan.attempts
+    Vertex("my-project", job.cloud.environ()).create_in(attempt.region, attempt.request)
+    followed = job.launch("follow", run, code=4 if full else 0)
+    assert (f"{run} succeeded" in followed.out) is not full
+    assert f"launch vertex SPEC --resume {run}" in job.launch("vertex", "--resume", run, code=4).err
+    assert len(job.created) == 1
 
 
 def test_a_run_from_before_plans_were_bound(job: Job) -> None:
@@ -150,6 +245,7 @@ def site(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> VmSite:
     made = VmSite(job.cloud, clock, [exits(0)])
     monkeypatch.setattr(running, "REAL", made.time)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
+    job.env["CLOUDSDK_CORE_ACCOUNT"] = YOU
     job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"])
     return made
 
@@ -220,6 +316,31 @@ def test_an_untouched_plan_makes_the_next_vm(job: Job, site: VmSite, nodes: int)
     take_away(job, site)
     assert "succeeded" in job.launch("follow", f"gs://my-bucket/runs/{run}").out
     assert len(site.zones) == 2
+
+
+@pytest.mark.parametrize("account", ["", "colleague@example.com"])
+def test_a_vm_that_another_account_created_vouches_for_nothing(job: Job, site: VmSite, account: str) -> None:
+    """Who isn't known to have created it may not act as its account."""
+    run = job.data(*RUN, "--detach")["run"]
+    take_away(job, site)
+    job.env["CLOUDSDK_CORE_ACCOUNT"] = account
+    refused = job.launch("follow", f"gs://my-bucket/runs/{run}", code=4)
+    assert f"launch vm SPEC --run --resume {run}" in refused.err
+    assert len(site.zones) == 1
+
+
+def test_a_planted_vm_vouches_for_nothing(job: Job, site: VmSite) -> None:
+    """Who may create VMs, but not as the victim's account, sends the request id of a plan of his own."""
+    run = job.data(*RUN, "--detach")["run"]
+    tamper(job, run, VM_CHANGES["serviceAccount"])
+    take_away(job, site)
+    plant_vm(job, run, ZONE, "trainer@p.iam")
+    entries = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
+    bound = {
+        account: is_bound(stored(job, run), (), entries, Vms("my-project", job.cloud.environ(), account=account))
+        for account in (YOU, "trainer@p.iam")
+    }
+    assert bound == {YOU: False, "trainer@p.iam": True}
 
 
 def test_a_vm_that_google_has_forgotten_vouches_for_nothing(job: Job, site: VmSite) -> None:

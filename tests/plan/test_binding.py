@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from launcher.jobs import PLAN_LABEL
-from launcher.plan.binding import bound, digest
+from launcher.plan import binding
+from launcher.plan.binding import bound, digest, read
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from tests.plan.planning import planned
@@ -28,7 +31,38 @@ def test_every_request_of_a_dry_run_has_it() -> None:
 
 def test_it_survives_the_run_folder() -> None:
     plan = planned(limits={"usd": 500, "hours": 3})
-    assert digest(msgspec.json.decode(msgspec.json.encode(plan), type=Plan)) == digest(plan)
+    stored = read(msgspec.json.encode(plan))
+    assert stored is not None
+    assert {stored.digest} == {digest(plan)} == label(plan)
+
+
+class Later(Plan, frozen=True, kw_only=True):
+    """The plan of a later launch."""
+
+    another: str = "a default"
+
+
+def test_a_later_launch_finds_the_same_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned()
+    monkeypatch.setattr(binding, "Plan", Later)
+    stored = read(msgspec.json.encode(plan))
+    assert stored is not None
+    assert (type(stored.plan), stored.digest) == (Later, digest(plan))
+
+
+def test_a_field_that_no_plan_has_is_part_of_it() -> None:
+    data = json.loads(msgspec.json.encode(planned()))
+    data["attempts"][0]["another"] = 1
+    stored = read(json.dumps(data).encode())
+    assert stored is not None
+    assert stored.digest != digest(planned())
+
+
+def test_of_a_field_that_is_there_twice_one_is_read() -> None:
+    text = msgspec.json.encode(planned())[:-1] + b', "project": "other"}'
+    stored = read(text)
+    assert stored is not None
+    assert stored.digest == digest(stored.plan)
 
 
 def test_the_images_digest_is_part_of_it() -> None:
