@@ -119,8 +119,11 @@ class Vms:
         return Listing(tuple(job for one in wanted if isinstance(job := found[one.id], Job)), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """Return the ids of the requests by which the user's own account created a VM, alone or with others. They are in
-        its operations, which nobody can change. Empty once Google no longer keeps those, or if the account is unknown."""
+        """Return the ids of the requests by which the user's own account created a VM, alone or with others.
+
+        They are in its operations, which nobody can change. Empty once Google no longer keeps those, or if the account
+        is unknown.
+        """
         account = service_account(open_session(SERVICE, self.compute.environ)[0].credentials) or self._account
         if not account:
             return frozenset()
