@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.command import Ran, launch
 from tests.googlecloud import GoogleCloud, Stage
+from tests.googlecloud.compute import YOU
 
 QUEUED, PENDING, RUNNING = (
     Stage(f"JOB_STATE_{name}", after) for name, after in (("QUEUED", 0), ("PENDING", 5), ("RUNNING", 10))
@@ -31,7 +32,7 @@ class Job:
 
     def __init__(self, folder: Path, cloud: GoogleCloud, image: str) -> None:
         self.folder, self.cloud, self.image = folder, cloud, image
-        self.env = {**cloud.environ(), "DOCKER_CONFIG": "/nonexistent"}
+        self.env = {**cloud.environ(), "CLOUDSDK_CORE_ACCOUNT": YOU, "DOCKER_CONFIG": "/nonexistent"}
         self.write()
 
     def write(self, **changes: Any) -> None:

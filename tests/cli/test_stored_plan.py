@@ -245,7 +245,6 @@ def site(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> VmSite:
     made = VmSite(job.cloud, clock, [exits(0)])
     monkeypatch.setattr(running, "REAL", made.time)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-    job.env["CLOUDSDK_CORE_ACCOUNT"] = YOU
     job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"])
     return made
 
