@@ -252,14 +252,18 @@ def attempt_table(plan: Plan) -> Iterator[str]:
 
 def price_text(attempt: Attempt) -> str:
     """Return the expected price of a node and hour, and its ceiling if that is higher."""
-    from launcher.plan.places import in_words
-
-    price = in_words(
-        attempt.usd_per_hour, attempt.usd_ceiling, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound
-    )
+    price = expected_price(attempt)
     if attempt.usd_per_hour is None or attempt.usd_ceiling is None or attempt.usd_ceiling <= attempt.usd_per_hour:
         return price
     return f"{price:<12} at most ${attempt.usd_ceiling:,.2f}/h"
+
+
+def expected_price(attempt: Attempt) -> str:
+    """Return the expected price of a node and hour."""
+    from launcher.plan.places import in_words
+
+    known, highest = attempt.usd_per_hour, attempt.usd_ceiling
+    return in_words(known, highest, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound)
 
 
 COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")

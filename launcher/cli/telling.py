@@ -175,9 +175,9 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
 def place_text(job: Job, planned: Attempt | None) -> str:
     """`flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
     from launcher.cli.jobtext import machine_of, provisioning_of
-    from launcher.cli.show import price_text
+    from launcher.cli.show import expected_price
 
-    price = f", {price_text(planned)}" if planned else ""
+    price = f", {expected_price(planned)}" if planned else ""
     return f"{provisioning_of(job)} in {job.place}, {machine_of(job)}{price}"
 
 

@@ -163,7 +163,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     text = "import time, train.dist; train.dist.LATE_SECONDS = 0.1\nif rank: time.sleep(1)"
     said = run_ranks(one_save(text), tmp_path / "run")
     assert [one.code for one in said] == [0, 0], said
-    assert "waits for rank 1" in said[0].err
+    assert "still waiting for rank 1" in said[0].err
 
 
 def test_what_is_a_ranks_own_is_copied_when_it_is_saved(tmp_path: Path) -> None:

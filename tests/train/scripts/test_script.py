@@ -208,7 +208,7 @@ def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None
         ("c.restore({}); c.restore({})", 2, "train: checkpoint.restore comes once"),
         ("c.restore({'a/b': 1})", 2, "train: 'a/b' can't be a name in a checkpoint"),
         ("c.restore({}); c.save(1, {'a': [object()]})", 2, "train: state['a'][0] is a object, which a checkpoint"),
-        ("c.restore([])", 2, "train: a checkpoint's state is a dict by name"),
+        ("c.restore([])", 2, "train: a checkpoint's state must be a dict by name"),
         ("c.restore({}); c.save(4, {}); c.save(3, {})", 2, "train: checkpoint.save: step 3 comes after step 4"),
     ],
 )
