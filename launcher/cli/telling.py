@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.watch import Progress
 
 EVERY_SECONDS = 30.0
-"""Between two lines about progress where they can't be written over each other."""
+"""Between two lines about progress where they can't be written over each other; the last step is always reported."""
 WHAT = {"job": "the job's state", "lines": "its lines", "progress": "its progress"}
 CLEAR = "\r\x1b[K"
 STATES = {
@@ -113,7 +113,7 @@ class Teller:
         if self._tty:
             self._shown = text[: width() - 1]  # a line that is wrapped could not be wiped
             self._draw()
-        elif time.monotonic() - self._last >= EVERY_SECONDS:
+        elif time.monotonic() - self._last >= EVERY_SECONDS or event.progress.step == event.progress.steps:
             self._last = time.monotonic()
             self._print(text)
 

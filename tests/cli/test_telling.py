@@ -191,3 +191,12 @@ def test_attempts_in_a_line() -> None:
     assert attempted(entry) == "2. spot in us-east4: being created"
     assert attempted(replace(entry, job="x")) == "2. spot in us-east4: under way"
     assert attempted(replace(entry, end=end)) == "2. spot in us-east4: no room"
+
+
+def test_elsewhere_the_last_step_is_always_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """A short job is over before another line about its progress is due."""
+    tell = Teller(None)
+    for step in (20, 120, 400):
+        tell(went(step, loss=5.0))
+    shown = [line.partition("  ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["step 20 of 400, loss 5.0000", "step 400 of 400, loss 5.0000"]
