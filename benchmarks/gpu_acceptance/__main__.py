@@ -161,7 +161,7 @@ def _load(*, tiny: bool = True) -> None:
     try:
         import torch
 
-        from train import loop  # noqa: F401
+        from train import loop  # noqa: F401 - the rows' processes are forked from this one
 
         if tiny:  # elsewhere it might touch CUDA
             import torch._dynamo  # noqa: F401
@@ -178,7 +178,7 @@ def _sees_the_gpu() -> bool:
         import torch
 
         os._exit(0 if float(torch.ones(2, device="cuda").sum()) == 2 else 1)
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - a forked process must not run on
         os._exit(1)
 
 
