@@ -14,10 +14,17 @@ class LaunchError(Exception):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, problem: str, hint: str = "") -> None:
+    def __init__(self, problem: str, hint: str = "", *, field: str = "") -> None:
+        """`field` is the dotted field of the spec that caused it (`machine.gpus`, `regions.0`), if one did."""
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+        self.field = field
+
+    def locate(self, where: str) -> None:
+        """Put the place of the field (``file:line``, or a flag) before the problem."""
+        self.problem, self.field = f"{where}: {self.problem}", ""
+        self.args = (self.problem,)
 
     def __str__(self) -> str:
         return f"{self.problem}\n{self.hint}" if self.hint else self.problem

@@ -96,7 +96,7 @@ class Catalog:
     def gpu(self, name: str) -> Gpu:
         """The GPU of that name. Raises CatalogError."""
         if name not in self.gpus:
-            raise shapes.unknown(name, self._stock)
+            raise shapes.unknown(name, self._stock, "machine.type")
         return self.gpus[name]
 
     def find(

@@ -39,21 +39,24 @@ def find(stock: Stock, wish: Wish) -> MachineType:
     if wish.type in stock.machines:
         return _by_machine(stock, wish)
     if wish.type not in stock.gpus:
-        raise unknown(wish.type, stock)
+        raise unknown(wish.type, stock, "machine.type")
     if wish.accelerator is not None and _gpu(stock, wish.accelerator).name != wish.type:
         raise CatalogError(
             f"machine.type {wish.type} and machine.accelerator {wish.accelerator} are different GPUs",
             "leave machine.accelerator out; it is for N1 machine types",
+            field="machine.accelerator",
         )
     return _by_gpu(stock, wish)
 
 
-def unknown(name: str, stock: Stock) -> CatalogError:
-    """The error for a name that is neither a GPU nor a machine type."""
+def unknown(name: str, stock: Stock, field: str) -> CatalogError:
+    """The error for a name in `field` that is neither a GPU nor a machine type."""
     near = _nearest(name, stock)
     every = f"GPUs: {' '.join(stock.gpus)}; or a machine type such as a3-highgpu-2g"
     return CatalogError(
-        f"no GPU and no machine type with GPUs is called {name[:80]}", f"did you mean {_or(near)}?" if near else every
+        f"no GPU and no machine type with GPUs is called {name[:80]}",
+        f"did you mean {_or(near)}?" if near else every,
+        field=field,
     )
 
 
@@ -63,7 +66,9 @@ def _by_gpu(stock: Stock, wish: Wish) -> MachineType:
     sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if wish.offers(shape)}
     if not sold:
         raise CatalogError(
-            f"{SERVICES[wish.service]} has no {stock.gpus[wish.type].title}", "Compute Engine has it: launch vm"
+            f"{SERVICES[wish.service]} has no {stock.gpus[wish.type].title}",
+            "Compute Engine has it: launch vm",
+            field="machine.type",
         )
     if wish.gpus is None:
         return next(iter(sold.values()))
@@ -71,6 +76,7 @@ def _by_gpu(stock: Stock, wish: Wish) -> MachineType:
         raise CatalogError(
             f"{wish.type} comes as {_counts(sold)}, not {wish.gpus}",
             "set machine.gpus to what exists; machine.nodes gives more machines",
+            field="machine.gpus",
         )
     return sold[wish.gpus]
 
@@ -82,13 +88,15 @@ def _by_machine(stock: Stock, wish: Wish) -> MachineType:
     sold = {shape.gpus: shape for shape in shapes if wish.offers(shape)}
     if not sold:
         name = f"{wish.type} with {gpu.name}" if shapes[0].guest_accelerator else wish.type
-        raise CatalogError(f"{SERVICES[wish.service]} has no {name}", _instead(stock, wish, shapes[0]))
+        hint = _instead(stock, wish, shapes[0])
+        raise CatalogError(f"{SERVICES[wish.service]} has no {name}", hint, field="machine.type")
     if wish.gpus is None:
         return sold[min(sold)]
     if wish.gpus not in sold:
         raise CatalogError(
             f"{wish.type} has {_counts(sold)} ({gpu.title}), not {wish.gpus}",
             f"leave machine.gpus out, or say machine.type: {gpu.name} and machine.gpus: {wish.gpus}",
+            field="machine.gpus",
         )
     return sold[wish.gpus]
 
@@ -98,13 +106,15 @@ def _with_accelerator(stock: Stock, wish: Wish) -> list[MachineType]:
     kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[wish.type]))
     if wish.accelerator is None and len(kinds) > 1:
         raise CatalogError(
-            f"{wish.type} takes several GPUs: {_or(kinds)}", f"say which: machine.accelerator: {kinds[0]}"
+            f"{wish.type} takes several GPUs: {_or(kinds)}",
+            f"say which: machine.accelerator: {kinds[0]}",
+            field="machine.type",
         )
     wanted = stock.gpus[kinds[0]] if wish.accelerator is None else _gpu(stock, wish.accelerator)
     shapes = [shape for shape in stock.machines[wish.type] if shape.gpu == wanted.name]
     if not shapes:
         has = _or(stock.gpus[kind].title for kind in kinds)
-        raise CatalogError(f"{wish.type} has no {wanted.title}", f"it has {has}")
+        raise CatalogError(f"{wish.type} has no {wanted.title}", f"it has {has}", field="machine.accelerator")
     return shapes
 
 
@@ -113,7 +123,7 @@ def _gpu(stock: Stock, accelerator: str) -> Gpu:
     for gpu in stock.gpus.values():
         if accelerator in (gpu.name, gpu.accelerator, gpu.vertex_accelerator):
             return gpu
-    raise unknown(accelerator, stock)
+    raise unknown(accelerator, stock, "machine.accelerator")
 
 
 def _instead(stock: Stock, wish: Wish, missing: MachineType) -> str:

@@ -35,7 +35,9 @@ def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
         UsageError: it isn't a folder, can't be read, has a repository that doesn't ship, or a link leads out of it.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises on a name that is too long
-        raise UsageError(f"image.code: {folder} isn't a folder", "It is relative to the spec's file.")
+        raise UsageError(
+            f"image.code: {folder} isn't a folder", "It is relative to the spec's file.", field="image.code"
+        )
     # Runs that are written right into the folder hide nothing.
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
     found = Code([], [])
@@ -61,6 +63,7 @@ def check_size(files: Iterable[File], limit_mb: int) -> None:
         raise UsageError(
             f"the code has {total / 1e6:,.0f} MB, and image.code_limit_mb is {limit_mb}; the largest files:\n{largest}",
             "Name what isn't code in .dockerignore (data belongs in the bucket), or raise image.code_limit_mb.",
+            field="image.code_limit_mb",
         )
 
 

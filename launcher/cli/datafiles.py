@@ -33,9 +33,9 @@ def check_here(field: str, path: str, folder: Path | None) -> None:
     where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
     if not os.path.exists(where):  # noqa: PTH110 -- names may be too long
         if path.startswith(("/", "~")):
-            raise UsageError(f"{field}: there is no file or folder {path} on this machine")
+            raise UsageError(f"{field}: there is no file or folder {path} on this machine", field=field)
         relative = "It is relative to the folder with the code: image.code, or else the spec's own."
-        raise UsageError(f"{field}: there is no file or folder {path} in {folder or Path.cwd()}", relative)
+        raise UsageError(f"{field}: there is no file or folder {path} in {folder or Path.cwd()}", relative, field=field)
 
 
 def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
@@ -44,7 +44,8 @@ def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
     mounted = ("/gcs", *shares) if target == "vertex" else ()
     if any(posixpath.normpath(path).startswith(f"{one}/") or path == one for one in mounted):
         return
-    raise UsageError(f"{field}: {path} is no file of the job's machine, which has the code and nothing else", COPY)
+    problem = f"{field}: {path} is no file of the job's machine, which has the code and nothing else"
+    raise UsageError(problem, COPY, field=field)
 
 
 COPY = "Copy it into a bucket (gcloud storage cp -r), and name it there: gs://BUCKET/…"
@@ -56,4 +57,4 @@ def check_taken_along(field: str, path: str, folder: Path | None, names: Sequenc
         return
     ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
     hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." if ignored else COPY
-    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint)
+    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint, field=field)

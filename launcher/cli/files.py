@@ -62,7 +62,7 @@ def single(field: str, path: Path) -> Content:
         UsageError: it isn't a file, or can't be read.
     """
     if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
-        raise UsageError(f"{field}: {path} isn't a file", "It is relative to the spec's file.")
+        raise UsageError(f"{field}: {path} isn't a file", "It is relative to the spec's file.", field=field)
     return content([File(path.name, path)])
 
 

@@ -32,6 +32,7 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
             raise UsageError(
                 f"{field}: {function}: there is no {wanted} among the code in {folder}",
                 f"Did you mean {near}?" if near else "If a package brings it, name that in image.requirements.",
+                field=field,
             )
 
 
@@ -54,6 +55,7 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     raise UsageError(
         f"{field}: {function}: {shown} has no {name}",
         f"Did you mean {near[0]}?" if near else "The part behind the colon is a function's name in that file.",
+        field=field,
     )
 
 

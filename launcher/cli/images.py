@@ -54,14 +54,13 @@ def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_reposit
 
 def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
     """The image of a spec, and what goes into it. Raises UsageError: there is no such builder."""
-    from launcher import catalog
     from launcher.apply.dependencies import BUILDERS, Wanted
-    from launcher.plan.build import image
+    from launcher.cli.planning import planned_image
 
     known = next((one for one in BUILDERS if one == builder), None)
     if known is None:
         raise UsageError(f"--builder {builder}: there is no such way", f"There are {', '.join(BUILDERS)}.")
-    made = image(inputs.spec, catalog.load(), inputs.context)
+    made = planned_image(inputs)
     return Wanted(
         image=made,
         source=inputs.source,

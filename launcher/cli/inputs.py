@@ -21,7 +21,7 @@ from launcher.plan.model import EMPTY, Context, Target
 from launcher.sources import Source
 from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
-from launcher.spec.reader import Override, read
+from launcher.spec.reader import Located, Override, read_located
 
 STARTUP = Path(__file__).resolve().parent.parent / "startup.sh"
 """The startup script of every VM."""
@@ -34,6 +34,7 @@ class Inputs(NamedTuple):
     context: Context
     code: Path | None
     source: Source
+    located: Located
 
 
 def gather(
@@ -56,7 +57,31 @@ def gather(
         UsageError: no project is set, or what the spec names isn't there.
     """
     refuse_python(path)
-    spec = read(path or built_in(target, training=training), [*overrides(flags), *more])
+    located = read_located(path or built_in(target, training=training), [*overrides(flags), *more])
+    with located.naming_places():
+        return looked_around(
+            located,
+            target,
+            path,
+            flags,
+            training=training,
+            image_only=image_only,
+            allow_default_account=allow_default_account,
+        )
+
+
+def looked_around(
+    located: Located,
+    target: Target,
+    path: Path | None,
+    flags: Flags,
+    *,
+    training: bool,
+    image_only: bool,
+    allow_default_account: bool,
+) -> Inputs:
+    """Gather what a spec needs besides itself. Raises UsageError."""
+    spec = located.spec
     if target == "local":
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
@@ -88,7 +113,7 @@ def gather(
         cloud_here=gcloud.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
     )
-    return Inputs(spec, context, folder, source)
+    return Inputs(spec, context, folder, source, located)
 
 
 def refuse_python(path: Path | None) -> None:
@@ -147,9 +172,10 @@ def full_path(output: str) -> str:
         path = str(Path(output).expanduser().resolve())
         path.encode()
     except RuntimeError as error:  # no such user; links that lead to each other
-        raise UsageError(f"output {output}: {error}", "Give a full path.") from None
+        raise UsageError(f"output {output}: {error}", "Give a full path.", field="output") from None
     except UnicodeEncodeError:
-        raise UsageError("the output's full path isn't UTF-8", "Give another folder: --output DIR") from None
+        hint = "Give another folder: --output DIR"
+        raise UsageError("the output's full path isn't UTF-8", hint, field="output") from None
     return path
 
 
@@ -177,6 +203,7 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
         raise UsageError(
             f"{field}: {name} is looked for beside the spec, and this spec lies in no folder",
             "Say where your code is: --set image.code=/FULL/PATH",
+            field=field,
         )
     return beside
 
@@ -203,6 +230,7 @@ def below(beside: Path | None, field: str, name: str | None) -> Path | None:
         raise UsageError(
             f"{field}: {name} is relative to the spec's file, and this spec lies in no folder",
             f"Give the full path: --set {field}=/FULL/PATH",
+            field=field,
         )
     return (beside or Path("/")) / name
 
@@ -223,7 +251,7 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
         hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
     else:
         hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."
-    raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint)
+    raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint, field="run.script")
 
 
 def project(target: Target, environ: Mapping[str, str]) -> str:

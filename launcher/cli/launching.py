@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher import catalog
 from launcher.apply.identity import identity_of
 from launcher.cli import following
 from launcher.cli.inputs import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
+from launcher.cli.planning import planned
 from launcher.cli.preemption import seconds_of
 from launcher.cli.runs import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.telling import Teller
@@ -25,7 +25,7 @@ from launcher.cli.vmplan import Extra, gathered
 from launcher.cli.world import World, of_project
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
-from launcher.plan.build import plan, with_digest
+from launcher.plan.build import with_digest
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Target
 
@@ -73,7 +73,7 @@ def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: 
     """Plan a spec, and see its run to its end. Raises LaunchError."""
     seconds = wish.seconds
     inputs = wish.inputs(spec, flags)
-    made = plan(inputs.spec, catalog.load(), inputs.context)
+    made = planned(inputs)
     made = on_cpu(made, wish.cpu_machine) if wish.cpu_machine else made
     world = of_project(inputs.context.project)
     following.check_output(made, world)
@@ -94,7 +94,7 @@ def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Outp
     if spec:
         run_id = id_of(name, flags, world)
         inputs = wish.inputs(spec, with_field(flags, run_id=run_id))
-        made, ready = plan(inputs.spec, catalog.load(), inputs.context), image(inputs, wish, world)
+        made, ready = planned(inputs), image(inputs, wish, world)
         following.check_output(made, world)
         check_there(made, world)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
@@ -150,7 +150,7 @@ def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
             Teller(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
         number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), world))
     run_id = numbered(made.run, number)
-    return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run_id))
+    return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
 
 
 def is_free(made: Plan, run: str, world: World) -> bool:

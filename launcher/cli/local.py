@@ -114,21 +114,21 @@ def of_spec(
     output_format: Output,
 ) -> None:
     """Plan a spec; show the plan, or run it."""
-    from launcher import catalog
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
+    from launcher.cli.planning import planned
     from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
-    from launcher.plan.build import plan
 
     inputs = gather("local", spec, flags)
     if docker:
         inputs = for_this_machine(inputs)
-    made = plan(inputs.spec, catalog.load(), inputs.context)
+    made = planned(inputs)
     if dry_run:
         show(made, output_format, image=docker)
         return
-    check_kernels(inputs)
+    with inputs.located.naming_places():
+        check_kernels(inputs)
     if new:
         made = anew(made, inputs)
     image = None
@@ -162,6 +162,7 @@ def check_kernels(inputs: Inputs) -> None:
             raise UsageError(
                 f"run.config.{key}: {asked} needs a GPU, and this machine has none",
                 f"Rehearse with --set run.config.{key}=auto",
+                field=f"run.config.{key}",
             )
 
 
@@ -193,9 +194,8 @@ def anew(made: Plan, inputs: Inputs) -> Plan:
     """The plan of the same job as a run of its own."""
     from msgspec.structs import replace
 
-    from launcher import catalog
+    from launcher.cli.planning import planned
     from launcher.cli.runfolder import new_run
-    from launcher.plan.build import plan
 
     run = new_run(made.run, made.run_folder or "")
-    return plan(inputs.spec, catalog.load(), replace(inputs.context, run_id=run))
+    return planned(inputs._replace(context=replace(inputs.context, run_id=run)))

@@ -36,7 +36,9 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         what = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{FIELD}: {path} can't be read: {what}", "It is relative to the spec's file.") from error
+        raise UsageError(
+            f"{FIELD}: {path} can't be read: {what}", "It is relative to the spec's file.", field=FIELD
+        ) from error
 
 
 def of_pyproject(path: Path) -> str:
@@ -46,10 +48,11 @@ def of_pyproject(path: Path) -> str:
     try:
         project = tomllib.loads(read(path)).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}") from error
+        raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", field=FIELD) from error
     found = project.get("dependencies") if isinstance(project, dict) else None
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{FIELD}: {path} has no [project] dependencies", "Name a requirements file instead.")
+        problem = f"{FIELD}: {path} has no [project] dependencies"
+        raise UsageError(problem, "Name a requirements file instead.", field=FIELD)
     for number, one in enumerate(found, 1):
         check(path, number, one)
     return "".join(f"{one}\n" for one in found)
@@ -58,7 +61,7 @@ def of_pyproject(path: Path) -> str:
 def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
     """The file's lines, those of `-r OTHER` in their place. Raises UsageError."""
     if path.resolve() in above:
-        raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.")
+        raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.", field=FIELD)
     for number, line in enumerate(read(path).splitlines(), 1):
         bare = line.strip()
         if included := INCLUDE.match(bare):
@@ -77,9 +80,11 @@ def check(path: Path, number: int, line: str) -> None:
         raise UsageError(
             f"{FIELD}: {path}: line {number} holds a password or a token, which would stay in the image",
             "Take it out. A private package can travel as a wheel within image.code.",
+            field=FIELD,
         )
     if NOT_SENT.match(line):
         raise UsageError(
             f"{FIELD}: {path}:{number}: {line!r} names something on this machine, which the image doesn't have",
             "Code of your own belongs into image.code; packages come from an index, or from git+https://…",
+            field=FIELD,
         )

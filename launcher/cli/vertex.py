@@ -36,16 +36,14 @@ def vertex(
     The plan (--dry-run), the image, one job: submitted once, followed to its end, and tried elsewhere where there is
     no capacity. Typed again while it is active, it is followed.
     """
-    from launcher import catalog
     from launcher.cli.inputs import gather
+    from launcher.cli.planning import planned
     from launcher.cli.show import show
-    from launcher.plan.build import plan
     from launcher.plan.cpu import on_cpu
 
     check(dry_run, detach, resume, new, watch_for, flags)
     if dry_run:
-        inputs = gather("vertex", spec, flags)
-        made = plan(inputs.spec, catalog.load(), inputs.context)
+        made = planned(gather("vertex", spec, flags))
         show(on_cpu(made, cpu_machine) if cpu_machine else made, output_format)
         return
     from launcher.cli.launching import Wish, start

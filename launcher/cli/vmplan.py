@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from launcher import catalog
 from launcher.cli.inputs import Inputs, gather
 from launcher.cli.options import Flags, Output
-from launcher.plan.build import plan
+from launcher.cli.planning import planned
 
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
@@ -40,4 +39,4 @@ def shown_plan(inputs: Inputs, output: Output) -> None:
     """The dry run."""
     from launcher.cli.show import show
 
-    show(plan(inputs.spec, catalog.load(), inputs.context), output)
+    show(planned(inputs), output)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from launcher import catalog
 from launcher.apply import running
 from launcher.apply.book import NoLedger
 from launcher.cli import following
 from launcher.cli.machine import leased, shown_now
 from launcher.cli.machinecost import price_of
 from launcher.cli.options import Output
+from launcher.cli.planning import planned
 from launcher.cli.show import WIDTH, wrapped
 from launcher.cli.telling import Teller
 from launcher.cli.world import World, of_project
 from launcher.driver import Course, until_there
 from launcher.errors import LaunchError, UsageError
-from launcher.plan.build import plan
 
 if TYPE_CHECKING:
     from launcher.apply.services import Services
@@ -71,7 +70,7 @@ class Screen:
 
 def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
     """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
-    made = plan(inputs.spec, catalog.load(), inputs.context)
+    made = planned(inputs)
     world = of_project(inputs.context.project)
     teller = Teller(made)
     for warning in made.warnings:

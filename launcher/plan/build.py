@@ -211,5 +211,6 @@ def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:
         raise PlanRefused(
             f"the catalog knows no Deep Learning VM image whose driver runs {chosen.gpu.title}",
             "Name one: --set vm.image_family=FAMILY or --set vm.image=projects/P/global/images/I",
+            field="machine.type",
         )
     return found.family

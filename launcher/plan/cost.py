@@ -127,6 +127,7 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
             f"({most.provisioning} in {most.where}, {most.usd_ceiling_rule}) "
             f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {in_hours(most, hours)}",
             fitting(cap, rate * nodes, billed - hours),
+            field="limits.usd",
         )
 
 
@@ -149,6 +150,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
         f"Raise the limit ({costs}): --hours {lease:g}; or shorten the lease.",
+        field="vm.lease",
     )
 
 
@@ -164,12 +166,14 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
             f"limits.usd is ${cap:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
             f"in {unknown.where} is unknown",
             "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
+            field="limits.usd",
         )
     if spec.vertex.reduction_server:
         raise PlanRefused(
             f"limits.usd is ${cap:,.2f}, but the price of the reduction servers "
             f"({spec.vertex.reduction_server.machine_type}) is unknown",
             "Leave limits.usd or vertex.reduction_server out.",
+            field="limits.usd",
         )
 
 

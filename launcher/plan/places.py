@@ -24,16 +24,18 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
     allowed, default = machine.provisioning(SERVICE[target]), machine.provisioning_default(SERVICE[target])
     if spec.vertex.persistent_resource and target == "vertex":
         return ("standard",)
-    for model in spec.provisioning or ():
+    for index, model in enumerate(spec.provisioning or ()):
         if model.partition(":")[0] not in allowed:
             raise PlanRefused(
                 f"{machine.name} can't be had as {model} on {'Compute Engine' if target == 'vm' else 'Vertex AI'}",
                 f"It can be had as {' or '.join(allowed)}." if allowed else "",
+                field=f"provisioning.{index}",
             )
     if not spec.provisioning and not default:
         raise PlanRefused(
             f"{machine.name} can only be had from a reservation",
             "Name it: --provisioning reservation:projects/PROJECT/zones/ZONE/reservations/NAME",
+            field="machine.type",
         )
     if spec.provisioning:
         return spec.provisioning
@@ -58,6 +60,7 @@ def places(
         raise PlanRefused(
             f"the catalog doesn't know which zones have {machine.name}",
             f"Name them: --zone ZONE. Its regions are {listed(known_regions(catalog, machine, context.target))}.",
+            field="regions",
         )
     return found
 
@@ -89,6 +92,7 @@ def chosen_regions(
             raise PlanRefused(
                 f"regions: any needs a list of the regions that have {machine.name}, and the catalog has none",
                 "Name them: --region us-central1",
+                field="regions",
             )
         return known
     named = spec.regions or unique(map(region_of, spec.zones or ())) or context.default_regions
@@ -100,10 +104,20 @@ def chosen_regions(
         )
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
-            raise PlanRefused(f"Vertex AI doesn't train in {region}", f"It does in {listed(catalog.training_regions)}.")
+            hint = f"It does in {listed(catalog.training_regions)}."
+            raise PlanRefused(f"Vertex AI doesn't train in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
-            raise PlanRefused(f"{machine.name} isn't in {region}", f"{near(region, known)}It is in {listed(known)}.")
+            hint = f"{near(region, known)}It is in {listed(known)}."
+            raise PlanRefused(f"{machine.name} isn't in {region}", hint, field=field_of(spec, region))
     return named
+
+
+def field_of(spec: JobSpec, region: str) -> str:
+    """Return the field that names a region, or a zone in it; empty where gcloud's settings do."""
+    if spec.regions:
+        return f"regions.{spec.regions.index(region)}"
+    zones = [region_of(zone) for zone in spec.zones or ()]
+    return f"zones.{zones.index(region)}" if region in zones else ""
 
 
 def near(name: str, known: tuple[str, ...]) -> str:
@@ -120,11 +134,13 @@ def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) ->
     wanted = tuple(zone for zone in spec.zones or () if region_of(zone) == region)
     for zone in wanted:
         if known and zone not in known:
-            raise PlanRefused(f"{machine.name} isn't in {zone}", f"In {region} it is in {listed(known)}.")
+            hint = f"In {region} it is in {listed(known)}."
+            raise PlanRefused(f"{machine.name} isn't in {zone}", hint, field=f"zones.{(spec.zones or ()).index(zone)}")
     if not wanted and not spec.zones and not known and spec.regions != "any":
         raise PlanRefused(
             f"the catalog doesn't know which zones of {region} have {machine.name}",
             f"Name them: --zone {region}-a (gcloud compute accelerator-types list shows them)",
+            field=field_of(spec, region),
         )
     return wanted or (() if spec.zones else known)
 

@@ -35,6 +35,7 @@ def of_spec(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"output is a local folder ({output}), which a machine in the cloud can't write to",
             "Set output (or --output) to gs://BUCKET/PATH.",
+            field="output",
         )
     if context.target == "vm":
         of_vm(spec, context)
@@ -46,13 +47,15 @@ def of_spec(spec: JobSpec, context: Context) -> None:
 def of_vm(spec: JobSpec, context: Context) -> None:
     """What Compute Engine refuses, or what nobody should do there."""
     if spec.name.endswith("-"):
-        raise PlanRefused(f"name {spec.name!r} ends with -, which a VM's name can't", "Set another --name.")
+        problem = f"name {spec.name!r} ends with -, which a VM's name can't"
+        raise PlanRefused(problem, "Set another --name.", field="name")
     if spec.machine.nodes > 1:
         of_several_vms(spec, context)
     if spec.vm.idle_stop and names.seconds(spec.vm.idle_stop) < IDLE_LEAST:
         raise PlanRefused(
             f"vm.idle_stop: {spec.vm.idle_stop} would stop the VM while somebody thinks",
             f"Say {IDLE_LEAST // 60}m or more.",
+            field="vm.idle_stop",
         )
     account = spec.identity.service_account or ""
     if account.endswith("-compute@developer.gserviceaccount.com") and not context.allow_default_account:
@@ -66,11 +69,13 @@ def of_several_vms(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"a VM to work on is one; the spec asks for {nodes} nodes",
             "With --run they train together. For one VM: --nodes 1.",
+            field="machine.nodes",
         )
     if "flex-start" in (spec.provisioning or ()):
         raise PlanRefused(
             f"flex-start on Compute Engine is for one VM; the spec asks for {nodes} nodes, which come all or none",
             "Vertex AI has it for several: launch vertex. Or --provisioning spot.",
+            field=f"provisioning.{(spec.provisioning or ()).index('flex-start')}",
         )
     longest = f"{context.run_id}-n{nodes - 1}" if context.run_id else ""
     if len(longest) > VM_NAME:
@@ -89,6 +94,7 @@ def of_default_account(spec: JobSpec, context: Context) -> None:
         "Make an account that can do little, and name it in identity.service_account (or leave that out):\n"
         f"{grants.account(context.project, output, deletes=deletes)}\n"
         "--allow-default-service-account takes the default one all the same.",
+        field="identity.service_account",
     )
 
 
@@ -98,23 +104,27 @@ def of_vertex(spec: JobSpec) -> None:
         raise PlanRefused(
             "vertex.persistent_resource has its machines already; a reservation can't be used beside it",
             "Leave one of them out.",
+            field="vertex.persistent_resource",
         )
     network = spec.identity.network
     if network and not re.fullmatch(PEERED_NETWORK, network):
         raise PlanRefused(
             f"identity.network: {network!r} isn't a network in the form that Vertex AI takes",
             "It must be projects/PROJECT_NUMBER/global/networks/NAME, and peered with Vertex AI.",
+            field="identity.network",
         )
     empty = sorted(name for name, value in spec.env.items() if not value)
     if empty:
         raise PlanRefused(
             f"env: {', '.join(empty)} is empty, and Vertex AI refuses an empty environment variable",
             "Leave it out, or give it a value.",
+            field=f"env.{empty[0]}",
         )
     if spec.vertex.tensorboard and not spec.identity.service_account:
         raise PlanRefused(
             "vertex.tensorboard needs identity.service_account (Vertex AI refuses the job without one)",
             "Name an account that may write to the TensorBoard and to the output's bucket.",
+            field="vertex.tensorboard",
         )
 
 
@@ -125,6 +135,7 @@ def of_secrets(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"secrets ({', '.join(spec.secrets)}) need identity.service_account: Vertex AI's own can't read them",
             "Name an account that may read them (roles/secretmanager.secretAccessor) and write to the bucket.",
+            field="secrets",
         )
 
 
@@ -143,9 +154,14 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
         raise PlanRefused(
             f"run.config.batch_size {config.batch_size} can't be shared evenly by {processes} processes{each}",
             f"It is global: {near} can.",
+            field="run.config.batch_size",
         )
     if config.parallel == "fsdp" and config.optimizer.name == "sgd" and config.optimizer.fused and processes > 1:
-        raise PlanRefused("run.config.optimizer.fused: parallel: fsdp has no fused SGD", "Leave it out, or use adamw.")
+        raise PlanRefused(
+            "run.config.optimizer.fused: parallel: fsdp has no fused SGD",
+            "Leave it out, or use adamw.",
+            field="run.config.optimizer.fused",
+        )
 
 
 def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
@@ -158,6 +174,7 @@ def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
         raise PlanRefused(
             f"run.config.precision: {chosen.gpu.title} has no {asked}",
             "Use fp16 or fp32, or leave it out: the trainer takes what the GPU is best at.",
+            field="run.config.precision",
         )
 
 
@@ -173,6 +190,7 @@ def of_attention(spec: JobSpec, context: Context, chosen: Chosen) -> None:
         raise PlanRefused(
             f"run.config.attention: {asked} is for numbers of 16 bits on GPUs from Ampere on, and {lacks}",
             "Use efficient, or leave it out: torch takes the fastest that there is.",
+            field="run.config.attention",
         )
 
 
@@ -183,21 +201,25 @@ def of_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) 
         raise PlanRefused(
             f"image.wheel: cpu has no CUDA, and {chosen.gpu.title} is paid for",
             "Leave it out: it is for `launch local` on a machine without GPUs.",
+            field="image.wheel",
         )
     if elsewhere and is_loopback((spec.image.uri or spec.image.repository or "").partition("/")[0]):
         raise PlanRefused(
             f"image: {spec.image.uri or spec.image.repository} is on this machine, where no other can pull it from",
             "Name a repository of Artifact Registry (image.repository), or leave it out.",
+            field="image.uri" if spec.image.uri else "image.repository",
         )
     if elsewhere and "+cpu" in (spec.image.torch or ""):
         raise PlanRefused(
             f"image.torch: {spec.image.torch} has no CUDA, and {chosen.gpu.title} is paid for",
             "Leave it out, or name a wheel with CUDA.",
+            field="image.torch",
         )
     if wheel not in (None, "cpu") and not catalog.runs(wheel, chosen.gpu):
         raise PlanRefused(
             f"image.wheel: {wheel} doesn't run on {chosen.gpu.title}",
             f"Leave it out: {chosen.gpu.wheel} does.",
+            field="image.wheel",
         )
 
 
@@ -212,6 +234,7 @@ def of_machine(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
         raise PlanRefused(
             f"machine.local_ssds: {spec.machine.local_ssds} x {LOCAL_SSD_GIB} GiB is more than {machine.name} takes",
             f"It takes at most {most // LOCAL_SSD_GIB}.",
+            field="machine.local_ssds",
         )
     settings = catalog.nccl(machine, SERVICE[context.target])
     if context.target == "vertex" and spec.vertex.reduction_server:
@@ -225,11 +248,13 @@ def of_reduction_server(spec: JobSpec, machine: MachineType, settings: Nccl) -> 
         raise PlanRefused(
             f"a reduction server doesn't go with {machine.name}, which has a fast network of its own",
             "Leave vertex.reduction_server out.",
+            field="vertex.reduction_server",
         )
     if not (spec.image.uri or spec.image.base):
         raise PlanRefused(
             "a reduction server needs NCCL's plugin google-reduction-server in the image, and launch puts none there",
             "Bring an image that has it (image.uri, or image.base to build on), or leave vertex.reduction_server out.",
+            field="vertex.reduction_server",
         )
 
 
@@ -242,6 +267,7 @@ def check_boot_disk(spec: JobSpec, context: Context, machine: MachineType) -> No
         raise PlanRefused(
             f"machine.boot_disk_type: {machine.name} can't boot from {wanted} on {service}",
             f"It can from {' or '.join(allowed)}.",
+            field="machine.boot_disk_type",
         )
 
 
@@ -253,6 +279,7 @@ def of_places(spec: JobSpec, context: Context, places: tuple[Place, ...]) -> Non
         raise PlanRefused(
             "vertex.persistent_resource lies in one region, and the job may be tried in several",
             "Name the region where it lies: --region REGION",
+            field="vertex.persistent_resource",
         )
     for field, name in regional(spec, context):
         parts = (name or "").split("/")
@@ -262,6 +289,7 @@ def of_places(spec: JobSpec, context: Context, places: tuple[Place, ...]) -> Non
                 raise PlanRefused(
                     f"{field} is in {location}, and the job may be tried in {place.region}",
                     f"Name {location} alone: --region {location}",
+                    field=field,
                 )
 
 
@@ -283,4 +311,5 @@ def of_environment(spec: JobSpec, context: Context, container: Container) -> Non
         raise PlanRefused(
             f"the container would have {len(container.env)} environment variables, and Vertex AI takes {MAX_ENV}",
             f"launch itself needs {len(container.env) - len(spec.env)} for this machine: shorten env.",
+            field="env",
         )

@@ -56,6 +56,7 @@ def parameters(spec: JobSpec, context: Context, shared: Shared, place: Place) ->
         raise PlanRefused(
             f"env and arguments are {size // 1024} KiB, and a VM's metadata holds {MAX_ITEM // 1024} KiB of them",
             "Put what is large into a file of image.code, or into the bucket.",
+            field="env",
         )
     return text
 
@@ -100,6 +101,7 @@ def check_words(env: dict[str, str], arguments: list[str]) -> None:
             raise PlanRefused(
                 f"{field} is {size // 1024} KiB, and Linux takes {MAX_WORD // 1024} KiB of one argument or variable",
                 "Put it into a file of image.code, or into the bucket.",
+                field=field,
             )
 
 

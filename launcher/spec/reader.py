@@ -4,35 +4,70 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.errors import Problem, SpecError
+from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
 from launcher.spec.filling import Filler
 from launcher.spec.loader import MAX_BYTES, load
 from launcher.spec.models import JobSpec
-from launcher.spec.nodes import clipped, dotted, place
+from launcher.spec.nodes import Map, Node, clipped, dotted, place
 from launcher.spec.overrides import Override, apply, parse_set
 from launcher.spec.shapes import shape_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Override", "parse_set", "read", "read_text"]
+__all__ = ["Located", "Override", "parse_set", "read", "read_located", "read_text"]
 
 MOST_PROBLEMS = 50
 """More than that is a file of another kind."""
 
 
+class Located(NamedTuple):
+    """A spec, and the place where each of its values was set."""
+
+    spec: JobSpec
+    root: Node
+    source: str
+
+    def place(self, field: str) -> str:
+        """Return `file:line` of a dotted field or the flag that set it; the file alone where nothing set it."""
+        path = tuple(int(step) if step.isdecimal() else step for step in field.split("."))
+        is_set = isinstance(self.root, Map) and path[0] in self.root.entries
+        return place(self.root, path) if is_set else self.source
+
+    @contextmanager
+    def naming_places(self) -> Iterator[None]:
+        """Put the place of its field before the text of each error that is raised within."""
+        try:
+            yield
+        except LaunchError as error:
+            if error.field:
+                error.locate(self.place(error.field))
+            raise
+
+
 def read(path: Path, overrides: Sequence[Override] = ()) -> JobSpec:
     """Read a spec. Raises SpecError with all problems."""
+    return read_located(path, overrides).spec
+
+
+def read_located(path: Path, overrides: Sequence[Override] = ()) -> Located:
+    """Read a spec and the places of its values. Raises SpecError with all problems."""
     source = os.fsencode(path).decode("utf-8", "replace")
-    return read_text(content(path, source), source, overrides)
+    return read_bytes(content(path, source), source, overrides)
 
 
 def read_text(text: bytes, source: str, overrides: Sequence[Override] = ()) -> JobSpec:
     """The spec in a file's bytes; `source` is the file's name in messages. Raises SpecError with all problems."""
+    return read_bytes(text, source, overrides).spec
+
+
+def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Located:
+    """The spec in a file's bytes with the places of its values. Raises SpecError with all problems."""
     try:
         loaded = load(text, lambda line: f"{source}:{line}")
     except SpecError as error:
@@ -46,7 +81,7 @@ def read_text(text: bytes, source: str, overrides: Sequence[Override] = ()) -> J
             Problem(place(root, at), f"{dotted(at)}: {what}", fix) for at, what, fix in check(spec, filler.bad)
         ]
         if not problems:
-            return spec
+            return Located(spec, root, source)
     raise SpecError(few(problems, source))
 
 
