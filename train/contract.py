@@ -90,7 +90,8 @@ VISIBLE_GPUS: Final = "LAUNCH_VISIBLE_GPUS"
 """How many GPUs the node sees. A trainer that can't use them must not train on the CPU instead."""
 
 CODE: Final = "LAUNCH_CODE"
-"""The user's code: the folder that the node was started in. Its modules come behind Python's own."""
+"""The user's code: the folder that the node was started in. Its modules come after Python's own and after those beside
+the script (train/node/lines/sitecustomize.py)."""
 
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """A file to which a process that ends deliberately appends its exit code (`Exit`) as a line: torchrun exits 1 whatever

@@ -69,6 +69,16 @@ def test_a_users_folder_with_names_like_ours(tmp_path: Path) -> None:
     assert losses(only_run(tmp_path / "out")) == [1.0, 0.5, pytest.approx(1 / 3)]
 
 
+def test_a_script_in_a_subfolder_imports_its_neighbours(tmp_path: Path) -> None:
+    write(
+        tmp_path / "src", main__py="import helper, other\nprint(helper.MINE, other.MINE)\n", helper__py="MINE = 'a'\n"
+    )
+    write(tmp_path, other__py="MINE = 'b'\n", helper__py="MINE = 'hidden'\n")
+    write(tmp_path, job__yaml="name: sub\nmachine: {type: l4}\nrun: {script: src/main.py}\n")
+    ran = succeeded("local", "job.yaml", "--output", "out", cwd=tmp_path)
+    assert "[workerpool0-0] a b\n" in ran.stderr
+
+
 def test_python_launcher_starts_a_script_once_a_node(tmp_path: Path) -> None:
     write(tmp_path, once__py="import os, sys\nprint('once', os.environ.get('WORLD_SIZE'), sys.argv[1:])\n")
     write(

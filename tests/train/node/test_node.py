@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -261,6 +262,43 @@ def test_the_users_code_is_found_and_hides_nothing_of_pythons(one: Machines, lau
     node = one.start("--launcher", launcher, "--script", "work.py", env={"PYTHONSAFEPATH": "1"})
     assert node.wait() == Exit.OK, node.text
     assert "helper found <class 'queue.Queue'>" in node.text
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--launcher", "torchrun", "--script", "src/main.py"),
+        ("--launcher", "python", "--script", "src/main.py"),
+        ("--script", "link.py"),
+        ("--command", "--", "python", "src/main.py"),
+        ("--command", "--", "torchrun", "--nproc-per-node=1", "--standalone", "src/main.py"),
+        ("--command", "--", "python", "-c", "import subprocess; subprocess.check_call(['python', 'src/main.py'])"),
+    ],
+)
+def test_a_script_in_a_subfolder_finds_its_neighbours_and_then_the_code(one: Machines, how: tuple[str, ...]) -> None:
+    (one.folder / "src").mkdir()
+    one.script("import helper, other, queue, sys; print('found', helper.MINE, other.MINE)", "src/main.py")
+    one.script("MINE = 'beside the script'", "src/helper.py")
+    one.script("raise RuntimeError('hidden')", "src/queue.py")
+    one.script("raise RuntimeError('hidden')", "helper.py")
+    one.script("MINE = 'of the code'", "other.py")
+    (one.folder / "link.py").symlink_to("src/main.py")
+    env = {"PYTHONSAFEPATH": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    node = one.start(*how, env=env)
+    assert node.wait() == Exit.OK, node.text
+    assert "found beside the script of the code" in node.text
+
+
+def test_only_scripts_of_the_code_have_their_folder_on_the_path(
+    one: Machines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """torchrun's own script lies in our package, and programs in the environment's bin."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "tool.py"
+    elsewhere.write_text("import sys; print('path', sys.path)")
+    node = one.start("--command", "--", sys.executable, str(elsewhere), env={"PYTHONSAFEPATH": "1"})
+    assert node.wait() == Exit.OK, node.text
+    assert str(one.folder) in node.text
+    assert str(elsewhere.parent) not in node.text
 
 
 def test_what_nobody_foresaw_is_one_line_too(one: Machines) -> None:

@@ -6,7 +6,7 @@ the lines of processes which share one pipe are torn: 15 % of them when two rank
 by line, as to a terminal, each print is one write, which a pipe keeps together up to 4096 bytes (pipe(7), PIPE_BUF).
 
 The user's code is not on PYTHONPATH, which comes before Python's standard library: a queue.py there would be imported
-by the library itself. It comes behind the library, and before what is installed, as beside a script.
+by the library itself. The script's folder and then the code's own come after the library and before installed packages.
 """
 
 from __future__ import annotations
@@ -27,10 +27,21 @@ def _write_whole_lines() -> None:
 
 
 def _find_the_code() -> None:
-    folder, library = os.environ.get("LAUNCH_CODE"), Path(os.__file__).parent  # train.contract.CODE
-    if folder and folder not in sys.path:
+    code, library = os.environ.get("LAUNCH_CODE"), Path(os.__file__).parent  # train.contract.CODE
+    if code:
         own = [at for at, entry in enumerate(sys.path) if Path(entry) in (library, library / "lib-dynload")]
-        sys.path.insert(max(own, default=len(sys.path) - 1) + 1, folder)
+        at = max(own, default=len(sys.path) - 1) + 1
+        sys.path[at:at] = [folder for folder in _folders(Path(code)) if folder not in sys.path]
+
+
+def _folders(code: Path) -> list[str]:
+    """Return the folder of the script that this process runs, if it is one of the code, and the code's own folder.
+
+    Python itself adds a script's folder, unless PYTHONSAFEPATH is set, which it is in the image.
+    """
+    script, package = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
+    is_own = script.is_file() and script.is_relative_to(code) and not script.is_relative_to(package)
+    return list(dict.fromkeys([*([str(script.parent)] if is_own else []), str(code)]))
 
 
 def _write_stacks_when_asked() -> None:
