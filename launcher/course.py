@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from launcher.jobs import ENDED, GONE
-from launcher.plan.model import Attempt
+from launcher.plan.model import Attempt, Plan
+from launcher.plan.waiting import LEAST as LEAST_WAIT
 from launcher.verdicts import Kind, Scope, Verdict
 
 RETRIES: Final = 5
@@ -38,6 +39,8 @@ class EntryEnd(Struct, frozen=True, kw_only=True):
     time: float = 0.0
     billed: float = 0.0
     """Seconds from the job's start to its end, as far as they are known."""
+    waited: float = 0.0
+    """Seconds that the job waited for machines, as far as they are known."""
     zones: tuple[str, ...] = ()
     """Where there are machines, as far as what ended it says so."""
 
@@ -125,20 +128,33 @@ class Next(NamedTuple):
     pause: float = 0.0
 
 
-def following(attempts: Sequence[Attempt], tries: Sequence[Entry], chance: float = 1.0) -> Next:
-    """The first attempt of the plan's order that nothing in this round's tries speaks against.
+def following(plan: Plan, tries: Sequence[Entry], chance: float = 1.0) -> Next:
+    """The first attempt of the plan's order that nothing in this round's tries speaks against; none where they have
+    used up `limits.wait_total`.
 
     A try that had machines and lost them (preempted) wipes out what was said before: the places are as good as new.
     `chance` (0 to 1) is how much of a pause's bound is waited: full jitter, so that many launches spread out.
     """
     ended = [one for one in tries if one.end is not None]
-    if ended and ended[-1].end and ended[-1].end.stops:
+    if (ended and ended[-1].end and ended[-1].end.stops) or is_waited_out(plan, tries):
         return Next(None)
     since = max((n + 1 for n, one in enumerate(ended) if one.end and one.end.kind == "preempted"), default=0)
-    left = [attempt for attempt in attempts if not is_closed(attempt, ended[since:])]
+    left = [attempt for attempt in plan.attempts if not is_closed(attempt, ended[since:])]
     better = (attempt for attempt in left if is_named(attempt, ended) or is_elsewhere(attempt, ended))
     found = next(better, None) or next(iter(left), None)
     return Next(found, pause(found, ended, chance) if found else 0.0)
+
+
+def wait_left(plan: Plan, tries: Sequence[Entry]) -> float | None:
+    """Return the seconds of `limits.wait_total` that a round's tries have left; None: there is no such limit."""
+    total = plan.limits.wait_total_seconds
+    return None if total is None else total - sum(one.end.waited for one in tries if one.end)
+
+
+def is_waited_out(plan: Plan, tries: Sequence[Entry]) -> bool:
+    """Return whether too little of `limits.wait_total` is left for another attempt."""
+    left = wait_left(plan, tries)
+    return left is not None and left < LEAST_WAIT
 
 
 def is_named(attempt: Attempt, ended: Sequence[Entry]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Protocol
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from launcher.apply.running import REAL, Clock
 from launcher.apply.service import Service
 from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.asked import provisioning, tried_by
+from launcher.course import wait_left
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs import GONE, Job, command
 from launcher.plan.model import Plan
@@ -148,7 +150,7 @@ def attend(
 ) -> tuple[Job, Verdict | None]:
     """Watch one attempt to its end, and what that means, as it is noted; None: it goes on, and is `enough`. Raises as
     `watch` does."""
-    wait = waiting(course.plan, job)
+    wait = waiting(course, job, number)
     left = until - course.clock.now() if until is not None else None
     waited = since(course, job) if wait is not None else 0.0
     eyes = course.watcher.eyes(job, number)
@@ -186,12 +188,27 @@ def noted(course: Course, job: Job, number: int) -> Verdict:
         return verdict
 
 
-def waiting(plan: Plan, job: Job) -> float | None:
-    """Seconds that the attempt may wait for machines; None: for ever."""
-    if plan.limits.wait_seconds is None:
+def waiting(course: Course, job: Job, number: int) -> float | None:
+    """Seconds that the attempt may wait for machines: its own limit, or what the run's attempts before it have left of
+    `limits.wait_total`. None: no limit."""
+    kind = provisioning(job.request).partition(":")[0]
+    alike = (one.wait_seconds for one in course.plan.attempts if one.provisioning.partition(":")[0] == kind)
+    own, left = next(alike, course.plan.limits.wait_seconds), total_left(course, number)
+    limits = [limit for limit in (own, left) if limit is not None]
+    if not limits:
         return None
-    slack = FLEX_SLACK_SECONDS if provisioning(job.request) == "flex-start" else 0.0
-    return plan.limits.wait_seconds + slack
+    return min(limits) + (FLEX_SLACK_SECONDS if kind == "flex-start" else 0.0)
+
+
+def total_left(course: Course, number: int) -> float | None:
+    """Seconds of `limits.wait_total` that the attempts of the round before this one have left; the whole where they
+    can't be read; None: there is no such limit."""
+    try:
+        entries = course.book.entries() if course.plan.limits.wait_total_seconds else ()
+    except LaunchError:
+        entries = ()
+    rounds = {one.number: one.round for one in entries}
+    return wait_left(course.plan, [one for one in entries if one.number < number and one.round == rounds.get(number)])
 
 
 def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Verdict]:
@@ -200,12 +217,13 @@ def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Ve
 
     The verdict is noted first: whoever finds the job cancelled must not take it for the user's wish.
     """
-    cause = f"{job.state} for {minutes(wait)}, longer than limits.wait"
-    verdict = Verdict(
-        scope="region+provisioning", kind="waited", cause=cause, fix="A longer wait: --set limits.wait=6h"
-    )
+    left = total_left(course, number)
+    limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
+    cause = f"{job.state} for {minutes(wait)}, longer than {limit} allows"
+    fix = f"A longer wait: --set {limit}={2 * ceil(wait / 3600)}h"
+    verdict = Verdict(scope="region+provisioning", kind="waited", cause=cause, fix=fix)
     try:
-        settle(course.book, number, job, verdict)
+        settle(course.book, number, job, verdict, wait)
     except LaunchError as error:
         problem = f"{job.name} is {cause}, and goes on waiting: why it ends can't be noted: {error.problem}"
         raise StillRunning(problem, f"launch follow {job.run} tries again; launch cancel {job.run} ends it") from error

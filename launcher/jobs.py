@@ -110,6 +110,12 @@ class Job(Struct, frozen=True, kw_only=True):
         return max(0.0, self.ended - self.started) if self.started and self.ended else 0.0
 
     @property
+    def waited(self) -> float:
+        """Seconds from its creation to its start, or to its end where it never started; 0 where that isn't known."""
+        until = self.started or self.ended
+        return max(0.0, until - self.created) if until and self.created else 0.0
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it waits for machines."""
         return self.state in WAITING

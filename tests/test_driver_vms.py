@@ -219,6 +219,23 @@ def test_flex_start_that_waits_in_vain(site: VmSite) -> None:
     assert site.verdicts == [(ZONES[0], "stockout")]
 
 
+def test_the_wait_for_machines_is_one_budget_over_all_vms(site: VmSite) -> None:
+    site.plan = plan_of(
+        provisioning=["flex-start"],
+        machine={"type": "h100", "gpus": 2},
+        zones=[ZONES[0], ZONES[3], "us-east5-a"],
+        limits={"wait": "10m", "wait_total": "15m"},
+    )
+    site.cloud.compute.capacity.out("*")
+    began = site.clock()
+    with pytest.raises(NoCapacity, match=r"limits\.wait_total"):
+        site.drive()
+    asked = [one.body for one in site.cloud.requests if one.path.endswith("/instances") and one.method == "POST"]
+    waits = [int(body["params"]["requestValidForDuration"]["seconds"]) for body in asked]
+    assert (len(waits), waits[0], 240 <= waits[1] <= 300) == (2, 600, True)
+    assert 14 * 60 < site.clock() - began < 18 * 60
+
+
 def test_the_hours_are_one_budget_over_all_vms(site: VmSite) -> None:
     site.plan = plan_of(limits={"hours": 1})
     site.does = [is_preempted, exits(0)]

@@ -61,7 +61,9 @@ class Book(Protocol):
     def note_job(self, number: int, name: str) -> None:
         """Note the job that came of an attempt."""
 
-    def note_end(self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0) -> EntryEnd:
+    def note_end(
+        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+    ) -> EntryEnd:
         """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
 
     def age(self, number: int) -> float:
@@ -115,8 +117,10 @@ class NoLedger:
         if number in self._entries:
             self._entries[number] = replace(self._entries[number], job=name)
 
-    def note_end(self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0) -> EntryEnd:
-        known, end = self._entries.get(number), end_of(verdict, state, billed)
+    def note_end(
+        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+    ) -> EntryEnd:
+        known, end = self._entries.get(number), end_of(verdict, state, billed, waited)
         if known is None:
             return end
         if known.end is None or prevails(end, known.end):
@@ -161,7 +165,7 @@ def entry_of(number: int, lock: Lock) -> Entry:
     return Entry(number=number, **known)
 
 
-def end_of(verdict: Verdict, state: str | None, billed: float = 0.0) -> EntryEnd:
+def end_of(verdict: Verdict, state: str | None, billed: float, waited: float) -> EntryEnd:
     """A verdict as the end of an attempt, now by this machine's clock."""
     known = {name: getattr(verdict, name) for name in verdict.__struct_fields__}
-    return EntryEnd(**known, state=state, time=time.time(), billed=billed)
+    return EntryEnd(**known, state=state, time=time.time(), billed=billed, waited=waited)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from launcher.apply.book import Book
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Service
-from launcher.course import Entry, EntryEnd, told
+from launcher.course import Entry, EntryEnd, is_waited_out, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs import GONE, Job, command
 from launcher.verdicts import Verdict, exit_code
@@ -42,13 +43,14 @@ class RunSucceeded(RunEnded):
     exit_code = 0
 
 
-def settle(ledger: Book, number: int, job: Job, verdict: Verdict) -> EntryEnd:
-    """Note how an attempt ended, and return what holds.
+def settle(ledger: Book, number: int, job: Job, verdict: Verdict, waited: float | None = None) -> EntryEnd:
+    """Note how an attempt ended, and return what holds. `waited`: seconds for machines; None: as the job says.
 
     That is what was noted before, unless the job has come to an end of its own since: why a job was cancelled is known
     to whoever did it, who notes it first.
     """
-    return ledger.note_end(number, judged(ledger, job, verdict), job.state, job.billed)
+    waited = job.waited if waited is None else waited
+    return ledger.note_end(number, judged(ledger, job, verdict), job.state, job.billed, waited)
 
 
 def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
@@ -116,11 +118,16 @@ def gone_vm(entry: Entry, plan: Plan) -> Job | None:
     return filled(noted_job(entry), entry, plan) if entry.zone and entry.job else None
 
 
-def exhausted(run: str, tries: Sequence[Entry]) -> LaunchError:
-    """That no place is left: with all that was tried, why it failed and what to do; the exit code is that of what
-    stopped it."""
-    lines, fixes = told(tries)
+def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
+    """That no place is left, or no time to wait: with all that was tried, why it failed and what to do; the exit code
+    is that of what stopped it."""
+    run, (lines, fixes) = plan.run, told(tries)
     last = tries[-1].end if tries else None
+    if is_waited_out(plan, tries) and not (last and last.stops):
+        hours = (plan.limits.wait_total_seconds or 0) / 3600
+        problem = f"run {run} has waited for machines as long as limits.wait_total allows ({hours:g} h)"
+        longer = f"A longer wait in all: --set limits.wait_total={ceil(hours) * 2}h"
+        return NoCapacity(f"{problem}; this was tried:\n{lines}", f"{longer}\n{fixes}".strip())
     if last is None or not last.stops:
         return NoCapacity(f"no place of the plan could take run {run}; this was tried:\n{lines}", fixes)
     code = exit_code(last.verdict)

@@ -106,11 +106,13 @@ class Ledger:
         """Note the job that came of an attempt."""
         self._either(lambda: self._note_job(number, name), lambda memory: memory.note_job(number, name))
 
-    def note_end(self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0) -> EntryEnd:
+    def note_end(
+        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+    ) -> EntryEnd:
         """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
         return self._either(
-            lambda: self._note_end(number, end_of(verdict, state, billed)),
-            lambda memory: memory.note_end(number, verdict, state, billed),
+            lambda: self._note_end(number, end_of(verdict, state, billed, waited)),
+            lambda memory: memory.note_end(number, verdict, state, billed, waited),
         )
 
     def age(self, number: int) -> float:

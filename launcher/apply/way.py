@@ -16,7 +16,7 @@ from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry
 from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused, Service
 from launcher.apply.stored_plan import is_bound
-from launcher.course import Entry, following, place_of, spoken
+from launcher.course import Entry, following, place_of, spoken, wait_left
 from launcher.errors import LaunchError
 from launcher.jobs import Job
 from launcher.plan.binding import bound, digest
@@ -176,7 +176,7 @@ class Way:
         elif last and last.end and last.end.ends_run:
             raise ended(self.plan, last, look)
         else:
-            nothing_left = following(self.plan.attempts, tries).attempt is None
+            nothing_left = following(self.plan, tries).attempt is None
             self.round = look.round + 1 if self.fresh and nothing_left else look.round
         if self.fresh and newest:
             self.paused_after = newest.number  # what somebody was told long ago asks for no pause now
@@ -184,9 +184,9 @@ class Way:
     def go_on(self, look: Look) -> Submitted | None:
         """The next attempt. Raises NoCapacity and its like: none is left."""
         tries = look.tries(self.round)
-        attempt, pause = following(self.plan.attempts, tries, self.chance())
+        attempt, pause = following(self.plan, tries, self.chance())
         if attempt is None:
-            raise exhausted(self.plan.run, tries)
+            raise exhausted(self.plan, tries)
         if pause and self.paused_after < tries[-1].number:
             self.paused_after = tries[-1].number
             self.say(f"again in {pause:.0f} s")
@@ -198,9 +198,9 @@ class Way:
             return None
         if not self.is_ready:
             self.prepare(look)
-            attempt = following(self.plan.attempts, tries).attempt  # places that can't work may be no more in it
+            attempt = following(self.plan, tries).attempt  # places that can't work may be no more in it
             if attempt is None:
-                raise exhausted(self.plan.run, tries)
+                raise exhausted(self.plan, tries)
         if look.age() > CURRENT_SECONDS or locked != self.ledger.locks:
             return None
         return self.attempt(attempt, look)
@@ -238,6 +238,7 @@ class Way:
         """
         attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
         request = asked.within_hours(attempt.request, look.used_seconds(attempt.shutdown_seconds), self.plan.run)
+        request = asked.within_wait(request, wait_left(self.plan, look.tries(self.round)))
         elapsed, locked = self.stopwatch(), self.ledger.locks
         entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
         if entry is None:

@@ -82,6 +82,16 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
     return shorter
 
 
+def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, Any]:
+    """The request with no longer a wait for machines than what is `left` of `limits.wait_total`, in seconds; only
+    flex-start requests name one."""
+    own = service(request).wait(request)
+    if left is None or not own or own <= left:
+        return request
+    shorter: Mapping[str, Any] = service(request).with_wait(request, int(left))
+    return shorter
+
+
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
     """The request of a launch that could write no lock: it says which jobs of the run have ended (contract.ENDED)."""
     told: Mapping[str, Any] = service(request).with_env(request, contract.ENDED, json.dumps(ended[:MOST_ENDED]))

@@ -56,6 +56,18 @@ def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "timeout": f"{seconds}s"}}}
 
 
+def wait(request: Mapping[str, Any]) -> int:
+    """Seconds that the job may wait for machines; 0: it doesn't say."""
+    scheduling = request.get("jobSpec", {}).get("scheduling", {})
+    return int(str(scheduling.get("maxWaitDuration", "0s")).removesuffix("s"))
+
+
+def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
+    """The request with another wait for machines."""
+    spec = request["jobSpec"]
+    return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "maxWaitDuration": f"{seconds}s"}}}
+
+
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """The request with one more variable in every container."""
     told = {"name": name, "value": value}

@@ -60,6 +60,16 @@ def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     return changed(request, {"scheduling": {**scheduling, "maxRunDuration": {"seconds": str(seconds)}}})
 
 
+def wait(request: Mapping[str, Any]) -> int:
+    """Seconds that the VM may wait for a machine; 0: it doesn't say."""
+    return int(request.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0))
+
+
+def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
+    """The request of one VM with another wait for a machine."""
+    return {**request, "params": {**request["params"], "requestValidForDuration": {"seconds": str(seconds)}}}
+
+
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """The request with one more variable in the container."""
     told = told_to(request)

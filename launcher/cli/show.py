@@ -130,6 +130,8 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
         if secrets := plan.spec.get("secrets"):
             yield "secrets", f"{', '.join(secrets)}: read on the machine, as that account"
         yield "limits", limits_text(plan)
+        if plan.limits.wait_at_most_seconds:
+            yield "waiting", waiting_text(plan)
         yield from zip(chain(["cost"], repeat("")), cost_lines(plan), strict=False)
 
 
@@ -184,9 +186,17 @@ def limits_text(plan: Plan) -> str:
     parts = [f"{limits.hours:g} h of billed time"]
     if plan.command:
         parts.append(f"{limits.restarts} restarts without progress")
-    if limits.wait_seconds:
-        parts.append(f"{hours_text(limits.wait_seconds)} of waiting in each attempt")
     return ", ".join([*parts, *lease_text(plan)])
+
+
+def waiting_text(plan: Plan) -> str:
+    """Return how long each attempt waits for machines, and all together: `spot 1 h per attempt; at most 2 h in all`."""
+    waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
+    each = ", ".join(f"{kind} {hours_text(wait)}" for kind, wait in waits.items() if wait)
+    limits = plan.limits
+    how = "as limits.wait_total says" if limits.wait_total_seconds else "no limits.wait_total"
+    number = f"{len(plan.attempts)} attempt{'s' if len(plan.attempts) > 1 else ''}"
+    return f"{each} per attempt; at most {hours_text(limits.wait_at_most_seconds or 0)} in {number} ({how})"
 
 
 def lease_text(plan: Plan) -> Iterator[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
-from launcher.plan import compute, cost, names, refusals, vertex
+from launcher.plan import compute, cost, names, refusals, vertex, waiting
 from launcher.plan.binding import bound
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
@@ -47,7 +47,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     shared = in_common(spec, catalog, context, chosen, where)
     refusals.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
-    nodes = spec.machine.nodes
+    nodes, total = spec.machine.nodes, names.seconds(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_cap(attempts, spec, hours=shared.hours)
     made = Plan(
@@ -64,7 +64,9 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             usd=spec.limits.usd,
             **cost.sums(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
-            wait_seconds=shared.wait_seconds,
+            wait_seconds=max((one.wait_seconds for one in attempts if one.wait_seconds), default=None),
+            wait_total_seconds=total,
+            wait_at_most_seconds=waiting.in_total(attempts, total),
         ),
         warnings=warnings(spec, catalog, context, chosen, attempts),
         spec=msgspec.to_builtins(spec),
@@ -113,7 +115,6 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen,
         image=plan_image(spec, catalog, context, chosen) if context.training else None,
         container=None,
         hours=spec.limits.hours or (HOURS if context.training else HOURS_OF_A_WORKPLACE),
-        wait_seconds=names.seconds(spec.limits.wait) if spec.limits.wait else None,
         mtbf_hours=mtbf_hours(catalog, where, spec.machine.nodes),
     )
     if not context.training:
@@ -175,6 +176,7 @@ def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, s
         usd_extras=extras,
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
+        wait_seconds=waiting.of_attempt(spec.limits, context.target, place.provisioning),
         request=request(spec, catalog, context, chosen, shared, place),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.catalog import Gpu, MachineType
 from launcher.machines import last
-from launcher.plan import startup
+from launcher.plan import startup, waiting
 from launcher.plan.model import Chosen, Context, Place, Shared
 from launcher.plan.vertex import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
@@ -19,7 +19,6 @@ from launcher.spec.models import JobSpec
 IMAGE_PROJECT = "deeplearning-platform-release"
 BOOT_DISK_GB = 200
 MODEL = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
-FLEX_WAIT_LEAST, FLEX_WAIT_MOST = 90, 7200
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -78,7 +77,7 @@ def instance(
             "enableVtpm": True,
             "enableIntegrityMonitoring": True,
         },
-        **given(params=params(kind, shared.wait_seconds)),
+        **given(params=params(spec, kind)),
     }
 
 
@@ -196,13 +195,8 @@ def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | No
     return {"consumeReservationType": "SPECIFIC_RESERVATION", "key": RESERVATION_KEY, "values": [value]}
 
 
-def params(kind: str, wait_seconds: int | None) -> dict[str, Any] | None:
+def params(spec: JobSpec, kind: str) -> dict[str, Any] | None:
     """How long a flex-start request stays in the queue. The field is in compute_v1.InstanceParams."""
     if kind != "flex-start":
         return None
-    return {"requestValidForDuration": {"seconds": str(flex_wait(wait_seconds))}}
-
-
-def flex_wait(wait_seconds: int | None) -> int:
-    """The wait in the queue: 90 s to 2 h, as Google takes it; 2 h when the spec doesn't say."""
-    return min(max(wait_seconds or FLEX_WAIT_MOST, FLEX_WAIT_LEAST), FLEX_WAIT_MOST)
+    return {"requestValidForDuration": {"seconds": str(waiting.of_attempt(spec.limits, "vm", kind))}}

@@ -106,6 +106,8 @@ class Attempt(Frozen, frozen=True, kw_only=True):
     """Seconds that may be billed after the time limit, until the machine is off."""
     service_restarts: int = 0
     """How often the service itself may restart the job."""
+    wait_seconds: int | None = None
+    """How long it may wait for machines. None: no limit."""
     usd_rule: str
     """How the price came about, in words."""
     usd_excludes: tuple[str, ...]
@@ -158,7 +160,6 @@ class Shared(Frozen, frozen=True, kw_only=True):
     image: Image | None
     container: Container | None
     hours: float
-    wait_seconds: int | None
     mtbf_hours: float | None = None
     """Between two interruptions of the whole run, where it is interrupted most often. None is unknown."""
 
@@ -177,6 +178,11 @@ class PlannedLimits(Frozen, frozen=True, kw_only=True):
     """The most that the run can cost: by the hard bounds, with the full hours for each of the service's restarts."""
     restarts: int
     wait_seconds: int | None
+    """For machines, in one attempt: the longest of all attempts. None: no limit."""
+    wait_total_seconds: int | None = None
+    """For machines, over all attempts of the run. None: no limit."""
+    wait_at_most_seconds: int | None = None
+    """What all attempts may wait together until the run first has machines."""
 
 
 class Gpus(Frozen, frozen=True, kw_only=True):

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from launcher.catalog import Catalog
 from launcher.plan import names
-from launcher.plan.compute import flex_wait, has_local_ssd
+from launcher.plan.compute import has_local_ssd
 from launcher.plan.machines import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
 from launcher.plan.places import SERVICE
 from launcher.plan.startup import on_stop
+from launcher.plan.waiting import flex_start_vm
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
 
@@ -118,8 +119,8 @@ def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
     if machine and machine.local_ssd_auto and spec.machine.local_ssds:
         yield f"machine.local_ssds: {machine.name} brings its own; the number has no effect."
     wait = names.seconds(spec.limits.wait) if spec.limits.wait else None
-    if wait and flex_wait(wait) != wait and "flex-start" in (spec.provisioning or ()):
-        yield f"limits.wait: Compute Engine takes 90 s to 2 h for flex-start; the request says {flex_wait(wait)} s."
+    if wait and (taken := flex_start_vm(wait)) != wait and "flex-start" in (spec.provisioning or ()):
+        yield f"limits.wait: Compute Engine takes 90 s to 2 h for flex-start; the request says {taken} s."
 
 
 def of_price(spec: JobSpec, attempts: tuple[Attempt, ...]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from launcher.errors import PlanRefused
 from launcher.plan import grants, names
 from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.places import SERVICE
+from launcher.plan.waiting import LEAST
 from launcher.spec.models import JobSpec
 from train.loopback import is_loopback
 
@@ -29,6 +30,12 @@ def of_spec(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"--run-id {context.run_id!r} can't be taken",
             "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
+        )
+    total = spec.limits.wait_total
+    if total and names.seconds(total) < LEAST:
+        raise PlanRefused(
+            f"limits.wait_total: {total} is too short: an attempt waits at least {LEAST} s for machines",
+            f"Set it to {LEAST}s or more: --set limits.wait_total=2h",
         )
     output = spec.output or "gs://"
     if context.target != "local" and context.training and not output.startswith("gs://"):

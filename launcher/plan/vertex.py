@@ -9,6 +9,7 @@ from math import ceil
 from typing import Any
 
 from launcher.catalog import MachineType
+from launcher.plan import waiting
 from launcher.plan.container import escaped
 from launcher.plan.model import Chosen, Place, Shared
 from launcher.spec.models import JobSpec, Psc
@@ -146,13 +147,13 @@ def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, An
     train.node restarts failed processes, so Vertex must not restart the whole job for one worker; it may start the
     job again after it lost a machine, unless the spec allows no restarts at all.
     """
-    wait = f"{shared.wait_seconds}s" if shared.wait_seconds and provisioning == "flex-start" else None
+    wait = waiting.of_attempt(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
     return {
         "timeout": f"{ceil(shared.hours * 3600)}s",
         **({} if spec.vertex.persistent_resource else {"strategy": STRATEGY.get(provisioning, "STANDARD")}),
         "restartJobOnWorkerRestart": False,
         "disableRetries": spec.limits.restarts == 0,
-        **given(maxWaitDuration=wait),
+        **given(maxWaitDuration=wait and f"{wait}s"),
     }
 
 

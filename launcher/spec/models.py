@@ -183,7 +183,16 @@ class Limits(Model, frozen=True, kw_only=True):
     restarts: Annotated[
         int, Meta(ge=0, le=100, description="restarts of failed processes without a new checkpoint in between")
     ] = 3
-    wait: Annotated[Duration, Meta(description="for capacity, in each attempt")] | None = None
+    wait: (
+        Annotated[
+            Duration,
+            Meta(description="for machines, in each attempt (flex-start 6h, on VMs at most 2h; all others 1h)"),
+        ]
+        | None
+    ) = None
+    wait_total: (
+        Annotated[Duration, Meta(description="for machines, over all attempts of the run (default: no limit)")] | None
+    ) = None
 
 
 class DnsPeering(Model, frozen=True, kw_only=True):
