@@ -172,8 +172,9 @@ def covers(source: str) -> bool:
 
 
 class Units(Struct, frozen=True, kw_only=True):
-    """What all VMs of an attempt use up of a quota in a region. `instead`: what Spot VMs take as long as a project has
-    been given none of their own (https://cloud.google.com/compute/docs/resource-usage, preemptible quotas)."""
+    """What all VMs of an attempt use of a quota in a region. `instead`: the standard quota that Spot VMs use as long as
+    the project has no preemptible quota (https://cloud.google.com/compute/docs/resource-usage, preemptible quotas); it
+    counts for flex-start too, for which Google documents nothing, so that no attempt is refused without need."""
 
     metric: str
     units: int

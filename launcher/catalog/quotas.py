@@ -6,7 +6,12 @@ enum `Quota.Metric` and of Cloud Quotas.
 
 from __future__ import annotations
 
+from typing import Final
+
 from launcher.catalog.model import Gpu, MachineType, Quota, Service
+
+PREEMPTIBLE: Final = ("spot", "flex-start")
+"""Provisioning models that consume preemptible quota, on both services."""
 
 
 def quota(machine: MachineType, gpu: Gpu, service: Service, provisioning: str) -> Quota | None:
@@ -17,12 +22,11 @@ def quota(machine: MachineType, gpu: Gpu, service: Service, provisioning: str) -
 
 
 def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
-    """Flex-start uses the preemptible quota up, though it is not preempted (DOC-DWS)."""
+    """Flex-start consumes preemptible quota, although its VMs are not preempted (DOC-DWS)."""
     metric, name = gpu.quota_names["vertex_quota_metric"], gpu.quota_names["vertex_quota_id"]
     if provisioning.startswith("reservation") or not (metric or name):
         return None
-    preemptible = provisioning in ("spot", "flex-start")
-    kind, prefix = ("Preemptible", "preemptible_") if preemptible else ("", "")
+    kind, prefix = ("Preemptible", "preemptible_") if provisioning in PREEMPTIBLE else ("", "")
     return Quota(
         metric=f"aiplatform.googleapis.com/custom_model_training_{prefix}{metric}_gpus" if metric else None,
         id=f"CustomModelTraining{kind}{name}GPUsPerProjectPerRegion" if name else None,
@@ -32,14 +36,20 @@ def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
 
 
 def _compute(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
-    """Classic GPUs have a metric each; from H100 on there is one metric with the GPU family as a dimension."""
+    """Classic GPUs have a metric each; from H100 on there is one metric with the GPU family as a dimension.
+
+    Flex-start VMs consume preemptible quota, as Spot VMs do (Google Cloud blog, 2025-09-25:
+    https://cloud.google.com/blog/products/compute/introducing-flex-start-vms-for-the-compute-engine-instance-api).
+    """
     names = gpu.quota_names
-    if provisioning == "spot":
+    if provisioning in PREEMPTIBLE:
         metric = names["compute_spot_quota"]
         return Quota(metric, None, units, {}) if metric else None
-    if provisioning == "standard" and (metric := names["compute_quota"]):
+    if provisioning != "standard":
+        return None
+    if metric := names["compute_quota"]:
         return Quota(metric, None, units, {})
-    if provisioning in ("standard", "flex-start") and (family := names["compute_family"]):
+    if family := names["compute_family"]:
         metric, name = "compute.googleapis.com/gpus_per_gpu_family", "GPUS-PER-GPU-FAMILY-per-project-region"
         return Quota(metric, name, units, {"gpu_family": family})
     return None

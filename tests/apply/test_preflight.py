@@ -112,6 +112,17 @@ def test_a_quota_of_nothing(site: Site) -> None:
     assert check(site.compute, plan_of()) == ()
 
 
+def test_flex_start_needs_preemptible_quota(site: Site) -> None:
+    site.cloud.compute.zones.access("us-central1")
+    plan = plan_of(provisioning="flex-start")
+    site.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
+    assert check(site.compute, plan) == ()
+    site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1")
+    [found] = check(site.compute, plan)
+    assert (found.scope, found.place, found.provisioning) == ("refusal", "us-central1", "flex-start")
+    assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in found.fix
+
+
 def test_a_quota_that_is_used_up_just_now_is_told(site: Site) -> None:
     site.cloud.compute.zones.access("us-central1")
     for name in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):

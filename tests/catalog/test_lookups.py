@@ -91,12 +91,15 @@ def test_the_gpus_memory_is_the_machines_divided() -> None:
         ("h100", "vertex", "reservation:projects/p/zones/z/reservations/r", None),
         ("a100-40gb", "compute", "standard", Quota("NVIDIA_A100_GPUS", None, 1, {})),
         ("l4", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", None, 1, {})),
-        ("l4", "compute", "flex-start", None),
+        ("l4", "compute", "flex-start", Quota("PREEMPTIBLE_NVIDIA_L4_GPUS", None, 1, {})),
         ("h100", "compute", "spot", Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", None, 1, {})),
+        ("h100", "compute", "flex-start", Quota("PREEMPTIBLE_NVIDIA_H100_GPUS", None, 1, {})),
+        ("h200", "compute", "flex-start", None),
+        ("h200", "compute", "reservation:projects/p/zones/z/reservations/r", None),
         (
             "h200",
             "compute",
-            "flex-start",
+            "standard",
             Quota(
                 "compute.googleapis.com/gpus_per_gpu_family",
                 "GPUS-PER-GPU-FAMILY-per-project-region",

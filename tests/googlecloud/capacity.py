@@ -129,7 +129,9 @@ NAMED = {
 }
 """Metrics of the enum Quota.Metric of google-cloud-compute 1.56.0. On demand, newer GPUs share GPUS_PER_GPU_FAMILY,
 which regions.get doesn't show."""
-SPOT_ONLY = {"nvidia-h100-80gb": "PREEMPTIBLE_NVIDIA_H100_GPUS"}
+PREEMPTIBLE = ("SPOT", "FLEX_START")
+"""Models that consume preemptible quota (Google Cloud blog, "Introducing Flex-start VMs", 2025-09-25)."""
+PREEMPTIBLE_ONLY = {"nvidia-h100-80gb": "PREEMPTIBLE_NVIDIA_H100_GPUS"}
 EVERYWHERE = "GPUS_ALL_REGIONS"
 PER_FAMILY = "GPUS_PER_GPU_FAMILY"
 
@@ -139,8 +141,8 @@ def metric(wanted: Wanted) -> str:
     if not wanted.gpus:
         return ""
     named = NAMED.get(wanted.accelerator)
-    if wanted.model == "SPOT":
-        return f"PREEMPTIBLE_{named}" if named else SPOT_ONLY.get(wanted.accelerator, "")
+    if wanted.model in PREEMPTIBLE:
+        return f"PREEMPTIBLE_{named}" if named else PREEMPTIBLE_ONLY.get(wanted.accelerator, "")
     return named if named and wanted.model == "STANDARD" else PER_FAMILY
 
 
@@ -176,7 +178,7 @@ class Quotas:
     def shown(self, used: Iterable[Wanted], region: str) -> list[dict[str, Any]]:
         """regions.get's quotas[], or with an empty region projects.get's."""
         vms = list(used)
-        classic = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *SPOT_ONLY.values()]
+        classic = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *PREEMPTIBLE_ONLY.values()]
         names = classic if region else [EVERYWHERE]
         return [
             {"metric": n, "limit": self.limits.get((region, n), PLENTY), "usage": self.usage(vms, region, n)}
