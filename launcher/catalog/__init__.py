@@ -84,6 +84,11 @@ class Catalog:
         """PyTorch's CUDA variant -> the least driver branch that runs it; `None` is unknown."""
         return tables.wheels()
 
+    @cached_property
+    def transformers_types(self) -> Mapping[str, tuple[str, ...]]:
+        """The model types of the image's transformers -> the trainer's tasks that each has a head for."""
+        return tables.transformers_types()
+
     def runs(self, wheel: str, gpu: Gpu) -> bool:
         """Whether a GPU takes PyTorch's CUDA variant: not one that is older than its own, nor one whose driver has
         left the GPU behind."""

@@ -36,6 +36,11 @@ def wheels() -> dict[str, str | None]:
     return {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
 
 
+def transformers_types() -> dict[str, tuple[str, ...]]:
+    """A model type of transformers -> the trainer's tasks that it has a head for."""
+    return {row["type"]: tuple(row["tasks"].split()) for row in rows("transformers_types")}
+
+
 def machines() -> dict[str, tuple[MachineType, ...]]:
     """Machine type -> its shapes: one for most, one for each GPU kind and count for N1."""
     families = {row["family"]: _family(row) for row in rows("families")}

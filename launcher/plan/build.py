@@ -16,6 +16,7 @@ from launcher.plan.machines import choose, figures, has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared
 from launcher.plan.notes import warnings
 from launcher.plan.places import SERVICE, places, provisioning
+from launcher.plan.trained_model import check_model
 from launcher.spec.models import JobSpec
 
 HOURS = 24.0
@@ -43,6 +44,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         refusals.of_precision(spec, context, chosen)
         refusals.of_attention(spec, context, chosen)
         refusals.of_image(spec, catalog, context, chosen)
+        check_model(spec, catalog)
     where = tried(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen, where)
     refusals.of_places(spec, context, where)

@@ -11,7 +11,10 @@ import pytest
 
 from tests.command import ROOT, launch
 
-SPEC = "name: a\nmachine: {type: l4}\nregions: any\nrun: {config: {model: 'pkg.model:build', loss: 'mine:loss'}}\n"
+SPEC = (
+    "name: a\nmachine: {type: l4}\nregions: any\n"
+    "run: {config: {model: 'pkg.model:build', loss: 'mine:loss', data: {block_size: 8}}}\n"
+)
 
 
 def project(folder: Path, text: str = SPEC, *modules: str) -> Path:
@@ -132,7 +135,7 @@ def test_a_package_may_bring_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    ["{model: 'hf:llama'}", "{model: gpt, loss: 'torch.nn.functional:cross_entropy'}", "{data: /gcs/a/b}", "{}"],
+    ["{model: 'hf:vit'}", "{model: gpt, loss: 'torch.nn.functional:cross_entropy'}", "{data: /gcs/a/b}", "{}"],
 )
 def test_what_needs_no_code(tmp_path: Path, config: str) -> None:
     text = SPEC.partition("run:")[0] + f"run: {{config: {config}}}\n"
@@ -146,5 +149,5 @@ def test_an_image_of_ones_own_has_its_own_functions(tmp_path: Path) -> None:
 
 
 def test_a_function_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
-    said = refused("vertex", "--set", "run={config: {model: 'mine:build'}}", cwd=tmp_path)
+    said = refused("vertex", "--set", "run={config: {model: 'mine:build', data: {block_size: 8}}}", cwd=tmp_path)
     assert "run.config.model: mine:build is looked for beside the spec, and this spec lies in no folder" in said

@@ -1,0 +1,78 @@
+"""Refusals of models that are not the built-in trainer's own: transformers' (hf:…) and the user's.
+
+The trainer would find each of these on the paid machine (train/models/hugging_face.py, train/data/__init__.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.catalog import Catalog
+from launcher.errors import PlanRefused
+from launcher.spec.checks import own_functions
+from launcher.spec.models import JobSpec
+
+if TYPE_CHECKING:
+    from train.config import Data, Foreign
+
+TOKENS = ("causal-lm", "masked-lm")
+"""The tasks whose data is text."""
+
+
+def check_model(spec: JobSpec, catalog: Catalog) -> None:
+    """Check the type of a transformers model, its task, and that a model of text has a block size.
+
+    Raises:
+        PlanRefused: the image's transformers has no such type, or the trainer could not make samples for it.
+    """
+    if not spec.run.is_builtin:
+        return
+    from train.config import Foreign, parse
+
+    config = parse(spec.run.config)
+    model = config.model
+    if not isinstance(model, Foreign):
+        return
+    name = model.name.removeprefix("hf:")
+    is_type = name != model.name and "/" not in name and not model.pretrained
+    tasks = catalog.transformers_types.get(name) if is_type else None
+    has_locked_version = not (spec.image.uri or spec.image.base or spec.image.requirements)
+    if is_type and has_locked_version:
+        check_type(name, model.task, tasks, catalog)
+    has_own_data = "run.config.data" in own_functions(spec.run)
+    if config.data.block_size is None and not has_own_data and is_text(model, config.data, tasks):
+        raise PlanRefused(
+            f"run.config.data.block_size is missing: {model.name} needs the number of tokens in a sample",
+            "--set run.config.data.block_size=1024",
+            field="run.config.data.block_size",
+        )
+
+
+def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Catalog) -> None:
+    """Check that transformers has a type, and that the type has the task. Raises PlanRefused."""
+    if tasks is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, catalog.transformers_types, n=1)
+        raise PlanRefused(
+            f"run.config.model: transformers has no type {name}",
+            (f"Did you mean hf:{near[0]}? " if near else "")
+            + f"A model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}.",
+            field="run.config.model.name",
+        )
+    if not tasks or task not in ("auto", *tasks):
+        raise PlanRefused(
+            f"run.config.model: transformers' {name} has no head for {'any task' if task == 'auto' else task}",
+            f"It has heads for {', '.join(tasks)}." if tasks else "Train it with a script (run.script).",
+            field="run.config.model.task",
+        )
+
+
+def is_text(model: Foreign, data: Data, tasks: tuple[str, ...] | None) -> bool:
+    """Return whether the model certainly reads tokens. `tasks` are those of its type; None if they are unknown."""
+    task = model.task if model.task != "auto" or not tasks else tasks[0]
+    if task != "auto":
+        return task in TOKENS
+    if data.path == "synthetic":  # a model of the hub may be one of images
+        return not model.name.startswith("hf:") and data.image_size is None
+    return data.path == "python-stdlib" or data.tokenizer != "bytes"
