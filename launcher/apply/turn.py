@@ -37,9 +37,21 @@ def turn(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _locked(handle: int) -> bool:
+def is_taken(folder: Path) -> bool:
+    """Return whether a `launch local` has the run folder now. False where that can't be seen."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _locked(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in TAKEN
     return True

@@ -40,10 +40,20 @@ def bench(
         raise UsageError("-o yaml: the figures come as text or json")
     if find_spec("torch") is None:
         raise LaunchError("measuring takes PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
+    check_parts(only)
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
     print(measured([*program(gpus), *words]), end="")
+
+
+def check_parts(only: str | None) -> None:
+    """Check the parts of --only before torch is loaded. Raises UsageError."""
+    from train.bench.figures import PARTS
+
+    for part in [] if only is None else only.split(","):
+        if part.strip() not in PARTS:
+            raise UsageError(f"unknown part {part.strip()!r} in --only", f"Use some of {','.join(PARTS)}.")
 
 
 def program(gpus: int | None) -> list[str]:
@@ -62,10 +72,10 @@ def measured(argv: Sequence[str]) -> str:
     env = {"OMP_NUM_THREADS": "1", **os.environ} if TORCHRUN in argv else os.environ
     done = subprocess.run(argv, stdout=subprocess.PIPE, env={**env, "PYTHONSAFEPATH": "1"}, text=True, check=False)
     if done.returncode == contract.Exit.USAGE:
-        raise UsageError("the bench was not started", "Its line stands above.")
+        raise UsageError("the bench was not started", "See the error above.")
     if done.returncode == contract.Exit.UNFIT:
         print(done.stdout, end="")
-        raise JobFailed("this machine is far slower than it should be", "What is slow is named above.")
+        raise JobFailed("this machine is far slower than it should be", "See above what is slow.")
     if done.returncode:
-        raise LaunchError(f"the bench failed with exit code {done.returncode}", "Its lines stand above.")
+        raise LaunchError(f"the bench failed with exit code {done.returncode}", "See its output above.")
     return done.stdout

@@ -125,7 +125,8 @@ def barred(world: World, run: Run) -> bool:
 def show(run: Run, jobs: Sequence[Job], output: Output, *, done: bool, only_barred: bool) -> None:
     """The jobs as they have ended. `done`: by this command; `only_barred`: it had no more to do than to keep the run
     from another attempt."""
-    from launcher.cli.status import job_data, printed
+    from launcher.cli.documents import printed
+    from launcher.cli.status import job_data
 
     if output is Output.text:
         for job in jobs:

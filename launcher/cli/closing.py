@@ -25,7 +25,8 @@ WHY = "only then is another place tried where there are no machines"
 
 def show_job(job: Job, output: Output) -> None:
     """For scripts, a job as it was last seen: of a watch that has ended without its end."""
-    from launcher.cli.status import job_data, printed
+    from launcher.cli.documents import printed
+    from launcher.cli.status import job_data
 
     if output is not Output.text:
         printed(job_data(job.run, job), output)
@@ -33,7 +34,7 @@ def show_job(job: Job, output: Output) -> None:
 
 def show_gone(made: Plan, output: Output) -> None:
     """For scripts, a run that has succeeded and whose job is no more to be seen."""
-    from launcher.cli.status import printed
+    from launcher.cli.documents import printed
     from launcher.cli.summary import as_data
 
     if output is not Output.text:
@@ -54,7 +55,8 @@ def show_begun(job: Job, output: Output) -> None:
 
 def show_end(job: Job, made: Plan | None, output: Output) -> None:
     """How the run ended, what was learned, and where it lies."""
-    from launcher.cli.status import job_data, printed
+    from launcher.cli.documents import printed
+    from launcher.cli.status import job_data
     from launcher.cli.summary import as_data, lines
 
     folder = run_folder_of(job)

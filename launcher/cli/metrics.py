@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher.cli.options import Output, Regions
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.cli.monitored import Node
@@ -28,9 +27,7 @@ LEFT_OUT = frozenset({"time"})
 
 
 def metrics(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's name, id or folder (gs://…, or here), or a job's number.")
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, id or folder, or a job's number.")],
     *,
     regions: Regions = None,
     everything: Annotated[bool, typer.Option("--all", help=f"All steps, not {ROWS} spread over the run.")] = False,
@@ -41,9 +38,9 @@ def metrics(
     From the run's folder: of each step the row of its newest attempt; then the evaluations, what happened, and how the
     GPUs do.
     """
+    from launcher.cli.documents import printed
     from launcher.cli.monitored import read_nodes
     from launcher.cli.runfolder import read_results
-    from launcher.cli.status import printed
 
     name, folder = folder_of(run, regions)
     found = read_results(folder)
@@ -66,20 +63,17 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
     """The run's name and its folder, on this machine or where its job says.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: there is no such run, or the path is not a run folder.
         LaunchError: it has no folder, or none that can be read.
     """
     from launcher.apply.attempts import open_folder
-
-    if Path(run).is_dir():
-        return Path(run).resolve().name, open_folder(str(Path(run).resolve()))
-    if "/" in run and not run.startswith(("gs://", "projects/")):
-        raise UsageError(f"there is no folder {run}", "launch status lists the runs in the cloud.")
     from launcher.cli.jobtext import run_folder_of
-    from launcher.cli.runs import one_run, searched
-    from launcher.cli.world import here
+    from launcher.cli.local_runs import LocalRun
+    from launcher.cli.runs import find_run
 
-    found = one_run(here(), run, searched(regions))
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        return found.id, open_folder(str(found.folder))
     folder = run_folder_of(found.job)
     if not folder:
         raise LaunchError(f"{found.id} has no run folder, so its metrics were kept nowhere", "Give the spec an output.")

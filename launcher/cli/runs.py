@@ -14,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher import asked, catalog
-from launcher.errors import LaunchError, UsageError
+from launcher.cli import local_runs
+from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
@@ -47,6 +48,48 @@ class Run(Struct, frozen=True, kw_only=True):
     def is_active(self) -> bool:
         """Whether a job of it waits or runs."""
         return not self.job.is_over
+
+
+def find_run(text: str, regions: Sequence[str] | None) -> local_runs.LocalRun | Run:
+    """Return the run that a person means by an id, a name, a path, or a job's number.
+
+    A path or an id in ./runs is a run on this machine. A name means the run in the cloud if one exists there: a
+    rehearsal must not hide the job that is billed. With `regions` only the cloud is searched.
+
+    Raises:
+        UsageError: no such run, a folder that is not a run's, or a name that several runs have.
+        LaunchError: the cloud can't be searched, and no run on this machine has that name.
+    """
+    from launcher.apply.googleapis import UnreachableError
+    from launcher.cli.gcloud import setting
+
+    if not regions and (exact := local_runs.exact_run(text)):
+        return exact
+    found = () if regions else local_runs.named_runs(text)
+    if found and not setting("core/project", os.environ):
+        return local_runs.only(text, found)
+    try:
+        run = cloud_run(text, regions)
+    except (NoSuchRun, NotAuthorised, UnreachableError) as error:
+        if not found:
+            raise
+        if not isinstance(error, NoSuchRun):
+            print(f"launch: the cloud was not searched: {error.problem}", file=sys.stderr)
+        return local_runs.only(text, found)
+    if found:
+        print(f"launch: {local_runs.shown(found[0])} on this machine has that name too", file=sys.stderr)
+    return run
+
+
+def cloud_run(text: str, regions: Sequence[str] | None) -> Run:
+    """Return the run in the cloud. Raises LaunchError."""
+    from launcher.cli.world import here
+
+    try:
+        world = here()
+    except UsageError as error:
+        raise UsageError(f"no run {text} in ./{local_runs.RUNS}, and {error.problem}", error.hint) from error
+    return one_run(world, text, searched(regions))
 
 
 def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
@@ -82,6 +125,7 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise NoSuchRun(
             f"there is no run {text} {where} of project {world.project}",
+            f"{local_runs.here_instead(text)}"
             "launch status lists all that there are; a run on VMs that has ended is found\n"
             "by its folder, gs://…/RUN. A VM to work on: launch vm status NAME",
         )
@@ -182,8 +226,7 @@ def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:
 
 def is_meant(run: Run, text: str) -> bool:
     """By id, by name, or by a job's number."""
-    named = re.fullmatch(rf"{re.escape(text)}-[0-9a-f]{{8}}(-\d+)?", run.id) is not None
-    return run.id == text or named or any(job.id == text for job in run.jobs)
+    return local_runs.is_named(run.id, text) or any(job.id == text for job in run.jobs)
 
 
 def tell_unread(unread: dict[str, LaunchError], regions: Sequence[str]) -> None:

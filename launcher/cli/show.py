@@ -253,9 +253,10 @@ def attempt_table(plan: Plan) -> Iterator[str]:
     yield from labelled("tried", "in this order, each only if the one before is refused or waits too long:")
     shown = plan.attempts[:ATTEMPTS_SHOWN]
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
+    place = max(24, *(len(attempt.where) for attempt in shown))
     for number, attempt in enumerate(shown, 1):
         kind = attempt.provisioning.partition(":")[0]
-        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<24}  {price_text(attempt)}"
+        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price_text(attempt)}"
     if len(plan.attempts) > len(shown):
         yield f"{'':{LABEL}} … and {len(plan.attempts) - len(shown)} more (-o json lists all)"
 

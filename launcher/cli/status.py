@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,26 +26,33 @@ ANSWER_SECONDS = 20.0
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run's name or id, or a job's; left out: a list of all.")
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's name, id or folder, or a job's number; default: list all."),
     ] = None,
     *,
     regions: Regions = None,
     everything: Annotated[bool, typer.Option("--all", help=f"The list beyond its first {SHOWN}.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Show a run, or list them all.
+    """Show a run, or list the runs in the cloud.
 
-    From the jobs' labels and the run's folder alone: every machine with the same credentials sees the same.
+    A run of launch local is found by its path, or in ./runs by its id or name. All others come from the jobs' labels
+    and the run's folder alone: every machine with the same credentials sees the same.
     """
-    from launcher.cli.runs import all_runs, one_run, searched
+    from launcher.cli.local_runs import LocalRun
+    from launcher.cli.runs import all_runs, find_run, searched
     from launcher.cli.world import here
 
-    world = here()
     if run:
-        found = one_run(world, run, searched(regions))
-        show_run(found, output_format)
+        found = find_run(run, regions)
+        if isinstance(found, LocalRun):
+            from launcher.cli.local_status import show_local
+
+            show_local(found, output_format)
+        else:
+            show_run(found, output_format)
         return
-    runs = all_runs(world, searched(regions))
+    runs = all_runs(here(), searched(regions))
     whole = everything or output_format is not Output.text  # nobody sees that data was cut
     show_list(runs if whole else runs[:SHOWN], len(runs), output_format)
 
@@ -57,6 +63,8 @@ def status(
 def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
     """The runs, the newest first."""
     if output is not Output.text:
+        from launcher.cli.documents import printed
+
         printed({"runs": [job_data(run.id, run.job) for run in runs]}, output)
         return
     print("\n".join(list_lines(runs)))
@@ -99,6 +107,8 @@ def show_run(run: Run, output: Output) -> None:
         return
     if problem:
         print(f"launch: {problem}", file=sys.stderr)
+    from launcher.cli.documents import printed
+
     data = job_data(run.id, run.job)
     data["progress"] = as_data(progress)
     data["nodes"] = [node.to_dict() for node in nodes]
@@ -135,6 +145,7 @@ def lines(
 def facts(run: Run) -> Iterator[tuple[str, str]]:
     """What the job's request says, and its times."""
     from launcher.cli.jobtext import console_url, image_of, machine_of, provisioning_of, run_folder_of
+    from launcher.cli.summary import stamp
 
     job = run.job
     yield "job", job.name
@@ -147,11 +158,6 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "started", stamp(job.started)
     if job.ended:
         yield "ended", stamp(job.ended)
-
-
-def stamp(seconds: float) -> str:
-    """Day and time, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
@@ -217,10 +223,3 @@ def as_data(progress: Progress | None) -> dict[str, Any] | None:
     import msgspec
 
     return None if progress is None else dict(msgspec.to_builtins(progress))
-
-
-def printed(data: dict[str, Any], output: Output) -> None:
-    """JSON or YAML on stdout."""
-    from launcher.cli.show import as_yaml
-
-    print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,11 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(whole / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else days(round(minutes / 60))
+
+
+def stamp(seconds: float) -> str:
+    """Day and time, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def days(hours: int) -> str:

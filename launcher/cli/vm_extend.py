@@ -97,9 +97,9 @@ def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
 
 def show(machine: Machine, short: bool, now: float, output: Output) -> None:
     """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
+    from launcher.cli.documents import printed
     from launcher.cli.machine import clock_text, leased
     from launcher.cli.machinecost import price_of
-    from launcher.cli.status import printed
     from launcher.cli.vm_list import machine_data
 
     if output is not Output.text:

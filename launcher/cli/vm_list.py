@@ -33,8 +33,8 @@ def vm_list(
     """
     import shutil
 
+    from launcher.cli.documents import printed
     from launcher.cli.machine import open_compute
-    from launcher.cli.status import printed
     from launcher.cli.vm_orphans import show_orphans
 
     compute = open_compute()

@@ -37,7 +37,7 @@ def show_orphans(
     """All of them. Raises LaunchError."""
     import msgspec
 
-    from launcher.cli.status import printed
+    from launcher.cli.documents import printed
 
     ends = ends_of(machines)
     found = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]

@@ -74,9 +74,9 @@ def forget_lease(compute: Compute, machine: Machine) -> None:
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, its price, its new lease, and how to reach it."""
+    from launcher.cli.documents import printed
     from launcher.cli.machine import leased, shown_now
     from launcher.cli.machinecost import price_of
-    from launcher.cli.status import printed
     from launcher.cli.vm_list import machine_data
 
     now = shown_now(compute)

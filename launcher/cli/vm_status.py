@@ -40,8 +40,8 @@ def vm_status(
 
     And how to reach it, and what went wrong with it.
     """
+    from launcher.cli.documents import printed
     from launcher.cli.machine import one_machine, open_compute
-    from launcher.cli.status import printed
     from launcher.cli.vm_list import machine_data
 
     compute = open_compute()
@@ -186,7 +186,7 @@ def names(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def event(operation: Operation) -> str:
     """`2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`"""
-    from launcher.cli.status import stamp
+    from launcher.cli.summary import stamp
 
     text = error_text(operation)
     how = f" failed: {text}" if text else ""

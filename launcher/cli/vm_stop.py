@@ -58,9 +58,9 @@ def stopped(compute: Compute, machine: Machine) -> Machine:
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, what it goes on to cost, and how to start it again."""
+    from launcher.cli.documents import printed
     from launcher.cli.machine import shown_now
     from launcher.cli.show import WIDTH, wrapped
-    from launcher.cli.status import printed
     from launcher.cli.vm_list import machine_data
 
     disks = disks_of(compute, machine)

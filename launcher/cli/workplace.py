@@ -166,8 +166,8 @@ def left(job: Job | None, name: str) -> str:
 def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """The VM, how to reach it, what it costs and when it stops."""
     if output is not Output.text:
+        from launcher.cli.documents import printed
         from launcher.cli.machinecost import of_machine
-        from launcher.cli.status import printed
         from launcher.cli.vm_list import machine_data
 
         printed({**machine_data(machine, of_machine((), machine), now), "ready": is_ready}, output)

@@ -101,6 +101,13 @@ def test_a_zone_alone_sets_the_region() -> None:
     assert [attempt["zone"] for attempt in json.loads(ran.out)["attempts"]] == ["us-east4-a"]
 
 
+def test_the_attempts_are_as_wide_as_the_longest_zone() -> None:
+    zones = ("--zone", "northamerica-northeast1-b", "--zone", "us-central1-a")
+    ran = launch("vm", "--type", "l4", *zones, "--dry-run")
+    prices = [line.index("$") for line in ran.out.splitlines() if "  standard  " in line]
+    assert (len(prices), len(set(prices))) == (2, 1), ran.shown
+
+
 def test_run_id_by_hand() -> None:
     assert json.loads(launch(*ANSWER, "-o", "json", "--run-id", "mine-1").out)["run"] == "mine-1"
 

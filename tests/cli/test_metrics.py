@@ -67,7 +67,7 @@ def test_of_a_run_that_is_not_there(job: Job, tmp_path: Path) -> None:
 
 def test_of_a_folder_that_is_not_there_or_has_none(tmp_path: Path) -> None:
     missing = launch("metrics", "runs/nothing", cwd=tmp_path)
-    assert (missing.code, missing.err.splitlines()[0]) == (2, "error: there is no folder runs/nothing")
-    (tmp_path / "failed-1").mkdir()
+    assert (missing.code, missing.err.splitlines()[0]) == (2, "error: folder runs/nothing does not exist")
+    (tmp_path / "failed-1" / "attempts").mkdir(parents=True)
     empty = launch("metrics", "failed-1", cwd=tmp_path)
     assert (empty.code, "failed-1 has written no metrics yet" in empty.err) == (1, True)

@@ -72,6 +72,8 @@ def table(report: Report) -> Iterator[str]:
     head = ("", "median" if several else "", "least" if several else "", "", "of peak")
     held = report.marks()
     rows = [_row(name, unit, values(report.ranks, name), held.get(name)) for name, unit in names(report.ranks).items()]
+    digits = max(row[4].find(" ") for row in rows) if rows else 0
+    rows = [(*row[:4], f"{'':{digits - row[4].find(' ')}}{row[4]}" if row[4] else "") for row in rows]
     if not any(row[4] for row in rows):
         head = (*head[:4], "")
     yield from _aligned([head, *rows] if rows and any(head) else rows)

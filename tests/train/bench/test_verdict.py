@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_the_table() -> None:
         "all-reduce 64 MB     300    300  GB/s     67 % of 450",
         "nothing is slower than it should be",
     ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_column_is_as_wide_as_its_widest_value(count: int) -> None:
+    figures = {"matmul bf16": 1051, "matmul tf32": 400, "memory copy": 96, "all-reduce 64 MB": 12_345.6}
+    ranks = [measured(n, {**WELL, **figures}) for n in range(count)]
+    rows = [line for line in table(report(*ranks)) if " % of " in line]
+    assert {len(row.partition(" % of ")[0].rstrip().rpartition(" ")[2]) for row in rows} >= {1, 2, 3}
+    assert len({row.index(" % of ") for row in rows}) == 1
+    assert len({len(re.split(r"(?:TFLOP|GB)/s ", row)[0]) for row in rows}) == 1
 
 
 def test_the_json_has_every_rank_and_the_least_of_them() -> None:
