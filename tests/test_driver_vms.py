@@ -54,6 +54,15 @@ def test_the_zones_that_a_stockout_names_come_first(site: VmSite) -> None:
     assert site.zones == [ZONES[0], ZONES[6]]
 
 
+@pytest.mark.parametrize("zones", [["us-central1-ai1a"], [ZONES[0], ZONES[1], "us-central1-ai1a"]])
+def test_ai_zones_are_zones(site: VmSite, zones: list[str]) -> None:
+    site.plan = plan_of(zones=zones)
+    site.cloud.compute.capacity.out(ZONES[0], available=("us-central1-ai1a",))
+    assert site.drive().zone == "us-central1-ai1a"
+    assert site.zones in (zones, [ZONES[0], "us-central1-ai1a"])
+    assert not [one for one in site.cloud.requests if "customJobs" in one.path], "a zone is no region of Vertex AI"
+
+
 def test_no_quota_in_a_region_is_no_quota_in_its_zones(site: VmSite) -> None:
     site.plan = plan_of(zones=ZONES)
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1")

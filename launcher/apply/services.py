@@ -9,8 +9,7 @@ from typing import Any
 from launcher.apply.service import Listing, Service
 from launcher.jobs import Job
 from launcher.plan.model import Attempt
-
-ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]+")
+from launcher.spec.kinds import ZONE
 
 
 class Services:
@@ -36,7 +35,7 @@ class Services:
     def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
         """As Service.find."""
         places = list(regions)
-        zones = [place for place in places if ZONE.fullmatch(place)]
+        zones = [place for place in places if re.fullmatch(ZONE, place)]
         found = [
             service.find(filter_, named, partly=partly)
             for service, named in ((self.vertex, [one for one in places if one not in zones]), (self.vms, zones))

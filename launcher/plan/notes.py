@@ -9,7 +9,7 @@ from launcher.plan import names
 from launcher.plan.compute import has_local_ssd
 from launcher.plan.machines import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
-from launcher.plan.places import SERVICE
+from launcher.plan.places import SERVICE, is_ai_zone
 from launcher.plan.startup import on_stop
 from launcher.plan.waiting import flex_start_vm
 from launcher.spec.models import JobSpec, Run
@@ -118,6 +118,8 @@ def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
         yield "a stop loses what lies on the local SSDs (/mnt/localssd); the boot disk stays, and is billed."
     if machine and machine.local_ssd_auto and spec.machine.local_ssds:
         yield f"machine.local_ssds: {machine.name} brings its own; the number has no effect."
+    if unlisted := [zone for zone in spec.zones or () if is_ai_zone(zone)]:
+        yield f"{', '.join(unlisted)}: whether AI zones have {spec.machine.type} is not in launch's tables."
     wait = names.seconds(spec.limits.wait) if spec.limits.wait else None
     if wait and (taken := flex_start_vm(wait)) != wait and "flex-start" in (spec.provisioning or ()):
         yield f"limits.wait: Compute Engine takes 90 s to 2 h for flex-start; the request says {taken} s."

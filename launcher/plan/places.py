@@ -133,7 +133,7 @@ def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) ->
     known = catalog.zones(machine, region)
     wanted = tuple(zone for zone in spec.zones or () if region_of(zone) == region)
     for zone in wanted:
-        if known and zone not in known:
+        if known and zone not in known and not is_ai_zone(zone):
             hint = f"In {region} it is in {listed(known)}."
             raise PlanRefused(f"{machine.name} isn't in {zone}", hint, field=f"zones.{(spec.zones or ()).index(zone)}")
     if not wanted and not spec.zones and not known and spec.regions != "any":
@@ -143,6 +143,11 @@ def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) ->
             field=field_of(spec, region),
         )
     return wanted or (() if spec.zones else known)
+
+
+def is_ai_zone(zone: str) -> bool:
+    """Return whether it is an AI zone (us-central1-ai1a). The catalog lists none; preflight asks the zone itself."""
+    return len(zone.rpartition("-")[2]) > 1
 
 
 def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from launcher.spec.kinds import BUCKET
+from launcher.spec.kinds import BUCKET, ZONE
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
@@ -162,7 +162,7 @@ def reservation_in_reach(spec: JobSpec) -> Iterator[Finding]:
             continue
         zone = provisioning.split("/")[3]
         at = ("provisioning", index)
-        if not re.fullmatch(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]", zone):
+        if not re.fullmatch(ZONE, zone):
             fix = "reservation:projects/P/zones/Z/reservations/R, with a Z such as us-central1-a"
             yield Finding(at, f"{clipped(zone)!r} is no zone", fix)
         elif spec.zones and zone not in spec.zones:

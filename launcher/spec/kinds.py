@@ -17,7 +17,10 @@ EnvName = Annotated[
 ]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+$", description="a region, such as us-central1")]
-Zone = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+-[a-z]$", description="a zone, such as us-central1-a")]
+ZONE = r"[a-z]+(?:-[a-z]+)+[0-9]+-(?:ai[0-9]+)?[a-z]"
+"""A zone: us-central1-a, or an AI zone such as us-central1-ai1a
+(https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones)."""
+Zone = Annotated[str, Meta(pattern=f"^{ZONE}$", description="a zone, such as us-central1-a or us-central1-ai1a")]
 Provisioning = Annotated[
     str,
     Meta(

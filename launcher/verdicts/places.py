@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from launcher.spec.kinds import ZONE
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
 from launcher.verdicts.words import plain
 
@@ -44,7 +45,7 @@ def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Verdict:
 
 def zones_of(metadata: Mapping[str, str], tried: Tried) -> tuple[str, ...]:
     """The zones that a stockout's own metadata (ErrorInfo) names: `us-central1-b,us-central1-c`."""
-    named = re.findall(r"\b[a-z]+-[a-z]+\d+-[a-z]\b", metadata.get("zonesAvailable", ""))
+    named = re.findall(rf"\b{ZONE}\b", metadata.get("zonesAvailable", ""))
     return tuple(zone for zone in dict.fromkeys(named) if zone != tried.zone)
 
 

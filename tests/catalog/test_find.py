@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from launcher import catalog
 from launcher.catalog import CatalogError, MachineType, Service
 from launcher.errors import PlanRefused
+from launcher.spec.kinds import ZONE
 
 CATALOG = catalog.load()
 
@@ -225,6 +228,22 @@ def test_regions_and_zones() -> None:
     assert CATALOG.zones(shape, "asia-northeast3") == ()
     assert "us-east5-a" in CATALOG.zones(shape)
     assert CATALOG.zones(_shape("a3-ultragpu-8g"), "us-east4") == ("us-east4-b",)
+
+
+@pytest.mark.parametrize("zone", ["us-central1-ai1a", "us-south1-ai1b", "europe-west4-ai1a"])
+def test_an_ai_zone_is_a_zone_of_its_region(zone: str) -> None:
+    region = zone.rpartition("-")[0]
+    assert re.fullmatch(ZONE, zone)
+    assert catalog.region_of(zone) == region
+    shape = _shape("a3-highgpu-8g")
+    assert CATALOG.price(shape, "compute", "spot", zone) == CATALOG.price(shape, "compute", "spot", region)
+
+
+@pytest.mark.parametrize(
+    "text", ["us-central1", "us-central1-aa", "us-central1-1a", "us-central1-aia", "us-central1-ai1", "-a", "x"]
+)
+def test_what_is_no_zone(text: str) -> None:
+    assert not re.fullmatch(ZONE, text)
 
 
 def test_vertex_regions_leave_out_those_it_does_not_train_in() -> None:

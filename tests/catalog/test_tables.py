@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from launcher import catalog
 from launcher.catalog import tables
+from launcher.spec.kinds import ZONE
 from tools.catalog import derive
 
 LISTED = derive.read(derive.SOURCES / "gcp_gpu_machine_regions.csv")
@@ -158,6 +160,7 @@ def test_prices_know_only_rules_that_are_written_down() -> None:
 
 def test_zones_lie_in_listed_regions() -> None:
     for shape in _shapes():
+        assert all(re.fullmatch(ZONE, zone) for zone in CATALOG.zones(shape)), shape.name
         regions = {zone.rpartition("-")[0] for zone in CATALOG.zones(shape)}
         assert regions <= set(CATALOG.regions(shape)), shape.name
 

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p100": 4, "nvidia-tesla-p4": 4}
 """Accelerators that N1 machines are given: the most of one that a VM can have."""
+AI_ZONES = {"us-central1": ("ai1a",), "us-south1": ("ai1b",), "europe-west4": ("ai1a",)}
+"""AI zones by region (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones). Here each has the machines of
+its parent zone, whose letter it ends with."""
 UNUSUAL = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
 """The zones of regions that aren't a, b and c."""
 
@@ -28,7 +31,7 @@ class Shape(NamedTuple):
     def within(self, zone: str) -> bool:
         """Whether the zone has it."""
         if self.zones:
-            return zone in self.zones
+            return zone in self.zones or f"{zone.rpartition('-')[0]}-{zone[-1]}" in self.zones
         return "*" in self.regions or zone.rpartition("-")[0] in self.regions
 
 
@@ -46,7 +49,9 @@ def regions() -> tuple[str, ...]:
 
 def zones(region: str) -> tuple[str, ...]:
     """The zones of a region; none for one that isn't there."""
-    return tuple(f"{region}-{letter}" for letter in UNUSUAL.get(region, "abc")) if region in regions() else ()
+    if region not in regions():
+        return ()
+    return tuple(f"{region}-{zone}" for zone in (*UNUSUAL.get(region, "abc"), *AI_ZONES.get(region, ())))
 
 
 def is_zone(name: str) -> bool:

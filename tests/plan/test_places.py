@@ -56,6 +56,14 @@ def test_a_zone_without_the_machine() -> None:
         planned("vm", provisioning=["spot"], regions=None, zones=["us-east5-b"])
 
 
+def test_an_ai_zone_that_is_named_is_tried() -> None:
+    plan = planned("vm", provisioning=["spot"], regions=None, zones=["us-central1-ai1a"])
+    assert [(attempt.region, attempt.zone) for attempt in plan.attempts] == [("us-central1", "us-central1-ai1a")]
+    assert any("us-central1-ai1a" in warning for warning in plan.warnings)
+    ordinary = planned("vm", provisioning=["spot"], regions=["us-central1"])
+    assert not any("-ai" in str(attempt.zone) for attempt in ordinary.attempts)
+
+
 def test_zones_only_narrow_the_regions_on_vertex() -> None:
     plan = planned(regions=None, zones=["us-central1-a"], provisioning=["spot"])
     assert [(attempt.region, attempt.zone) for attempt in plan.attempts] == [("us-central1", None)]

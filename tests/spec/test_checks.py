@@ -117,6 +117,8 @@ def test_a_combination_that_is_refused(text: str, message: str) -> None:
         f"image: {{uri: a.b/c@{DIGEST}}}",
         "regions: any\nzones: [us-east4-a]",
         f"regions: [us-central1]\nzones: [us-central1-a]\nprovisioning: ['{RESERVED}', standard]",
+        "regions: [us-central1]\nzones: [us-central1-ai1a]",
+        f"regions: [us-central1]\nprovisioning: ['{RESERVED.replace('central1-a', 'central1-ai1a')}']",
         "vertex: {persistent_resource: a}\nprovisioning: standard",
         "vertex: {experiment: e, experiment_run: r}",
         "vertex: {nfs: [{server: a, path: /a, mount_point: m}], lustre: [{instance_ip: 10.0.0.1, volume_handle: v, "

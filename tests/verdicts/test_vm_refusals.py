@@ -72,6 +72,7 @@ def test_a_refusal(refusal: Refusal, tried: Tried, scope: str, kind: str, cause:
     [
         ("us-central1-b,us-central1-c", ("us-central1-b", "us-central1-c")),
         ("us-central1-a,us-east4-a", ("us-east4-a",)),
+        ("us-central1-ai1a,us-south1-ai1b", ("us-central1-ai1a", "us-south1-ai1b")),
         ("", ()),
         ("anywhere $(id)", ()),
     ],
