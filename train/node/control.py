@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
@@ -241,8 +242,10 @@ class Member:
             order = Order.from_json(self._store.get(f"order/{generation}") or "")
             return State(phase, int(generation), order=order)
         if phase == "end":
-            self._store.set(f"left/{self.node}", self.incarnation)
-            return State(phase, int(generation), end=End(**json.loads(self._store.get("end") or "")))
+            end = End(**json.loads(self._store.get("end") or ""))
+            with suppress(StoreLostError):  # node 0 leaves at this word; the end has been read
+                self._store.set(f"left/{self.node}", self.incarnation)
+            return State(phase, int(generation), end=end)
         return State(phase, int(generation))
 
 

@@ -126,6 +126,34 @@ def test_a_run_that_goes_well(crew: Crew) -> None:
     assert crew.end() == End(0, "done")
 
 
+class LeavingStore(MemoryStore):
+    """Node 0 is gone as soon as the node has said that it has read the end."""
+
+    gone = False
+
+    def get(self, key: str) -> str | None:
+        if self.gone:
+            raise StoreLostError("node 0 is gone")
+        return super().get(key)
+
+    def set(self, key: str, value: str) -> None:
+        if self.gone:
+            raise StoreLostError("node 0 is gone")
+        super().set(key, value)
+        self.gone = key.startswith("left/")
+
+
+def test_a_node_has_the_end_before_it_says_so() -> None:
+    """Node 0 leaves at that word: who then still had to read the end would fail in a run that went well."""
+    store = LeavingStore()
+    store.set("end", json.dumps(asdict(End(0, "done"))))
+    store.set("state", "end:0")
+    member = Member(store, 1, FAST)
+    until(lambda: member.state().phase in ("end", "lost"), "the end")
+    member.close()
+    assert member.state().end == End(0, "done")
+
+
 def test_one_failure_stops_all_and_a_new_port_is_found(crew: Crew) -> None:
     crew.join(0, 1)
     crew.referee.start()
