@@ -182,10 +182,8 @@ def applies(marker: str | None, worlds: Iterable[dict[str, str]]) -> bool:
     """Whether a marker is true in any of the worlds; one that can't be read may be."""
     if not marker:
         return True
-    try:
-        from packaging.markers import InvalidMarker, Marker
-    except ImportError as error:
-        raise LaunchError("the list of packages needs packaging", 'pip install "gcp-launch[docker]"') from error
+    from packaging.markers import InvalidMarker, Marker
+
     try:
         read = Marker(marker)
     except InvalidMarker:

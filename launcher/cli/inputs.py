@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,10 @@ from launcher.spec.reader import Located, Override, read_located
 
 STARTUP = Path(__file__).resolve().parent.parent / "startup.sh"
 """The startup script of every VM."""
+
+
+PROJECT_ID = re.compile(r"(([-a-z0-9]{1,63}\.)*([a-z]([-a-z0-9]{0,61}[a-z0-9])?):)?[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What gcloud takes as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
 
 
 class Inputs(NamedTuple):
@@ -258,13 +263,19 @@ def project(target: Target, environ: Mapping[str, str]) -> str:
     """gcloud's project; a rehearsal on this machine needs none.
 
     Raises:
-        UsageError: none is set.
+        UsageError: none is set, or it can't be a project's id.
     """
     found = gcloud.setting("core/project", environ)
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
             "gcloud config set project PROJECT\nor: export CLOUDSDK_CORE_PROJECT=PROJECT (any name does for a dry run)",
+        )
+    if found and target != "local" and not PROJECT_ID.fullmatch(found):
+        raise UsageError(
+            f"{found!r} is not a project id (lower-case letters, digits and -)",
+            "gcloud projects list shows the ids; then: gcloud config set project PROJECT_ID\n"
+            "or: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
         )
     return found or "local"
 

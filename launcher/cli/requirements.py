@@ -13,6 +13,11 @@ from pathlib import Path
 from launcher.errors import UsageError
 
 FIELD = "image.requirements"
+COMMENT = re.compile(r"(^|\s+)#.*$")
+"""As pip reads a requirements file (pip, req_file.py), like OPTION."""
+OPTION = re.compile(r"(^|\s)-")
+ADDRESS = re.compile(r"[\w.+-]+://")
+VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]*(\S+)")
 NOT_SENT = re.compile(
     r"(-e|--editable|-c|--constraint|-f|--find-links)(?![\w-])[\s=]*+(?!([\w.]+\+)?(https?|ssh|git)://)"
@@ -45,16 +50,20 @@ def of_pyproject(path: Path) -> str:
     """`[project] dependencies`, a line each. Raises UsageError."""
     import tomllib
 
+    text = read(path)
     try:
-        project = tomllib.loads(read(path)).get("project", {})
+        project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{FIELD}: {path} isn't TOML: {error}", field=FIELD) from error
     found = project.get("dependencies") if isinstance(project, dict) else None
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         problem = f"{FIELD}: {path} has no [project] dependencies"
         raise UsageError(problem, "Name a requirements file instead.", field=FIELD)
-    for number, one in enumerate(found, 1):
+    lines = text.splitlines()
+    for one in found:
+        number = next((number for number, line in enumerate(lines, 1) if one in line), 1)
         check(path, number, one)
+        check_syntax(path, number, one)
     return "".join(f"{one}\n" for one in found)
 
 
@@ -62,13 +71,47 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
     """The file's lines, those of `-r OTHER` in their place. Raises UsageError."""
     if path.resolve() in above:
         raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.", field=FIELD)
-    for number, line in enumerate(read(path).splitlines(), 1):
+    text = read(path)
+    for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
         if included := INCLUDE.match(bare):
             yield from with_included(path.parent / included[1], (*above, path.resolve()))
         else:
             check(path, number, bare)
             yield f"{line}\n"
+    for number, named in packages(text):
+        check_syntax(path, number, named)
+
+
+def packages(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the requirements in a file's text, each with its line: without comments and options, which pip reads."""
+    joined, first = "", 0
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        first = first or number
+        bare = COMMENT.sub("", line)
+        joined += bare.removesuffix("\\")
+        if bare.endswith("\\"):
+            continue
+        if named := OPTION.split(joined, maxsplit=1)[0].strip():
+            yield first, named
+        joined, first = "", 0
+
+
+def check_syntax(path: Path, number: int, named: str) -> None:
+    """Check that pip can read a requirement. Raises UsageError."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    if ADDRESS.match(named) or VARIABLE.search(named):  # pip asks the address, and puts in the build's variables
+        return
+    try:
+        Requirement(named)
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"{FIELD}: {path}:{number}: {named!r} can't be read by pip: {reason}",
+            "Write NAME, NAME==1.2 or NAME @ https://…",
+            field=FIELD,
+        ) from error
 
 
 def check(path: Path, number: int, line: str) -> None:

@@ -34,6 +34,26 @@ def test_without_a_project() -> None:
     assert "gcloud config set project" in ran.err
 
 
+@pytest.mark.parametrize(
+    "project", ["My Project", "my_project", "MY-PROJECT", "my-project-", "-my-project", "projects/my-project", "a" * 64]
+)
+def test_a_project_id_that_can_not_be_one(project: str) -> None:
+    for target in ("vertex", "vm"):
+        ran = launch(target, *ANSWER[1:], env={"CLOUDSDK_CORE_PROJECT": project})
+        assert (ran.code, ran.out) == (2, "")
+        assert repr(project) in ran.err
+
+
+@pytest.mark.parametrize("project", ["my-project", "example.com:my-project", "p1", "123-legacy"])
+def test_a_project_id_that_can_be_one(project: str) -> None:
+    assert launch(*ANSWER, env={"CLOUDSDK_CORE_PROJECT": project}).code == 0
+
+
+def test_a_rehearsal_needs_no_project_id() -> None:
+    ran = launch("local", "--dry-run", env={"CLOUDSDK_CORE_PROJECT": "My Project"})
+    assert ran.code == 0, ran.err
+
+
 def test_gclouds_active_configuration_is_read(tmp_path: Path) -> None:
     (tmp_path / "configurations").mkdir()
     (tmp_path / "active_config").write_text("work\n")

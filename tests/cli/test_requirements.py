@@ -27,6 +27,48 @@ def test_a_file_with_what_it_includes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("requirements.txt", "numpy\ntorch>>2\n", "requirements.txt:2"),
+        ("requirements.txt", "# ours\n\neinops 0.8\n", "requirements.txt:3"),
+        ("requirements.txt", "numpy ==\n", "requirements.txt:1"),
+        ("requirements.txt", "numpy=1.2\n", "requirements.txt:1"),
+        ("requirements.txt", "rich[\n", "requirements.txt:1"),
+        ("requirements.txt", "rich; python_versoin > '3'\n", "requirements.txt:1"),
+        ("requirements.txt", "einops \\\n  >>1\n", "requirements.txt:1"),
+        ("requirements.txt", "<<<<<<< HEAD\n", "requirements.txt:1"),
+        ("requirements.txt", "pip install numpy\n", "requirements.txt:1"),
+        ("pyproject.toml", "[project]\ndependencies = [\n'numpy',\n'torch>>2']\n", "pyproject.toml:4"),
+    ],
+)
+def test_what_pip_can_not_read(tmp_path: Path, name: str, text: str, place: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        requirements(written(tmp_path, text, name))
+    assert f"{tmp_path}/{place}: " in refused.value.problem
+    assert refused.value.field == "image.requirements"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "numpy==2.1 --hash=sha256:aa \\\n    --hash=sha256:bb\n",
+        "numpy \\\n  >=2\n",
+        "--index-url https://e.com/simple\n--pre\n--only-binary :all:\n-i https://e.com\n",
+        "git+https://github.com/a/b@main#egg=b\n",
+        "git+https://${TOKEN}@github.com/a/b\n",
+        "mine @ git+https://github.com/a/b@main\n",
+        "jax[cuda12]~=0.5,!=0.5.1 ; sys_platform == 'linux'  # GPUs\n",
+        "zope.interface\n\n   # nothing\n\t\n",
+        "torch===2.13.0+cpu\nnumpy == 2.*\n",
+        "${NAME}==1\n",
+        "numpy\\",
+    ],
+)
+def test_what_pip_can_read(tmp_path: Path, text: str) -> None:
+    requirements(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "-f https://data.pyg.org/whl/torch-2.13.0+cpu.html",
