@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from ipaddress import ip_network
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
+from launcher.apply.firewall import Block, Traffic, block
 from launcher.machines import last
 from launcher.plan.model import Attempt
 
 IAP: Final = "35.235.240.0/20"
 """From where IAP's tunnels come (https://cloud.google.com/iap/docs/using-tcp-forwarding)."""
 SSH: Final = 22
+UNPRIVILEGED: Final = range(1024, 65536)
+"""The ports that the nodes' processes listen on."""
 GOOGLES: Final = re.compile(r"[\w.-]*(?:pkg\.dev|gcr\.io)/")
 
 
@@ -134,38 +136,50 @@ def nat(net: Net, subnetwork: Mapping[str, Any]) -> str:
     )
 
 
-def ssh(net: Net, network: str, rules: Sequence[Mapping[str, Any]] | None, account: str) -> Finding | None:
+def ssh(net: Net, network: str, rules: Sequence[Mapping[str, Any]], account: str) -> Finding | None:
     """Whether IAP's tunnel reaches a VM's SSH server."""
-    if rules is None or any(admits(rule, network, account) for rule in rules):
+    found = block(rules, network, Traffic("INGRESS", IAP, range(SSH, SSH + 1), account))
+    if found is None:
         return None
-    problem = f"no firewall rule of network {network} lets IAP's tunnel in: launch ssh can't reach the VM"
-    fix = (
-        f"gcloud compute firewall-rules create launch-iap-ssh --project={net.project} --network={network} "
-        f"--direction=INGRESS --allow=tcp:{SSH} --source-ranges={IAP}"
+    problem = f"{stopper(found, network)} IAP's tunnel in: launch ssh can't reach the VM"
+    return Finding("warning", problem, rule("launch-iap-ssh", net, network, found, f"--allow=tcp:{SSH}", IAP))
+
+
+def between_nodes(
+    net: Net, network: str, subnetwork: Mapping[str, Any], rules: Sequence[Mapping[str, Any]], account: str
+) -> Finding | None:
+    """Whether the nodes reach each other: train.node's control store and torchrun's rendezvous on node 0, and NCCL's
+    sockets, which take any free port. Without it they hang at rendezvous."""
+    peers = subnetwork.get("ipCidrRange", "")
+    if not peers:
+        return None
+    for direction in ("INGRESS", "EGRESS"):
+        found = block(rules, network, Traffic(direction, peers, UNPRIVILEGED, account, account))
+        if found is not None:
+            problem = (
+                f"{stopper(found, network)} TCP between the nodes through ({direction}, {peers}): they would hang at "
+                "rendezvous; hierarchical and network firewall policies were not read"
+            )
+            fix = rule("launch-internal", net, network, found, "--allow=tcp", peers, direction)
+            return Finding("refusal", problem, fix, net.region)
+    return None
+
+
+def stopper(found: Block, network: str) -> str:
+    """The beginning of a sentence on what a firewall doesn't let through."""
+    if found.rule:
+        return f"firewall rule {found.rule} of network {network} doesn't let"
+    return f"no firewall rule of network {network} lets"
+
+
+def rule(name: str, net: Net, network: str, found: Block, allow: str, peers: str, direction: str = "INGRESS") -> str:
+    """The command that makes a rule which is evaluated before what stops the traffic."""
+    where = "source" if direction == "INGRESS" else "destination"
+    priority = f" --priority={max(0, found.priority - 1)}" if found.rule else ""
+    return (
+        f"gcloud compute firewall-rules create {name} --project={net.project} --network={network} "
+        f"--direction={direction} {allow} --{where}-ranges={peers}{priority}"
     )
-    return Finding("warning", problem, fix)
-
-
-def admits(rule: Mapping[str, Any], network: str, account: str) -> bool:
-    """Whether a rule lets SSH by IAP in to a VM without tags."""
-    if rule.get("disabled") or rule.get("direction", "INGRESS") != "INGRESS" or last(rule["network"]) != network:
-        return False
-    if rule.get("targetTags") or account not in (rule.get("targetServiceAccounts") or [account]):
-        return False
-    ports = (one for one in rule.get("allowed", ()) if one.get("IPProtocol") in ("tcp", "6", "all"))
-    return any(is_open(one.get("ports", ())) for one in ports) and any(map(covers, rule.get("sourceRanges", ())))
-
-
-def is_open(ports: Sequence[str]) -> bool:
-    """Whether SSH's port is among them; none means all."""
-    spans = ((int(first), int(end or first)) for first, _, end in (str(port).partition("-") for port in ports))
-    return not ports or any(first <= SSH <= end for first, end in spans)
-
-
-def covers(source: str) -> bool:
-    """Whether all of IAP's addresses are in a range."""
-    range_ = ip_network(source, strict=False)
-    return range_.version == 4 and ip_network(IAP).subnet_of(range_)  # type: ignore[arg-type]  # its version tells
 
 
 # --- Machines and quotas ----------------------------------------------------------------------------------------------

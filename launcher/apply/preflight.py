@@ -19,6 +19,7 @@ from launcher.apply.needs import (
     Net,
     Units,
     absent,
+    between_nodes,
     has_external_ip,
     net_of,
     no_image,
@@ -81,14 +82,15 @@ def questions(compute: Compute, plan: Plan) -> dict[str, Callable[[], Any]]:
         net, region = net_of(first, attempt.region, compute.project), attempt.region
         where = {"project": net.project, "region": region}
         calls[f"quotas of {region}"] = partial(one, compute, "RegionsClient", "get", region=region)
-        if not has_external_ip(first):
+        if not has_external_ip(first) or plan.machine.nodes > 1:
             named = {**where, "subnetwork": net.subnetwork}
             calls[subnetwork(net)] = partial(one, compute, "SubnetworksClient", "get", **named)
+        if not has_external_ip(first):
             calls[f"routers of {region}"] = partial(many, compute, "RoutersClient", **where)
     for attempt in firsts(plan, lambda attempt: attempt.zone):
         asked = {"zone": attempt.zone, "machine_type": attempt.machine_type}
         calls[machine(attempt)] = partial(one, compute, "MachineTypesClient", "get", **asked)
-    if not has_external_ip(first) and plan.image is None:
+    if by_iap(plan) or plan.machine.nodes > 1:
         net = net_of(first, plan.attempts[0].region, compute.project)
         calls["firewall rules"] = partial(many, compute, "FirewallsClient", project=net.project)
     if found := IMAGE.search(source(first)):
@@ -96,6 +98,11 @@ def questions(compute: Compute, plan: Plan) -> dict[str, Callable[[], Any]]:
         verb, asked = ("get_from_family", {"family": name}) if family else ("get", {"image": name})
         calls["image"] = partial(one, compute, "ImagesClient", verb, project=project, **asked)
     return calls
+
+
+def by_iap(plan: Plan) -> bool:
+    """Return whether launch ssh reaches the plan's VMs through IAP's tunnel."""
+    return plan.image is None and not has_external_ip(properties(plan.attempts[0].request))
 
 
 IMAGE: Final = re.compile(r"projects/([^/]+)/global/images/(family/)?([^/]+)$")
@@ -141,17 +148,12 @@ def judged(project: str, plan: Plan, answers: Answers) -> list[Finding]:
     found = [of_quota(plan, "", answers.get("quotas of the project"), project)]
     for attempt in firsts(plan, lambda attempt: attempt.region):
         net = net_of(first, attempt.region, project)
-        found.append(of_net(plan, net, answers))
+        found += [of_net(plan, net, answers), of_firewall(plan, net, answers)]
     for attempt in firsts(plan, lambda attempt: f"{attempt.region} {attempt.provisioning}"):
         found.append(of_quota(plan, attempt.region, answers.get(f"quotas of {attempt.region}"), project, attempt))
     for attempt in firsts(plan, lambda attempt: attempt.zone):
         if attempt.zone and machine(attempt) in answers and answers[machine(attempt)] is None:
             found.append(no_machine(attempt.machine_type, attempt.zone, project))
-    net = net_of(first, plan.attempts[0].region, project)
-    if answers.get("firewall rules") is not None:
-        network = net.network or last((answers.get(subnetwork(net)) or {}).get("network", ""))
-        rules, account = answers["firewall rules"], read(plan.attempts[0].request).account
-        found += [ssh(net, network, rules, account)] if network else []
     if "image" in answers and answers["image"] is None:
         found.append(no_image(source(first)))
     return [each for each in found if each is not None]
@@ -166,6 +168,17 @@ def of_net(plan: Plan, net: Net, answers: Answers) -> Finding | None:
         return absent(net)
     image = read(plan.attempts[0].request).image if plan.image else None
     return reach(net, there, answers.get(f"routers of {net.region}"), image)
+
+
+def of_firewall(plan: Plan, net: Net, answers: Answers) -> Finding | None:
+    """What a network's firewall stops: the traffic between several nodes in a region, or SSH."""
+    there, rules = answers.get(subnetwork(net)) or {}, answers.get("firewall rules")
+    network, account = net.network or last(there.get("network", "")), read(plan.attempts[0].request).account
+    if rules is None or not network:
+        return None
+    if plan.machine.nodes > 1:
+        return between_nodes(net, network, there, rules, account)
+    return ssh(net, network, rules, account) if by_iap(plan) else None
 
 
 def of_quota(

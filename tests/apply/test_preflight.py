@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.needs import IAP, Finding, Net, Units, admits, reach, short
+from launcher.apply.needs import IAP, Finding, Net, Units, between_nodes, reach, short, ssh
 from launcher.apply.preflight import allowed, check
 from launcher.plan.model import Plan
 from tests.apply.vming import Site, plan_of
@@ -68,6 +68,49 @@ def test_a_vm_to_work_on_is_told_and_not_refused(site: Site) -> None:
         "gcloud compute firewall-rules create launch-iap-ssh --project=my-project --network=default "
         "--direction=INGRESS --allow=tcp:22 --source-ranges=35.235.240.0/20"
     )
+
+
+def nodes_plan(**fields: Any) -> Plan:
+    """Two nodes that train."""
+    known = {"regions": ["us-central1"], "machine": {"type": "l4", "gpus": 1, "nodes": 2}, "provisioning": ["spot"]}
+    return planned("vm", **{"output": "gs://my-bucket/runs", **known, **fields})
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_several_nodes_on_a_network_that_keeps_them_apart(site: Site, external: bool) -> None:
+    site.cloud.compute.zones.access("us-central1")
+    plan = nodes_plan(vm={"external_ip": external})
+    assert check(site.compute, plan) == (), "the default network has default-allow-internal"
+    site.cloud.compute.zones.firewalls.pop()
+    [found] = check(site.compute, plan)
+    assert (found.scope, found.place) == ("refusal", "us-central1")
+    assert found.fix == (
+        "gcloud compute firewall-rules create launch-internal --project=my-project --network=default "
+        "--direction=INGRESS --allow=tcp --source-ranges=10.128.0.0/20"
+    )
+    assert allowed(plan, (found,)) == ()
+
+
+def test_several_nodes_on_a_named_subnetwork(site: Site) -> None:
+    zones = site.cloud.compute.zones
+    zones.subnetworks["us-central1", "mine"] = {
+        "network": "projects/my-project/global/networks/own",
+        "ipCidrRange": "192.168.0.0/24",
+        "privateIpGoogleAccess": True,
+    }
+    [found] = check(site.compute, nodes_plan(identity={"subnetwork": "mine"}))
+    assert "--network=own " in found.fix
+    assert "--source-ranges=192.168.0.0/24" in found.fix
+    assert check(site.compute, nodes_plan(identity={"subnetwork": "mine"}, machine={"type": "l4", "gpus": 1})) == ()
+
+
+def test_rules_that_can_not_be_read_stop_nobody(site: Site) -> None:
+    site.cloud.compute.zones.access("us-central1")
+    site.cloud.compute.zones.firewalls.clear()
+    site.cloud.faults.add(Fault("compute.firewalls.list", Status(403, message="Required permission"), times=99))
+    [found] = check(site.compute, nodes_plan())
+    assert found.scope == "warning"
+    assert found.problem.startswith("not checked: firewall rules")
 
 
 def test_with_an_external_ip_the_network_is_not_asked_about(site: Site) -> None:
@@ -224,7 +267,59 @@ RULE = {
     ],
 )
 def test_which_rules_let_iap_in(fields: dict[str, Any], admitted: bool) -> None:
-    assert admits({**RULE, **fields}, "default", "me@x") is admitted
+    found = ssh(NET, "default", [{**RULE, **fields}], "me@x")
+    assert (found is None) is admitted
+
+
+DENY = {"name": "deny", "network": "x/own", "direction": "INGRESS", "denied": [{"IPProtocol": "all"}]}
+INSIDE = {
+    "name": "inside",
+    "network": "x/own",
+    "direction": "INGRESS",
+    "sourceRanges": ["10.0.0.0/8"],
+    "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}],
+}
+PARTS = [[{"IPProtocol": "tcp", "ports": [span]}] for span in ("1024-30000", "30001-65535")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "fix"),
+    [
+        ([INSIDE], None),
+        ([{**INSIDE, "allowed": [{"IPProtocol": "all"}]}], None),
+        ([{**INSIDE, "allowed": PARTS[0]}], "--source-ranges=10.1.0.0/16"),
+        ([{**INSIDE, "allowed": PARTS[0]}, {**INSIDE, "allowed": PARTS[1]}], None),
+        ([{**INSIDE, "allowed": [{"IPProtocol": "udp"}]}], "--source-ranges=10.1.0.0/16"),
+        ([{**INSIDE, "sourceRanges": ["10.1.0.0/24"]}], "--source-ranges=10.1.0.0/16"),
+        ([{**INSIDE, "network": "x/other"}], "--network=own "),
+        ([{**INSIDE, "disabled": True}], "launch-internal"),
+        ([{**INSIDE, "targetTags": ["web"]}], "launch-internal"),
+        ([{**INSIDE, "sourceRanges": [], "sourceTags": ["web"]}], "launch-internal"),
+        ([{**INSIDE, "targetServiceAccounts": ["other@x"]}], "launch-internal"),
+        ([{**INSIDE, "sourceRanges": [], "sourceServiceAccounts": ["me@x"]}], None),
+        ([{**INSIDE, "sourceRanges": []}], None),
+        ([INSIDE, DENY], "--priority=999"),
+        ([{**INSIDE, "priority": 900}, DENY], None),
+        ([INSIDE, {**DENY, "priority": 10, "sourceRanges": ["10.1.2.0/24"]}], "--priority=9"),
+        ([INSIDE, {**DENY, "priority": 10, "sourceRanges": ["10.2.0.0/16"]}], None),
+        ([INSIDE, {**DENY, "priority": 10, "targetTags": ["web"]}], None),
+        ([INSIDE, {**DENY, "priority": 10, "denied": [{"IPProtocol": "tcp", "ports": ["22"]}]}], None),
+        ([INSIDE, {**DENY, "direction": "EGRESS", "destinationRanges": ["10.0.0.0/8"]}], "--direction=EGRESS "),
+        ([INSIDE, {**DENY, "direction": "EGRESS", "destinationRanges": ["8.8.8.0/24"]}], None),
+        ([], "launch-internal"),
+    ],
+)
+def test_which_rules_let_the_nodes_talk(rules: list[dict[str, Any]], fix: str | None) -> None:
+    found = between_nodes(replace(NET, network="own"), "own", {"ipCidrRange": "10.1.0.0/16"}, rules, "me@x")
+    assert (found is None) is (fix is None)
+    assert found is None or fix in found.fix
+
+
+def test_a_deny_rule_before_the_one_for_iap() -> None:
+    denies = {"name": "deny", "network": "x/default", "denied": [{"IPProtocol": "tcp"}], "priority": 5}
+    found = ssh(NET, "default", [RULE, denies], "me@x")
+    assert found
+    assert "--priority=4" in found.fix
 
 
 @pytest.mark.parametrize(

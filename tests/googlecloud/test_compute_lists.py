@@ -149,7 +149,7 @@ def test_what_a_vm_without_an_external_ip_reaches(compute: Clients, cloud: Googl
     assert router.nats[0].source_subnetwork_ip_ranges_to_nat == "ALL_SUBNETWORKS_ALL_IP_RANGES"
     everywhere = dict(compute.Routers.aggregated_list(project="my-project"))
     assert [one.name for one in everywhere["regions/us-central1"].routers] == ["router"]
-    [rule] = compute.Firewalls.list(project="my-project")
+    rule, _internal = compute.Firewalls.list(project="my-project")
     assert (list(rule.source_ranges), list(rule.allowed[0].ports)) == (["0.0.0.0/0"], ["22"])
     assert compute.Networks.get(project="my-project", network="default").auto_create_subnetworks
     with pytest.raises(NotFound, match="global/networks/other' was not found"):

@@ -42,7 +42,10 @@ class Zones:
         self.networks: dict[str, Json] = {"default": {"autoCreateSubnetworks": True, "mtu": 1460}}
         self.subnetworks: dict[tuple[str, str], Json] = {(region, "default"): {} for region in regions()}
         self.routers: dict[tuple[str, str], Json] = {}
-        self.firewalls: list[Json] = [_firewall("default-allow-ssh", ["0.0.0.0/0"], "22")]
+        self.firewalls: list[Json] = [
+            _firewall("default-allow-ssh", ["0.0.0.0/0"], "22"),
+            _firewall("default-allow-internal", ["10.128.0.0/9"], "0-65535"),
+        ]
         self.scores: dict[str, float] = {}
         self.uptime = "604800s"
         self.routes: list[Route] = [
