@@ -1,8 +1,8 @@
 """Rehearse a rendered Vertex request on this machine.
 
-The runner is given the request's JSON, a folder with the user's code and the endpoints of the cloud, and nothing
+The runner is given the request's JSON, the files of the user's code and the endpoints of the cloud, and nothing
 else: what a spec says that isn't in the request has no effect, exactly as on Vertex AI. Without an image, only
-command, environment and topology are rehearsed: `python` is the one that runs launch.
+code, command, environment and topology are rehearsed: `python` is the one that runs launch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +25,7 @@ from launcher.apply.processes import run
 from launcher.apply.replicas import Own, Replica, named, replicas, shares
 from launcher.apply.requests import Job
 from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
+from launcher.apply.workdirs import Code, Left, working_directories
 from launcher.errors import LaunchError
 
 ENDPOINTS = (
@@ -44,35 +45,37 @@ GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 def rehearse(
     job: Job,
     *,
-    code: Path | None,
+    code: Code,
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
+    on_left: Callable[[Left], None],
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
     """Start the job's replicas here once, on ports of their own, and say how they ended.
 
-    `code` plays the image's folder of user code (an empty one when None). `environ` is this process's environment, of
-    which PATH, HOME and the endpoints are passed on.
+    `environ` is this process's environment, of which PATH, HOME and the endpoints are passed on. `on_left` is called
+    once they have ended, also by Ctrl-C, if they wrote files into their working directories.
 
     Raises:
-        LaunchError: its command can't be started, or there are more replicas than this machine has room for.
+        LaunchError: its command can't be started, there are more replicas than this machine has room for, or the code
+            can't be copied.
     """
     addresses = here(job)
-    with tempfile.TemporaryDirectory(prefix="launch-") as name:
+    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        folder = code or made(scratch / "code")
         own = Own(env=image_env(made(scratch / "site")))
         started = replicas(job, addresses=addresses, job_id=job_id, own=lambda _: own)
-        return run(
-            with_gpus(started, visible_gpus(environ)),
-            env=outside(environ),
-            folder=folder,
-            on_line=on_line,
-            preemption=preemption,
-            clock=clock,
-        )
+        with working_directories(code, [one.name for one in started], scratch, on_left) as folders:
+            return run(
+                with_gpus(started, visible_gpus(environ)),
+                env=outside(environ),
+                folders=folders,
+                on_line=on_line,
+                preemption=preemption,
+                clock=clock,
+            )
 
 
 def image_env(site: Path) -> dict[str, str]:

@@ -30,18 +30,19 @@ def run(
     replicas: Sequence[Replica],
     *,
     env: Mapping[str, str],
-    folder: Path,
+    folders: Mapping[str, Path],
     on_line: OnLine,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Run all replicas as processes, by the rules of `running.run`. `env` comes below each one's own environment.
+    """Run all replicas as processes, by the rules of `running.run`. `env` comes below each one's own environment;
+    `folders` has each one's working directory, by its name.
 
     Raises:
         LaunchError: a replica's program can't be started.
         Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
     """
-    started = (start(replica, env, folder, on_line) for replica in replicas)
+    started = (start(replica, env, folders[replica.name], on_line) for replica in replicas)
     return running.run(started, cleared=no_process_left(), preemption=preemption, clock=clock)
 
 

@@ -14,22 +14,27 @@ from launcher.spec.checks import own_files
 from launcher.spec.models import JobSpec
 
 
-def check_data(spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target) -> None:
-    """Local paths are among the code's files, `names`; a rehearsal finds them on this machine. An image of the user's
-    own may have anything. Raises UsageError."""
+def check_data(
+    spec: JobSpec, folder: Path | None, names: Sequence[str], target: Target, *, in_place: bool = False
+) -> None:
+    """Check that relative paths are among the code's files, `names` (with `in_place`: in the code's folder).
+
+    A rehearsal finds absolute paths on this machine. An image of the user's own may have anything. Raises UsageError.
+    """
     if spec.image.uri or spec.image.base:
         return
     for field, path in own_files(spec.run).items():
-        if target == "local":
+        is_absolute = path.startswith(("/", "~"))
+        if in_place or (is_absolute and target == "local"):
             check_here(field, path, folder)
-        elif path.startswith(("/", "~")):
+        elif is_absolute:
             check_mounted(field, path, spec, target)
         else:
             check_taken_along(field, path, folder, names)
 
 
 def check_here(field: str, path: str, folder: Path | None) -> None:
-    """The processes start in the code's folder."""
+    """Check a path of this machine, relative to the code's folder. Raises UsageError."""
     where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
     if not os.path.exists(where):  # noqa: PTH110 -- names may be too long
         if path.startswith(("/", "~")):
@@ -57,4 +62,5 @@ def check_taken_along(field: str, path: str, folder: Path | None, names: Sequenc
         return
     ignored = folder is not None and not re.match(r"\.\.(/|$)", name) and os.path.exists(folder / name)  # noqa: PTH110 -- names may be too long
     hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." if ignored else COPY
-    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint, field=field)
+    here = "\n`launch local --in-place` runs in that folder itself." if ignored else ""
+    raise UsageError(f"{field}: {path} isn't among the code in {folder}", hint + here, field=field)

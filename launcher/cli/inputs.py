@@ -51,11 +51,12 @@ def gather(
     image_only: bool = False,
     more: Sequence[Override] = (),
     allow_default_account: bool = False,
+    in_place: bool = False,
 ) -> Inputs:
     """Read the spec (the built-in default when `path` is None), apply the flags, look around.
 
     `more` are changes of the spec beside the flags. With `image_only` nothing will run, so a project is needed only
-    where the spec names neither repository nor image.
+    where the spec names neither repository nor image. `in_place`: the processes start in the code's own folder.
 
     Raises:
         SpecError: the spec or a flag can't be taken.
@@ -93,7 +94,7 @@ def looked_around(
     folder = code_folder(spec, beside) if training else None
     found = own_code(spec, folder, no_code(spec, path, target))
     if training and not image_only:
-        check_data(spec, folder, [file.name for file in found.files], target)
+        check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
     content = files.content(found.files) if folder else EMPTY
     own = Source(code=tuple(found.files), digest=content.digest if folder else "")
     source = with_image(own, spec, beside) if training else own

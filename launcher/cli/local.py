@@ -27,6 +27,9 @@ def local(
     code: Annotated[
         Path | None, typer.Option("--code", help="With --request: the folder with your code.", metavar="DIR")
     ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Run in the code's own folder instead of a fresh copy.")
+    ] = False,
     new: Annotated[bool, typer.Option("--new", help="A new run, though this job has run before.")] = False,
     preempt_after: Annotated[
         str | None,
@@ -40,21 +43,22 @@ def local(
 ) -> None:
     """Run a job on this machine as Vertex AI would.
 
-    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do. With --docker the
-    image is run too.
+    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do. Each start runs in a
+    fresh copy of the files that the image would have. With --docker the image is run too.
     """
     check_start(dry_run, new, preempt_after, flags, request)
+    check_in_place(in_place, docker)
     seconds = preemption_seconds(preempt_after)
     if request:
         if docker and code:
             raise UsageError("--docker runs the image, which has its own code: --code can't go with it")
-        of_request(request, spec, code, flags, dry_run, seconds, docker, as_job, output_format)
+        of_request(request, spec, code, in_place, flags, dry_run, seconds, docker, as_job, output_format)
     elif as_job:
         raise UsageError("--as-job goes with --request alone")
     elif code:
         raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
     else:
-        of_spec(spec, flags, dry_run, new, seconds, docker, output_format)
+        of_spec(spec, flags, dry_run, new, seconds, docker, in_place, output_format)
 
 
 def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
@@ -66,6 +70,12 @@ def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flag
         raise UsageError("--new chooses the run's id: --run-id can't go with it", "Leave one of them out.")
     if new and request:
         raise UsageError("--request is run as it stands: --new can't go with it", "--output DIR runs it anew there.")
+
+
+def check_in_place(in_place: bool, docker: bool) -> None:
+    """Raises UsageError."""
+    if in_place and docker:
+        raise UsageError("--docker runs the image, which has its own code: --in-place can't go with it")
 
 
 def preemption_seconds(text: str | None) -> float | None:
@@ -81,6 +91,7 @@ def of_request(
     path: Path,
     spec: Path | None,
     code: Path | None,
+    in_place: bool,
     flags: Flags,
     dry_run: bool,
     preempt_after: float | None,
@@ -89,6 +100,7 @@ def of_request(
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
+    from launcher.apply.workdirs import Code
     from launcher.cli import code as codes
     from launcher.cli import files, rehearsal, request
     from launcher.cli.rehearsed import Rehearsal
@@ -97,9 +109,14 @@ def of_request(
     if dry_run:
         request.show(body, output_format, docker=docker)
         return
-    content = files.content(codes.code(folder).files).digest if folder else ""
+    found = codes.code(folder).files if folder else []
     job = Rehearsal(
-        request=body, code=folder, content=content, preempt_after=preempt_after, docker=docker, job_id=as_job
+        request=body,
+        code=Code(found, folder if in_place else None),
+        content=files.content(found).digest if folder else "",
+        preempt_after=preempt_after,
+        docker=docker,
+        job_id=as_job,
     )
     rehearsal.run(job, output_format)
 
@@ -111,16 +128,18 @@ def of_spec(
     new: bool,
     preempt_after: float | None,
     docker: bool,
+    in_place: bool,
     output_format: Output,
 ) -> None:
     """Plan a spec; show the plan, or run it."""
+    from launcher.apply.workdirs import Code
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
     from launcher.cli.planning import planned
     from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
 
-    inputs = gather("local", spec, flags)
+    inputs = gather("local", spec, flags, in_place=in_place)
     if docker:
         inputs = for_this_machine(inputs)
     made = planned(inputs)
@@ -136,7 +155,7 @@ def of_spec(
         made, image = in_engine(made, inputs)
     job = Rehearsal(
         request=made.attempts[0].request,
-        code=inputs.code,
+        code=Code(inputs.source.code, inputs.code if in_place else None),
         content=inputs.context.code.digest,
         plan=made,
         typed=(*([str(spec)] if spec else []), *words(flags)),

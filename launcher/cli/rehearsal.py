@@ -7,9 +7,12 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +22,7 @@ from launcher.cli.options import Output
 from launcher.cli.preemption import Preempted, Ran, say
 from launcher.cli.printer import Cause, LinePrinter
 from launcher.cli.rehearsed import Rehearsal
+from launcher.cli.summary import relative
 from launcher.errors import JobFailed
 from train import contract
 
@@ -26,8 +30,15 @@ if TYPE_CHECKING:
     from launcher.apply.attempts import End
     from launcher.apply.requests import Job
     from launcher.apply.running import Ended, Preemption
+    from launcher.apply.workdirs import Left
     from launcher.results import Results
     from train.storage import Storage
+
+
+WORKDIRS = "workdirs"
+"""In a run folder on this machine: what starts left in their working directories, numbered. No start reads it."""
+MOST_NAMED = 3
+"""Files that a line names."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +50,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     found: Results | None
     images: tuple[str, ...] = ()
     """What was run in containers."""
+    left: tuple[Left, ...] = ()
+    """What each start wrote into its working directories."""
     preempted: Preempted | None = None
 
 
@@ -85,11 +98,12 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
     else:
         say_what_is_left_out(job)
     printer, begun = LinePrinter(), time.monotonic()
-    ran = rehearse(job, request, printer)
+    left: list[Left] = []
+    ran = rehearse(job, request, printer, left.append)
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
         runfolder.note(storage, attempt, end)
-    shown = page(job, request, end, storage)
+    shown = msgspec.structs.replace(page(job, request, end, storage), left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
         shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
     show(shown, job, output)
@@ -107,6 +121,8 @@ def say_what_is_left_out(job: Rehearsal) -> None:
     """A rehearsal without an image has this Python's packages and this machine's files."""
     from launcher.cli.show import REHEARSED
 
+    if job.code.in_place:
+        say(f"in {job.code.in_place} itself, also with files that the image would not have")
     say(f"no image; {REHEARSED.partition(': ')[2]}")
     image = job.plan.spec.get("image", {}) if job.plan else {}
     if image.get("requirements"):
@@ -115,31 +131,64 @@ def say_what_is_left_out(job: Rehearsal) -> None:
         say("the code in your own image isn't here; the job runs in an empty folder")
 
 
-def rehearse(job: Rehearsal, request: Job, printer: LinePrinter) -> Ran:
+def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[Left], None]) -> Ran:
     """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
-    start_job, job_id = starter(job), job.job_id or str(time.time_ns())
+    job_id = job.job_id or str(time.time_ns())
 
-    def start(preempted: Preemption | None) -> Ended:
-        printer.reset()
-        return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
+    def say_left(left: Left) -> None:
+        on_left(left)
+        if left.folder:
+            say(left_text(left))
 
     try:
-        return preemption.run(start, job.preempt_after)
+        with starter(job, request, say_left) as start_job:
+
+            def start(preempted: Preemption | None) -> Ended:
+                printer.reset()
+                return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
+
+            return preemption.run(start, job.preempt_after)
     except KeyboardInterrupt:
         where = f"The run folder is {request.run_folder}." if request.run_folder else "There is no run folder."
         print(f"launch: interrupted; everything was stopped. {where}", file=sys.stderr)
         raise
 
 
-def starter(job: Rehearsal) -> Callable[..., Ended]:
-    """What starts the replicas: as containers, or as processes in the folder with the user's code."""
+@contextmanager
+def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> Iterator[Callable[..., Ended]]:
+    """Yield what starts the replicas: as containers, or as processes that have the user's code."""
     if job.docker:
         from launcher.apply.containers import rehearse as in_containers
 
-        return partial(in_containers, say=say)
+        yield partial(in_containers, say=say)
+        return
     from launcher.apply.local import rehearse as as_processes
+    from launcher.apply.workdirs import snapshot
 
-    return partial(as_processes, code=job.code)
+    code = job.code._replace(keep=None if job.job_id else partial(folder_for_left, request.run_folder))
+    with snapshot(code) if job.preempt_after and not code.in_place else nullcontext(code) as same:
+        yield partial(as_processes, code=same, on_left=on_left)
+
+
+def folder_for_left(run_folder: str | None) -> Path:
+    """Make and return the folder for what a start left: in a run folder on this machine, else a temporary one."""
+    from launcher.apply.workdirs import numbered
+
+    if run_folder and not run_folder.startswith("gs://"):
+        return numbered(Path(run_folder) / WORKDIRS)
+    return Path(tempfile.mkdtemp(prefix="launch-workdirs-"))
+
+
+def left_text(left: Left) -> str:
+    """`left in the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
+    from launcher.cli.progress import in_bytes
+
+    largest = sorted(left.files, key=lambda name: -left.files[name])[:MOST_NAMED]
+    named = ", ".join(
+        f"{os.fsencode(name).decode(errors='replace')} ({in_bytes(left.files[name])})" for name in largest
+    )
+    more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
+    return f"written to the working directory, which a job loses: {named}{more}; moved to {relative(str(left.folder))}"
 
 
 def page(job: Rehearsal, request: Job, end: End, storage: Storage | None) -> Page:
@@ -204,6 +253,8 @@ def show(shown: Page, job: Rehearsal, output: Output) -> None:
     data = {"run": shown.run, "exit_codes": end.exit_codes, "run_folder": shown.folder, **as_data(found)}
     if shown.images:
         data["images"] = list(shown.images)
+    if shown.left:
+        data["left_behind"] = [{"folder": left.folder and str(left.folder), "files": left.files} for left in shown.left]
     if shown.preempted:
         data["preemption"] = shown.preempted.as_data()
     if output is Output.json:

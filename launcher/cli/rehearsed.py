@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from launcher.apply.workdirs import Code
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run: a request, the folder with the user's code, and the plan it came from, if it did."""
+    """What is run: a request, the user's code, and the plan it came from, if it did."""
 
     request: dict[str, Any]
-    code: Path | None
+    code: Code = Code()
     content: str = ""
     """The digest of the code."""
     plan: Plan | None = None

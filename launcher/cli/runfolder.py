@@ -99,7 +99,7 @@ def goes_on(storage: Storage, request: Job) -> str:
     from launcher.apply.attempts import newest_checkpoint
 
     if not request.is_builtin:
-        return "it runs in the same folder"
+        return "it writes to the same run folder"
     step = newest_checkpoint(storage)
     if step is None:
         return "it has no checkpoint yet: from step 1"

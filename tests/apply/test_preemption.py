@@ -57,7 +57,7 @@ class Stage:
         return processes.run(
             replicas,
             env={"PATH": os.environ["PATH"]},
-            folder=self.folder,
+            folders={one.name: self.folder for one in replicas},
             on_line=on_line,
             preemption=None if after is None else Preemption(after, self.begins),
             clock=Clock(lambda: self.time.seconds, self.time.sleep),

@@ -25,7 +25,9 @@ def replica(name: str, code: str) -> Replica:
 def run(*replicas: Replica, folder: Path, lines: list[tuple[str, str]] | None = None) -> dict[str, int]:
     kept = lines if lines is not None else []
     env = {"PATH": os.environ["PATH"]}
-    return processes.run(replicas, env=env, folder=folder, on_line=lambda *line: kept.append(line)).codes
+    return processes.run(
+        replicas, env=env, folders={one.name: folder for one in replicas}, on_line=lambda *line: kept.append(line)
+    ).codes
 
 
 def until(true: Callable[[], bool], seconds: float = 10) -> None:
@@ -121,7 +123,8 @@ from launcher.apply.replicas import Replica
 code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
 work = Replica(name="a", image="", argv=(sys.executable, "-c", code), env={}, gpus=0)
 try:
-    run([work], env={"PATH": os.environ["PATH"]}, folder=Path("."), on_line=lambda _, line: print(line, flush=True))
+    folders = {work.name: Path(".")}
+    run([work], env={"PATH": os.environ["PATH"]}, folders=folders, on_line=lambda _, line: print(line, flush=True))
 except Stopped as stopped:
     sys.exit(f"stopped by {stopped}")
 """

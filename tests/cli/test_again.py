@@ -113,7 +113,7 @@ def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
     world.spec.write_text("name: mine\nmachine: {type: l4}\nrun: {script: mine.py}\n")
     world.code = 1
     world.launch()
-    assert "launch: attempt 2 of this run; it runs in the same folder\n" in world.launch().err
+    assert "launch: attempt 2 of this run; it writes to the same run folder\n" in world.launch().err
     world.code = 0
     world.launch()
     assert "nothing was started" in world.launch().err

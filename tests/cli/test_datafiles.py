@@ -54,7 +54,7 @@ def test_files_beside_the_spec_are_taken_along_as_code(tmp_path: Path) -> None:
         ("vertex", "/gcs/../etc", "is no file of the job's machine"),
         ("vm", "/gcs/bucket/corpus", "is no file of the job's machine"),
         ("vertex", "{path: synthetic, tokenizer: t.json}", "run.config.data.tokenizer: t.json isn't among the code"),
-        ("local", "text.txt", "run.config.data: there is no file or folder text.txt in "),
+        ("local", "text.txt", "run.config.data: text.txt isn't among the code in"),
         ("local", "/no/such", "run.config.data: there is no file or folder /no/such on this machine"),
     ],
 )
@@ -68,7 +68,9 @@ def test_what_is_ignored_does_not_come_along(tmp_path: Path) -> None:
     (tmp_path / ".dockerignore").write_text("*.txt\n")
     said = refused("vertex", file)
     assert "It is there, but .gitignore, .dockerignore or its folder's name leaves it out." in said
-    planned(file, target="local")  # which starts the processes in the folder itself
+    assert "--in-place" in refused("local", file)
+    planned(file, "--in-place", target="local")
+    assert "there is no file or folder nowhere" in refused("local", spec(tmp_path, "nowhere", "a.txt"), "--in-place")
 
 
 def test_an_image_of_ones_own_may_have_it(tmp_path: Path) -> None:

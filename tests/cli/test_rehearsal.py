@@ -41,7 +41,7 @@ def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
         provisioning=["spot"],
         labels={"no": "1e5"},
     )
-    job = Rehearsal(request=plan.attempts[0].request, code=None, plan=plan)
+    job = Rehearsal(request=plan.attempts[0].request, plan=plan)
     prepare(open_storage(str(tmp_path)), job, parsed(job.request), "")
     again = read(tmp_path / contract.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
@@ -56,7 +56,7 @@ def test_an_interrupt_says_what_is_left(
     monkeypatch.setattr(local, "rehearse", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
     with pytest.raises(KeyboardInterrupt):
-        run(Rehearsal(request=request, code=None), Output.text)
+        run(Rehearsal(request=request), Output.text)
     shown = capsys.readouterr()
     assert f"everything was stopped. The run folder is {tmp_path}/{request['displayName']}." in shown.err
     assert not shown.out
@@ -66,16 +66,16 @@ def test_in_containers_the_image_stands_for_the_code() -> None:
     plan = planned("local")
     body = with_image(plan.attempts[0].request, "host/image:1")
     request = parsed(body)
-    assert content(Rehearsal(request=body, code=None, content="digest", docker=True), request) == "host/image:1"
-    assert content(Rehearsal(request=body, code=None, content="digest"), request) == "digest"
+    assert content(Rehearsal(request=body, content="digest", docker=True), request) == "host/image:1"
+    assert content(Rehearsal(request=body, content="digest"), request) == "digest"
     # The image of a plan is made of that code: it is the same run, in containers or not.
-    assert content(Rehearsal(request=body, code=None, content="digest", docker=True, plan=plan), request) == "digest"
+    assert content(Rehearsal(request=body, content="digest", docker=True, plan=plan), request) == "digest"
 
 
 def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
     request = parsed(with_image(planned("local").attempts[0].request, "host/image:1"))
     for docker in (True, False):
-        job = Rehearsal(request={}, code=None, docker=docker)
+        job = Rehearsal(request={}, docker=docker)
         shown = page(job, request, End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0), None)
         for output in (Output.text, Output.json):
             show(shown, job, output)

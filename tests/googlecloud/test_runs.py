@@ -218,7 +218,7 @@ def test_launch_local_runs_a_request(tmp_path: Path, status: str, end: str) -> N
 TRAINS = """
 import os, pathlib, signal, sys, time
 def save(*_):
-    pathlib.Path("saved").touch()
+    pathlib.Path(sys.argv[1]).touch()
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print(os.getpid(), flush=True)
@@ -234,7 +234,8 @@ def test_the_server_by_itself_runs_jobs_and_stops_them_at_its_end(tmp_path: Path
         assert server.stdout
         url = next(line for line in server.stdout if line.startswith("# listening on ")).split()[-1]
         body = copy.deepcopy(GOOD)
-        body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] = {"imageUri": "x:y", "command": ["python", "work.py"]}
+        program = ["python", "work.py", str(tmp_path / "saved")]
+        body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] = {"imageUri": "x:y", "command": program}
         jobs = f"{url}/v1/projects/my-project/locations/{REGION}/customJobs"
         assert requests.post(jobs, json=body, timeout=5).ok
         asked = {"resourceNames": ["projects/my-project"], "filter": 'resource.labels.task_name="workerpool0-0"'}

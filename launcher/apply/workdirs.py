@@ -1,0 +1,157 @@
+"""Working directories of a rehearsal: each start gives every replica a fresh copy of the code, as a container has it.
+
+The copy holds the image's files and nothing else, outside the source folder. It shares blocks with the source where the
+filesystem can (copy_file_range: btrfs, XFS), but its files are never hard links: a script that writes to one in place
+would change the source.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+from launcher.apply.tars import TIME, folders
+from launcher.errors import LaunchError
+from launcher.sources import File
+
+MTIME_NS: Final = TIME * 10**9
+"""Of every file of a copy, as in the image's layer: any other means that the file was written to."""
+
+
+class Left(NamedTuple):
+    """What one start left in its working directories: a job loses it with its container."""
+
+    folder: Path | None
+    """Where the files are now; None: removed."""
+    files: dict[str, int]
+    """REPLICA/PATH -> bytes."""
+
+
+class Code(NamedTuple):
+    """What plays the image's folder of user code."""
+
+    files: Sequence[File] = ()
+    in_place: Path | None = None
+    """This folder itself is every replica's working directory; nothing is copied."""
+    keep: Callable[[], Path] | None = None
+    """Makes the folder for what a start leaves; None: it is removed, as a container's is."""
+
+
+@contextmanager
+def working_directories(
+    code: Code, names: Sequence[str], scratch: Path, on_left: Callable[[Left], None]
+) -> Iterator[dict[str, Path]]:
+    """Yield each replica's working directory, below `scratch`; at the end move away what was written there.
+
+    Raises:
+        LaunchError: the code can't be copied, or what was written can't be moved.
+    """
+    if code.in_place:
+        yield dict.fromkeys(names, code.in_place)
+        return
+    made = {name: scratch / name / "workspace" for name in names}
+    for folder in made.values():
+        copy(code.files, folder)
+    try:
+        yield made
+    finally:
+        found = {f"{name}/{path}": size for name, folder in made.items() for path, size in written(code.files, folder)}
+        if found:
+            on_left(Left(kept(found, made, code.keep) if code.keep else None, found))
+
+
+@contextmanager
+def snapshot(code: Code) -> Iterator[Code]:
+    """Copy the code for several starts: an edit of the source in between must not reach the later ones."""
+    with TemporaryDirectory(prefix="launch-") as name:
+        copy(code.files, Path(name) / "code")
+        yield code._replace(files=[file._replace(path=Path(name) / "code" / file.name) for file in code.files])
+
+
+def copy(files: Sequence[File], to: Path) -> None:
+    """Copy files to a new folder, with the modes and times that the image gives them. Raises LaunchError."""
+    try:
+        for name in ("", *folders(files)):
+            (to / name).mkdir(parents=True)
+        for file in files:
+            if file.link is not None:
+                (to / file.name).symlink_to(file.link)
+            else:
+                copy_file(file.path, f"{to}/{file.name}")
+    except OSError as error:
+        raise LaunchError(
+            f"the code can't be copied to {to}: {error.filename}: {error.strerror}",
+            "Make room there or name another folder (TMPDIR=DIR), or run in the source folder: --in-place",
+        ) from error
+
+
+def copy_file(source: Path, target: str) -> None:
+    """Copy one file; on Linux without moving its data through this process. Raises OSError."""
+    reading = os.open(source, os.O_RDONLY)
+    try:
+        mode = 0o755 if os.fstat(reading).st_mode & 0o100 else 0o644
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            copy_data(reading, writing)
+            os.fchmod(writing, mode)  # whatever the umask
+            os.utime(writing, ns=(MTIME_NS, MTIME_NS))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def copy_data(reading: int, writing: int) -> None:
+    """Copy all bytes from one open file to another. Raises OSError."""
+    try:
+        while os.copy_file_range(reading, writing, 1 << 30):
+            pass
+    except (AttributeError, OSError):  # not Linux, or the filesystem can't
+        with open(reading, "rb", closefd=False) as source, open(writing, "wb", closefd=False) as target:
+            source.seek(0)
+            target.truncate(0)
+            shutil.copyfileobj(source, target)
+
+
+def written(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files that a job created or changed below the copy of `files`; not Python's caches."""
+    own, top = {file.name for file in files}, str(folder)
+    for parent, inside, names in os.walk(top):
+        inside[:] = [name for name in inside if name != "__pycache__"]
+        for name in names:
+            path = posixpath.join(parent, name)
+            status, relative = os.lstat(path), path[len(top) + 1 :]
+            if relative in own and (stat.S_ISLNK(status.st_mode) or status.st_mtime_ns == MTIME_NS):
+                continue
+            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                yield relative, status.st_size
+
+
+def kept(names: Iterable[str], made: dict[str, Path], keep: Callable[[], Path]) -> Path:
+    """Move files out of the working directories; return the folder that has them now. Raises LaunchError."""
+    try:
+        to = keep()
+        for name in names:
+            replica, _, path = name.partition("/")
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(made[replica] / path, to / name)
+    except OSError as error:
+        raise LaunchError(
+            f"what the job left in its working directory can't be moved: {error.filename}: {error.strerror}"
+        ) from error
+    return to
+
+
+def numbered(folder: Path) -> Path:
+    """Make and return the first of FOLDER/1, FOLDER/2, … that doesn't exist. Raises OSError."""
+    number = next(number for number in count(1) if not (folder / str(number)).exists())
+    (folder / str(number)).mkdir(parents=True)
+    return folder / str(number)

@@ -1,0 +1,106 @@
+"""Working directories: what a copy of the code holds, and what is found in it afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.apply.workdirs import Code, Left, copy, numbered, snapshot, working_directories, written
+from launcher.errors import LaunchError
+from launcher.sources import File
+
+
+def source(folder: Path) -> list[File]:
+    """A file, a program, one in a subfolder, and a link."""
+    (folder / "src").mkdir(parents=True)
+    (folder / "a.txt").write_text("a")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o700)
+    (folder / "src" / "b.py").write_text("b")
+    (folder / "link").symlink_to("src/b.py")
+    names = {"a.txt": None, "run.sh": None, "src/b.py": None, "link": "src/b.py"}
+    return [File(name, folder / name, link) for name, link in names.items()]
+
+
+def names_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_a_copy_has_the_files_with_the_images_modes_and_no_link_to_the_source(tmp_path: Path) -> None:
+    files = source(tmp_path / "code")
+    (tmp_path / "code" / "not-listed").touch()
+    copy(files, to := tmp_path / "copy")
+    assert names_below(to) == {"a.txt", "run.sh", "src/b.py", "link"}
+    assert [oct((to / name).stat().st_mode & 0o777) for name in ("a.txt", "run.sh")] == ["0o644", "0o755"]
+    assert (to / "link").readlink() == Path("src/b.py")
+    assert all((to / file.name).lstat().st_ino != file.path.lstat().st_ino for file in files)
+    (to / "a.txt").write_text("changed in place")
+    assert (tmp_path / "code" / "a.txt").read_text() == "a"
+
+
+def test_a_filesystem_that_can_not_copy_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(*_: object) -> int:
+        raise OSError(95, os.strerror(95))
+
+    monkeypatch.setattr(os, "copy_file_range", unable)
+    copy(source(tmp_path / "code"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "src" / "b.py").read_text() == "b"
+
+
+def test_code_that_has_gone_is_named(tmp_path: Path) -> None:
+    files = source(tmp_path / "code")
+    (tmp_path / "code" / "a.txt").unlink()
+    with pytest.raises(LaunchError, match=r"code/a\.txt: No such file"):
+        copy(files, tmp_path / "copy")
+
+
+def test_new_and_changed_files_are_what_was_written(tmp_path: Path) -> None:
+    files = source(tmp_path / "code")
+    copy(files, to := tmp_path / "copy")
+    assert dict(written(files, to)) == {}
+    (to / "a.txt").write_text("A")  # of the same length
+    (to / "out").mkdir()
+    (to / "out" / "ckpt.pt").write_text("1234")
+    (to / "src" / "__pycache__").mkdir()
+    (to / "src" / "__pycache__" / "b.pyc").touch()
+    (to / "run.sh").unlink()
+    assert dict(written(files, to)) == {"a.txt": 1, "out/ckpt.pt": 4}
+
+
+def test_each_replica_has_its_own_and_what_they_left_is_moved(tmp_path: Path) -> None:
+    files = source(tmp_path / "code")
+    lefts: list[Left] = []
+    code = Code(files, keep=lambda: numbered(tmp_path / "kept"))
+    for _ in range(2):
+        with working_directories(code, ["r0", "r1"], tmp_path / f"scratch{len(lefts)}", lefts.append) as folders:
+            assert {names_below(folder) == {file.name for file in files} for folder in folders.values()} == {True}
+            assert [[*folder.parent.iterdir()] for folder in folders.values()] == [[one] for one in folders.values()]
+            (folders["r1"] / "new").write_text("xyz")
+            assert not (folders["r0"] / "new").exists()
+    assert lefts == [Left(tmp_path / "kept" / number, {"r1/new": 3}) for number in ("1", "2")]
+    assert names_below(tmp_path / "kept") == {"1/r1/new", "2/r1/new"}
+
+
+def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
+    lefts: list[Left] = []
+    code = Code(keep=lambda: numbered(tmp_path / "kept"))
+
+    def broken_off() -> None:
+        with working_directories(code, ["a"], tmp_path / "s", lefts.append) as folders:
+            (folders["a"] / "new").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert (tmp_path / "kept" / "1" / "a" / "new").exists()
+    assert len(lefts) == 1
+
+
+def test_a_snapshot_knows_nothing_of_a_later_edit(tmp_path: Path) -> None:
+    with snapshot(Code(source(tmp_path / "code"))) as code:
+        (tmp_path / "code" / "a.txt").write_text("edited")
+        copy(code.files, tmp_path / "copy")
+    assert (tmp_path / "copy" / "a.txt").read_text() == "a"
+    assert (tmp_path / "copy" / "link").is_symlink()
