@@ -73,6 +73,7 @@ def gather(
             training=training,
             image_only=image_only,
             allow_default_account=allow_default_account,
+            in_place=in_place,
         )
 
 
@@ -85,6 +86,7 @@ def looked_around(
     training: bool,
     image_only: bool,
     allow_default_account: bool,
+    in_place: bool,
 ) -> Inputs:
     """Gather what a spec needs besides itself. Raises UsageError."""
     spec = located.spec
