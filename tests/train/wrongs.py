@@ -145,7 +145,8 @@ MODELS: dict[str, Wrong] = {
     "hf-type": Wrong(
         "a type that transformers hasn't",
         {"model": "hf:lama"},
-        "model: hf:lama: transformers … has no type lama; did you mean llama?",
+        "model: hf:lama: transformers … has no type lama; did you mean llama? a model of the hub is hf:ORG/NAME, or "
+        "{name: hf:lama, pretrained: true}",
     ),
     "hf-setting": Wrong(
         "a setting that the type hasn't",

@@ -12,7 +12,7 @@ PATIENCE: Final = 10.0
 
 
 def only_cached(name: str) -> bool:
-    """Whether the model `name` (org/name) has to come from this machine's cache, because the hub can't be reached.
+    """Whether the model `name` (org/name, or name) has to come from this machine's cache: the hub can't be reached.
 
     Raises UsageError: the hub has no such model, or not for this user; or it can't be reached, and nothing is cached.
     """
@@ -24,7 +24,8 @@ def only_cached(name: str) -> bool:
     if isinstance(failed, errors.GatedRepoError):
         raise UsageError(f"model: hf:{name} is gated: accept its terms at {constants.ENDPOINT}/{name}, and {_GIVE}")
     if isinstance(failed, errors.RepositoryNotFoundError):
-        raise UsageError(f"model: hf:{name}: {constants.ENDPOINT} has no such model, or it is private: {_GIVE}")
+        short = "" if "/" in name else "; most are hf:ORG/NAME, and a type such as hf:llama has no pretrained weights"
+        raise UsageError(f"model: hf:{name}: {constants.ENDPOINT} has no such model, or it is private: {_GIVE}{short}")
     if isinstance(failed, errors.EntryNotFoundError):
         raise UsageError(f"model: hf:{name}: it has no config.json; transformers can't build it")
     if isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -41,9 +41,9 @@ def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
     """
     library, name = _transformers(), shape.name.removeprefix("hf:")
     _look_less()
-    task, (cached, kind) = task_of(shape), _found(name)
+    task, (cached, kind) = task_of(shape), _found(shape)
     settings = {**_from_data(task, config, source), **known(shape, kind)}
-    theirs = _tried(shape, lambda: _config(library, name, kind, settings, cached))
+    theirs = _tried(shape, lambda: _config(library, shape, kind, settings, cached))
     _prepare(shape, theirs, task)
     if task == "image-classification":
         _sees(shape, theirs, source)
@@ -63,9 +63,7 @@ def task_of(shape: Foreign) -> str:
     """Which of HEADS it gets. Raises UsageError, as `build` does: also for a setting that it hasn't, before anything is
     done with the data, which may take long."""
     _transformers()
-    if shape.pretrained and "/" not in shape.name:
-        raise UsageError(f"model: {shape.name} is a type, which has no weights; pretrained: true needs hf:ORG/NAME")
-    _, kind = _tried(shape, lambda: _found(shape.name.removeprefix("hf:")))
+    _, kind = _tried(shape, lambda: _found(shape))
     known(shape, kind)
     return _task(shape, kind)
 
@@ -133,22 +131,34 @@ def _tried(shape: Foreign, work: Any) -> Any:
 # --- Its config -----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _found(name: str) -> tuple[bool, Any]:
+def _is_of_hub(shape: Foreign) -> bool:
+    """Whether the name is one of the hub. Some there have no organisation (distilgpt2), and only those have weights."""
+    return shape.pretrained or "/" in shape.name
+
+
+def _found(shape: Foreign) -> tuple[bool, Any]:
     """Whether it has to come from the cache, and the class of its config. The hub is asked once."""
-    cached = "/" in name and only_cached(name)
-    return cached, _kind(_transformers(), name, cached)
+    name = shape.name.removeprefix("hf:")
+    return _found_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
 
 
-def _kind(library: Any, name: str, cached: bool) -> Any:
-    """The class of its config. Raises UsageError: transformers has no such type."""
-    if "/" in name:
-        return type(library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False))
+@lru_cache(maxsize=1)
+def _found_on_hub(name: str) -> tuple[bool, Any]:
+    cached = only_cached(name)
+    theirs = _transformers().AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False)
+    return cached, type(theirs)
+
+
+def _type(library: Any, name: str) -> Any:
+    """The class of a type's config. Raises UsageError: transformers has no such type."""
     types = library.models.auto.configuration_auto.CONFIG_MAPPING
     if name not in types:
         near = suggestion(name, dict.fromkeys(types.keys()))
-        said = near if near.startswith("did you mean") else "or is it hf:ORG/NAME on the hub?"
-        raise UsageError(f"model: hf:{name}: transformers {library.__version__} has no type {name}; {said}")
+        said = f"{near} " if near.startswith("did you mean") else ""
+        raise UsageError(
+            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {said}"
+            f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
+        )
     return types[name]
 
 
@@ -193,9 +203,10 @@ def _from_data(task: str, config: Config, source: Source | None) -> dict[str, An
     return {**({"num_labels": classes} if classes else {}), **({"image_size": size} if size else {})}
 
 
-def _config(library: Any, name: str, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
-    if "/" not in name:
+def _config(library: Any, shape: Foreign, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
+    if not _is_of_hub(shape):
         return kind(**settings)
+    name = shape.name.removeprefix("hf:")
     return library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False, **settings)
 
 

@@ -186,7 +186,8 @@ LONG = SimpleNamespace(vocab_size=64, per_sample=4096)
     [
         ({"name": "hf:lama"}, None, "model: hf:lama: transformers 5."),
         ({"name": "hf:lama"}, None, "has no type lama; did you mean llama?"),
-        ({"name": "hf:zzzzzz"}, None, "or is it hf:ORG/NAME on the hub?"),
+        ({"name": "hf:zzzzzz"}, None, "hf:ORG/NAME"),
+        ({"name": "hf:distilgpt2"}, None, "pretrained: true"),
         ({**LLAMA, "hiden_size": 3}, None, "model.hiden_size: hf:llama has no such setting; did you mean hidden_size?"),
         ({**LLAMA, "dtype": "bfloat16"}, None, "model.dtype: hf:llama has no such setting"),
         ({**LLAMA, "hidden_size": "x"}, None, "Field 'hidden_size' expected int, got str"),
@@ -198,7 +199,6 @@ LONG = SimpleNamespace(vocab_size=64, per_sample=4096)
         (MODELS["vit"], LARGE, "takes images of 16 x 16, and the data's are 32 x 32: data: {image_size: 16}"),
         (LLAMA, WORDS, "model.vocab_size: 64 is too small for the data, which has 65 tokens"),
         (LLAMA, LONG, "takes 2048 tokens at most (max_position_embeddings), and data.block_size is 4096"),
-        ({**LLAMA, "pretrained": True}, None, "hf:llama is a type, which has no weights; pretrained: true needs"),
     ],
 )
 def test_what_cannot_be_built(model: dict[str, Any], source: Any, said: str) -> None:
@@ -241,7 +241,7 @@ class Hub(BaseHTTPRequestHandler):
             time.sleep(3)
         if parts[:2] == ["org", "gated"]:
             return self.end(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
-        if parts[:2] != ["org", "model"]:
+        if parts[:2] != ["org", "model"] and parts[0] != "shortname":
             return self.end(404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"})
         path = self.folder / parts[-1]
         if not path.is_file():
@@ -303,7 +303,7 @@ def asked(url: str, cache: Path, *models: dict[str, Any], **env: str) -> list[di
         env={**os.environ, **world, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -323,8 +323,11 @@ def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFact
         "nothing": {"name": "hf:org/nothing"},
         "gated": {"name": "hf:org/gated"},
         "silent": {"name": "hf:org/silent"},
+        "short": {"name": "hf:shortname", "pretrained": True},
+        "type": {"name": "hf:llama", "pretrained": True},
     }
-    gone = {"cached": there["pretrained"], "other": {"name": "hf:org/other"}}
+    short = {"name": "hf:distilgpt2", "pretrained": True}
+    gone = {"cached": there["pretrained"], "other": {"name": "hf:org/other"}, "unreachable": short}
     found = [*asked(url, cache, *there.values(), HF_TOKEN="hf_secret"), *asked(f"{url}/broken", cache, *gone.values())]
     return dict(zip((*there, *gone), found, strict=True))
 
@@ -358,4 +361,14 @@ def test_a_hub_that_is_broken_is_asked_once_a_model(
     assert f"model: hf:org/other: {url}/broken can't be reached (" in answers["other"]["error"]
     assert "503" in answers["other"]["error"]
     paths = [line.split()[1] for line in seen if "/broken/" in line and "harnesses" not in line]
-    assert paths == [f"/broken/org/{name}/resolve/main/config.json" for name in ("model", "other")]
+    asked_for = ("org/model", "org/other", "distilgpt2")
+    assert paths == [f"/broken/{name}/resolve/main/config.json" for name in asked_for]
+
+
+def test_a_pretrained_model_whose_name_has_no_organisation_is_one_of_the_hub(
+    served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
+) -> None:
+    assert answers["short"] == answers["pretrained"]
+    assert f"hf:llama: {served[0]} has no such model" in answers["type"]["error"]
+    assert "hf:ORG/NAME" in answers["type"]["error"]
+    assert f"hf:distilgpt2: {served[0]}/broken can't be reached" in answers["unreachable"]["error"]
