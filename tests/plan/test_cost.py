@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.catalog import prices
 from launcher.catalog.model import RegionPrices
 from launcher.errors import PlanRefused
-from tests.plan.planning import CATALOG, planned
+from launcher.plan import cost
+from tests.plan.planning import CATALOG, planned, spec
 
 
 def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
@@ -21,6 +23,42 @@ def test_the_sum_is_the_dearest_attempt_times_nodes_times_hours() -> None:
         (plan.limits.usd_hard_bound, [one.usd_hard_bound for one in plan.attempts], 4 * (3 + 150 / 3600)),
     ):
         assert total == pytest.approx((max(rate or 0 for rate in rates) + disk) * 2 * hours)
+
+
+MIXED: dict[str, Any] = {"regions": ["us-central1", "asia-northeast1"], "provisioning": ["standard", "spot"]}
+"""Four attempts on two H100s with four prices: the dearest hour is the second, the dearest with Vertex AI's restarts
+(6 for Spot, 3 for standard) the last."""
+
+
+def test_of_attempts_with_different_prices_the_dearest_counts() -> None:
+    plan = planned(**MIXED, limits={"hours": 10})
+    _, dearest, _, most_restarts = plan.attempts
+    disk = dearest.usd_extras["boot disk"]
+    assert len({(one.usd_per_hour, one.usd_ceiling, one.usd_hard_bound) for one in plan.attempts}) == 4
+    assert dearest.usd_ceiling == pytest.approx(1.15 * 31.660848)
+    assert plan.limits.usd_at_most == pytest.approx((1.15 * 31.660848 + disk) * (10 + 150 / 3600))
+    assert plan.limits.usd_expected == pytest.approx(((dearest.usd_per_hour or 0) + disk) * 10)
+    restarted = ((most_restarts.usd_hard_bound or 0) + disk) * (10 + 60 / 3600) * 7
+    assert restarted > ((dearest.usd_hard_bound or 0) + disk) * (10 + 150 / 3600) * 4
+    assert plan.limits.usd_hard_bound == pytest.approx(restarted)
+
+
+def test_the_cap_is_compared_with_the_dearest_attempt() -> None:
+    at_most = planned(**MIXED, limits={"hours": 10}).limits.usd_at_most or 0
+    planned(**MIXED, limits={"hours": 10, "usd": at_most + 0.01})
+    with pytest.raises(PlanRefused, match="standard in asia-northeast1"):
+        planned(**MIXED, limits={"hours": 10, "usd": at_most - 0.01})
+
+
+@pytest.mark.parametrize("unknown", [0, 2, 3])
+def test_one_unknown_price_makes_the_sums_unknown(unknown: int) -> None:
+    fields = {"usd_per_hour": None, "usd_ceiling": None, "usd_hard_bound": None}
+    attempts = [
+        replace(one, **fields) if number == unknown else one for number, one in enumerate(planned(**MIXED).attempts)
+    ]
+    assert set(cost.sums(tuple(attempts), nodes=1, hours=1).values()) == {None}
+    with pytest.raises(PlanRefused, match="is unknown"):
+        cost.check_cap(tuple(attempts), spec(**MIXED, limits={"usd": 10_000}), hours=1)
 
 
 def test_the_refusal_shows_the_sum_and_what_fits() -> None:
