@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,8 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from launcher.apply.compute import Compute
     from launcher.machines import Machine
 
@@ -56,27 +59,57 @@ def leasing(machine: Machine) -> Machine:
 
 def wished(lease: str | None, until: str | None, now: float) -> float:
     """The end that is asked for, in Unix seconds; `now` is Google's. Raises UsageError."""
+    from launcher.cli.machine import say
     from launcher.cli.preemption import seconds_of
 
-    ends = now + seconds_of(lease, "--lease") if lease is not None else moment(until or "", now)
+    if lease is not None:
+        return now + seconds_of(lease, "--lease")
+    ends, note = moment(until or "", now)
     if ends <= now:
         raise UsageError(f"--until {until} is over", "launch vm stop NAME stops it now")
+    if note:
+        say(note)
     return ends
 
 
-def moment(text: str, now: float) -> float:
-    """A time of day, the next one; or a date and time. By this machine's time zone. Raises UsageError."""
-    from datetime import UTC, datetime, timedelta
+def moment(text: str, now: float) -> tuple[float, str]:
+    """Return a time of day, the next one, or a date and time, in Unix seconds; and a note where the clocks change.
 
-    here = datetime.fromtimestamp(now, UTC).astimezone()
+    Times without an offset are this machine's. One that the clocks skip is taken with the offset from before the change
+    (02:30 becomes 03:30); one that happens twice is taken the first time that is still to come. Raises UsageError.
+    """
+    from datetime import datetime, timedelta
+
     try:
-        if len(text) <= len("22:40"):
-            told = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the zone is this machine's, below
-            found = here.replace(hour=told.hour, minute=told.minute, second=0, microsecond=0)
-            return (found if found > here else found + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
+        if len(text) > len("22:40"):
+            told = datetime.fromisoformat(text)
+            return (told.timestamp(), "") if told.tzinfo else first(told, now)
+        told = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - this machine's zone
     except ValueError:
         raise UsageError(f"--until {text!r} isn't a time", "Write 22:40, or 2026-11-22T06:40.") from None
+    today = local(now).replace(hour=told.hour, minute=told.minute, second=0, microsecond=0, fold=0)
+    found = first(today, now)
+    return found if found[0] > now else first(today + timedelta(days=1), now)
+
+
+def first(wanted: datetime, now: float) -> tuple[float, str]:
+    """Return the first moment after `now` (if there is one) at which this machine's clock shows a time, and a note."""
+    at, again = wanted.timestamp(), wanted.replace(fold=1).timestamp()
+    found = again if at <= now < again else at
+    shown = local(found)
+    name = time.strftime("%Z", time.localtime(found))
+    if again > at:
+        return found, f"{wanted:%H:%M} happens twice on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
+    if shown.replace(fold=0) != wanted:
+        return found, f"{wanted:%H:%M} does not exist on {wanted:%Y-%m-%d}: taken as {shown:%H:%M} {name}"
+    return found, ""
+
+
+def local(at: float) -> datetime:
+    """Return this machine's wall clock, without an offset: `timestamp()` looks that up for each date by itself."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(at)  # noqa: DTZ006 - as said above
 
 
 def moved(compute: Compute, machine: Machine, ends: int) -> Machine:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
 import pytest
 
 from launcher.apply import running
+from launcher.cli.vm_extend import moment
 from launcher.machines import LEASE
 from tests.cli.vms import HOUR, RUN, Vms
 from tests.googlecloud import Fault, Status
@@ -55,6 +60,66 @@ def test_until_a_time_of_day(vms: Vms) -> None:
     assert lease_of(vms) == 1_700_030_400
     vms.launch("extend", "dev", "--until", "2023-11-15T01:00")
     assert lease_of(vms) == 1_700_010_000
+
+
+BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
+
+
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Set this process's time zone; it is back afterwards."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "now", "text", "ends", "noted"),
+    [
+        # Berlin: forward on 2026-03-29 at 02:00, back on 2026-10-25 at 03:00
+        (BERLIN, "2026-03-29T00:10+01:00", "22:40", "2026-03-29T22:40+02:00", ""),
+        (BERLIN, "2026-10-25T00:10+02:00", "22:40", "2026-10-25T22:40+01:00", ""),
+        (BERLIN, "2026-03-28T23:00+01:00", "06:40", "2026-03-29T06:40+02:00", ""),
+        (BERLIN, "2026-10-24T23:00+02:00", "06:40", "2026-10-25T06:40+01:00", ""),
+        (BERLIN, "2026-03-29T00:10+01:00", "01:59", "2026-03-29T01:59+01:00", ""),
+        (BERLIN, "2026-03-29T00:10+01:00", "03:00", "2026-03-29T03:00+02:00", ""),
+        (BERLIN, "2026-03-29T12:00+02:00", "12:00", "2026-03-30T12:00+02:00", ""),
+        # a time that does not exist, and one that happens twice
+        (BERLIN, "2026-03-29T00:10+01:00", "02:30", "2026-03-29T03:30+02:00", "03:30"),
+        (BERLIN, "2026-03-01T00:10+01:00", "2026-03-29T02:30", "2026-03-29T03:30+02:00", "03:30"),
+        (BERLIN, "2026-10-25T00:10+02:00", "02:30", "2026-10-25T02:30+02:00", "CEST"),
+        (BERLIN, "2026-10-25T02:45+02:00", "02:30", "2026-10-25T02:30+01:00", "CET"),
+        (BERLIN, "2026-10-25T02:45+01:00", "02:30", "2026-10-26T02:30+01:00", ""),
+        (BERLIN, "2026-10-01T00:00+02:00", "2026-10-25T02:30", "2026-10-25T02:30+02:00", "CEST"),
+        (BERLIN, "2026-10-01T00:00+02:00", "2026-10-25T02:30+01:00", "2026-10-25T02:30+01:00", ""),
+        # New York: forward on 2026-03-08 at 02:00, back on 2026-11-01 at 02:00
+        (NEW_YORK, "2026-03-08T00:10-05:00", "22:40", "2026-03-08T22:40-04:00", ""),
+        (NEW_YORK, "2026-11-01T00:10-04:00", "22:40", "2026-11-01T22:40-05:00", ""),
+        (NEW_YORK, "2026-11-01T00:10-04:00", "01:30", "2026-11-01T01:30-04:00", "EDT"),
+    ],
+)
+def test_until_on_the_day_the_clocks_change(
+    in_zone: Callable[[str], None], zone: str, now: str, text: str, ends: str, noted: str
+) -> None:
+    in_zone(zone)
+    found, note = moment(text, datetime.fromisoformat(now).timestamp())
+    assert datetime.fromtimestamp(found, UTC) == datetime.fromisoformat(ends)
+    assert bool(note) is bool(noted)
+    assert noted in note
+
+
+def test_what_is_taken_for_a_time_that_does_not_exist_is_said(vms: Vms, in_zone: Callable[[str], None]) -> None:
+    vms.clock.advance(120 * 24 * HOUR)  # 13 March 2024
+    vms.make("dev", hours=1000)
+    in_zone(BERLIN)
+    ran = vms.launch("extend", "dev", "--until", "2024-03-31T02:30")
+    assert "03:30" in ran.err
+    assert lease_of(vms) == datetime.fromisoformat("2024-03-31T03:30+02:00").timestamp()
 
 
 @pytest.mark.parametrize(
