@@ -43,7 +43,7 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
 
     name = function.partition(":")[2]
     try:
-        tree = _tree(file)
+        tree = parsed(file)
     except (SyntaxError, ValueError, RecursionError, OSError):  # the image's Python may be newer
         return
     bound = {word for node in ast.walk(tree) for word in _words(node)}
@@ -59,8 +59,8 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     )
 
 
-def _tree(file: Path) -> ast.Module:
-    """A file as Python reads it. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
+def parsed(file: Path) -> ast.Module:
+    """Parse a Python file. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
     import ast
     import warnings
 
@@ -78,7 +78,7 @@ def unread(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]
 def _unread(file: Path, name: str) -> str:
     with suppress(ValueError, RecursionError, OSError):
         try:
-            _tree(file)
+            parsed(file)
         except SyntaxError as error:
             python = ".".join(map(str, sys.version_info[:2]))
             return f"{name}:{error.lineno or 1}: {error.msg}, says Python {python} here"

@@ -94,7 +94,8 @@ def looked_around(
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
     folder = code_folder(spec, beside) if training else None
-    found = own_code(spec, folder, no_code(spec, path, target))
+    left_out = no_code(spec, path, target)
+    found = own_code(spec, folder, left_out)
     if training and not image_only:
         check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
     content = files.content(found.files) if folder else EMPTY
@@ -115,6 +116,7 @@ def looked_around(
         secret_files=tuple(sorted(found.secrets)),
         elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
         unread=unread(spec, folder, [file.name for file in found.files]) if folder else (),
+        ignored=ignored(spec, folder, found, left_out) if folder else (),
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
@@ -160,6 +162,14 @@ def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> co
     check_functions(spec, folder, names)
     code.check_size(found.files, spec.image.code_limit_mb)
     return found
+
+
+def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[Path]) -> tuple[str, ...]:
+    """Return the files that the script or its arguments name, and that the image won't have."""
+    from launcher.cli.ignored import named_but_ignored
+
+    known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
+    return named_but_ignored(spec, folder, [file.name for file in found.files], [*known, *found.secrets])
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:

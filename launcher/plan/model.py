@@ -49,6 +49,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     """Files of the code's folder that hold secrets, and so are left out of the image."""
     elsewhere: tuple[str, ...] = ()
     """The user's own functions (MODULE:FUNCTION) whose modules are no files of the code."""
+    ignored: tuple[str, ...] = ()
+    """Files that the script or its arguments name and that the image won't have: NAME (WHERE)."""
     unread: tuple[str, ...] = ()
     """What launch's own Python can't read of the code that the spec names: FILE:LINE: and why."""
     run_id: str | None = None

@@ -45,6 +45,13 @@ def of_code(context: Context) -> Iterator[str]:
             f"the image contains {context.code.size / 1e6:,.0f} MB of code in {context.code.files:,} files. Name what "
             "the job doesn't need in .dockerignore; data belongs in the bucket."
         )
+    if context.ignored:
+        shown = ", ".join(context.ignored[:5])
+        more = f" and {len(context.ignored) - 5} more" if len(context.ignored) > 5 else ""
+        yield (
+            f"named, but not in the image: {shown}{more}. The job can't read them: put data into a bucket, or change "
+            ".gitignore or .dockerignore."
+        )
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"
     for place in context.unread:

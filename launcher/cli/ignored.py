@@ -1,0 +1,169 @@
+"""Files that a script or its arguments name, and that exist in the code's folder, but are not part of the code.
+
+The search is by text: nothing is imported or run. Names are string constants in the script, in modules of the code that
+it imports, and in Python files that the arguments name (nanoGPT's config/…), as well as the arguments themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from launcher.cli.functions import module_of, parsed
+from launcher.cli.listing import NEVER, is_run_folder
+from launcher.spec.checks import own_functions
+from launcher.spec.models import JobSpec
+
+if TYPE_CHECKING:
+    import ast
+
+MOST_FILES: Final = 100
+"""Python files that are read."""
+MOST_ENTRIES: Final = 20_000
+"""Files and folders that are looked at below the code's folder, those nearest to its top first."""
+
+
+class Mention(NamedTuple):
+    """A text that may be a path, and where it stands: `run.args` or FILE:LINE."""
+
+    text: str
+    where: str
+
+
+def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
+    """Return `data/train.bin (train.py:12)` for each such file, and `data/ (…)` for a folder of which no file is code.
+
+    `names` are the code's files; `without` are files that were left out for another reason, of which nothing is said.
+    """
+    own = set(names)
+    mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, own)]
+    if not mentions:
+        return ()
+    folders = {parent for name in names for parent in _parents(name)}
+    hidden = [one for one in _not_code(folder, own, folders) if one.rstrip("/") not in without]
+    bases = dict.fromkeys(("", posixpath.dirname(spec.run.script or "")))
+    found: dict[str, str] = {}
+    for mention in mentions:
+        for one in hidden:
+            if one not in found and _names(mention, one, bases):
+                found[one] = mention.where
+    return tuple(f"{one} ({where})" for one, where in found.items() if not _said_otherwise(one, found))
+
+
+def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) -> bool:
+    """Return whether a text names a path, from the code's top or the script's folder.
+
+    It may also be the end of a file's path, as in os.path.join(data_dir, "train.bin"). An argument names all below it.
+    """
+    whole = {posixpath.normpath(posixpath.join(base, mention.text)) for base in bases}
+    if path.rstrip("/") in whole:
+        return True
+    if mention.where == ARGUMENTS:
+        return any(path.startswith(f"{one}/") for one in whole)
+    tail = posixpath.normpath(mention.text)
+    return "." in posixpath.basename(tail) and not path.endswith("/") and path.endswith(f"/{tail}")
+
+
+def _said_otherwise(path: str, found: dict[str, str]) -> bool:
+    """Return whether an argument names a folder above, or a script names something inside besides the folder."""
+    if any(found.get(f"{parent}/") == ARGUMENTS for parent in _parents(path.rstrip("/"))):
+        return True
+    return (
+        path.endswith("/") and found[path] != ARGUMENTS and any(one != path and one.startswith(path) for one in found)
+    )
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := posixpath.dirname(name):
+        yield name
+
+
+# --- What is named --------------------------------------------------------------------------------------------------
+
+
+ARGUMENTS: Final = "run.args"
+
+
+def _in_arguments(spec: JobSpec) -> Iterator[Mention]:
+    for word in (*(spec.run.command or ()), *spec.run.args):
+        for text in (word, word.partition("=")[2]):
+            if _is_path(text):
+                yield Mention(text, ARGUMENTS)
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text may name a file below the code's folder."""
+    return 0 < len(text) < 256 and text.isprintable() and not text.startswith(("/", "-")) and bool(text.strip("./"))
+
+
+def _start(spec: JobSpec, names: Sequence[str]) -> list[str]:
+    """Return the Python files that the spec names: script, module, functions, and those among the arguments."""
+    run, module = spec.run, (spec.run.module or "").replace(".", "/")
+    words = [posixpath.normpath(word) for word in (run.script or "", *(run.command or ()), *run.args)]
+    functions = [module_of(function, names) for function in own_functions(run).values()]
+    return [*words, f"{module}.py", f"{module}/__main__.py", *functions]
+
+
+def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Mention]:
+    """Yield the string constants of Python files and of the code's modules that they import, one after the other."""
+    import ast  # here, as a dry run without a script doesn't need it
+
+    waiting, seen = deque(start), set[str]()
+    tops = list(dict.fromkeys(["", *(posixpath.dirname(name) for name in start)]))
+    while waiting and len(seen) < MOST_FILES:
+        name = waiting.popleft()
+        if name in seen or name not in own or not name.endswith(".py"):
+            continue
+        seen.add(name)
+        with suppress(SyntaxError, ValueError, RecursionError, OSError):  # others report it
+            for node in ast.walk(parsed(folder / name)):
+                waiting.extend(_imported(node, posixpath.dirname(name), tops))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value):
+                    yield Mention(node.value, f"{name}:{node.lineno}")
+
+
+def _imported(node: ast.AST, here: str, tops: Sequence[str]) -> Iterator[str]:
+    """Yield the files that an import may read, as far as they are the code's."""
+    import ast
+
+    if isinstance(node, ast.Import):
+        modules, folders = [alias.name for alias in node.names], tops
+    elif isinstance(node, ast.ImportFrom):
+        modules = [node.module or "", *(f"{node.module or ''}.{alias.name}" for alias in node.names)]
+        folders = [posixpath.join(here, *[".."] * (node.level - 1))] if node.level else tops
+    else:
+        return
+    for top in folders:
+        for module in modules:
+            path = posixpath.normpath(posixpath.join(top, module.strip(".").replace(".", "/")))
+            yield from (f"{path}.py", f"{path}/__init__.py")
+
+
+# --- What is no code ------------------------------------------------------------------------------------------------
+
+
+def _not_code(folder: Path, own: set[str], folders: set[str]) -> Iterator[str]:
+    """Yield the files below the code's folder that are not code; a folder ("…/") without code, and all below it.
+
+    Caches, environments and run folders are passed over, and so is what can't be read.
+    """
+    waiting, left = deque([""]), MOST_ENTRIES
+    while waiting and left > 0:
+        below = waiting.popleft()
+        with suppress(OSError), os.scandir(folder / below) as entries:
+            for entry in entries:
+                left -= 1
+                name = below + entry.name
+                if entry.name in NEVER or name in own:
+                    continue
+                if not entry.is_dir(follow_symlinks=False):
+                    yield name
+                elif not (is_run_folder(entry.path) or os.path.lexists(f"{entry.path}/pyvenv.cfg")):
+                    waiting.append(f"{name}/")
+                    if name not in folders:
+                        yield f"{name}/"
