@@ -15,6 +15,7 @@ from launcher import __version__
 from launcher.cli import code, files, gcloud
 from launcher.cli.datafiles import check_data
 from launcher.cli.functions import check_functions, functions_elsewhere, unread
+from launcher.cli.grown import grown_since
 from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
@@ -117,6 +118,7 @@ def looked_around(
         elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
         unread=unread(spec, folder, [file.name for file in found.files]) if folder else (),
         ignored=ignored(spec, folder, found, left_out) if folder else (),
+        grown=grown_since(spec.name, local_runs(spec), found.files, content) if folder else "",
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
@@ -170,6 +172,11 @@ def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[P
 
     known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
     return named_but_ignored(spec, folder, [file.name for file in found.files], [*known, *found.secrets])
+
+
+def local_runs(spec: JobSpec) -> str:
+    """Return the folder of the spec's runs on this machine: its output, or where a rehearsal writes by default."""
+    return spec.output if spec.output and not spec.output.startswith("gs://") else "runs"
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:

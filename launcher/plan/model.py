@@ -51,6 +51,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     """The user's own functions (MODULE:FUNCTION) whose modules are no files of the code."""
     ignored: tuple[str, ...] = ()
     """Files that the script or its arguments name and that the image won't have: NAME (WHERE)."""
+    grown: str = ""
+    """By how much the code has grown since the job's newest run on this machine, with its largest new files."""
     unread: tuple[str, ...] = ()
     """What launch's own Python can't read of the code that the spec names: FILE:LINE: and why."""
     run_id: str | None = None

@@ -52,6 +52,8 @@ def of_code(context: Context) -> Iterator[str]:
             f"named, but not in the image: {shown}{more}. The job can't read them: put data into a bucket, or change "
             ".gitignore or .dockerignore."
         )
+    if context.grown:
+        yield f"the code has grown: {context.grown}. Name output in .gitignore or .dockerignore."
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"
     for place in context.unread:
