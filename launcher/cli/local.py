@@ -136,6 +136,7 @@ def of_spec(
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
     from launcher.cli.planning import planned
+    from launcher.cli.preemption import say
     from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
 
@@ -150,6 +151,8 @@ def of_spec(
         check_kernels(inputs)
     if new:
         made = anew(made, inputs)
+    for warning in made.warnings:
+        say(f"warning: {warning}")
     image = None
     if docker:
         made, image = in_engine(made, inputs)

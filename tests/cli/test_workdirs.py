@@ -37,6 +37,7 @@ def test_only_what_the_image_has_is_there(tmp_path: Path) -> None:
     assert (tmp_path / ".gitignore").exists()
     ran = local(tmp_path)
     assert (ran.code, "FileNotFoundError" in ran.err) == (3, True)
+    assert "train.bin (work.py:1)" in ran.err  # a warning before anything is started
     in_place = local(tmp_path, "--in-place", "--new")
     assert (in_place.code, "[workerpool0-0] data\n" in in_place.err) == (0, True), in_place.shown
 
