@@ -23,7 +23,7 @@ DATA: dict[str, Wrong] = {
     "jsonl": Wrong(
         "a line of .jsonl without text",
         {"data": {"path": "{here}/lines.jsonl", "tokenizer": "{here}/tokenizer.json"}},
-        'data: {here}/lines.jsonl, line 2: no JSON object with a "text"',
+        'data: {here}/lines.jsonl:2: no JSON object with a "text", it has txt',
     ),
     "no-block": Wrong(
         "text for a model that doesn't say how much of it is a sample",

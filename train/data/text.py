@@ -9,14 +9,16 @@ import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from train.data import records
 from train.data.batch import there
 from train.data.corpus import Corpus, cache_folder, measured, temporary, unigram_entropy
+from train.data.records import opened
 from train.data.source import HELD_OUT_SHARE, TRAIN, Batch, Usual, draw
 from train.errors import UsageError
 
@@ -93,11 +95,12 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def prepare(data: str, cache: Path, name: str = "") -> Corpus:
-    """The corpus of bytes that `data` names, called `name`. A single file is mapped where it is; several, and a packed
-    one, become one file in the cache, named by its content, so that no two runs disturb each other. Raises UsageError
-    if there is no text."""
+    """The corpus of bytes that `data` names, called `name`. A single file is mapped where it is; several, a packed one
+    and one of records become one file in the cache, named by its content, so that no two runs disturb each other. A
+    record ends with a line feed. Raises UsageError if there is no text."""
     files = files_of(data)
     single = len(files) == 1 and Path(data).expanduser().is_file() and files[0].suffix != ".gz"
+    single = single and not records.are_in(files[0])
     path = files[0] if single else _joined(files, cache)
     found = measured(path)
     size = found.length
@@ -110,6 +113,7 @@ def files_of(data: str) -> list[Path]:
         return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
     root = Path(data).expanduser()
     if root.is_file():
+        records.refuse_json(root)
         return [root]
     if not root.is_dir():
         raise UsageError(f"data: there is no file or folder {data} on this machine")
@@ -146,15 +150,11 @@ def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
         yield path
 
 
-def opened(path: Path) -> IO[bytes]:
-    """A file for reading, unpacked if it is packed."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
 def _is_text(path: Path) -> bool:
-    """A file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character."""
-    if not path.is_file():
-        return False
+    """A file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character. Records count
+    anyway: one that can't be read is refused, with its line."""
+    if not path.is_file() or records.are_in(path):
+        return path.is_file()
     try:
         with opened(path) as file:
             start = file.read(8192)
@@ -179,6 +179,8 @@ def _joined(files: list[Path], cache: Path) -> Path:
 
 
 def _content(path: Path) -> bytes:
+    if records.are_in(path):
+        return b"".join(f"{text}\n".encode() for text in records.documents(path) if text)
     try:
         with opened(path) as file:
             return file.read()

@@ -15,13 +15,15 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from train.data import records
 from train.data.corpus import BLOCK, Corpus, Measured, measured, temporary
-from train.data.text import files_of, opened, unreadable
+from train.data.records import opened
+from train.data.text import files_of, unreadable
 from train.data.tokenizers import Tokenizer
 from train.errors import UsageError
 from train.progress import si
 
-VERSION = "1"
+VERSION = "2"
 """Of the way text becomes tokens: part of the name of what is kept."""
 
 PIECE = 1 << 18
@@ -45,7 +47,7 @@ class Piece(NamedTuple):
 def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Corpus:
     """The corpus of tokens that `data` (as in `train.data.text`) holds, called `name`.
 
-    A file of .jsonl has a document a line, under the key `text`; any other file is one. Either may be packed (.gz).
+    A file of records (train.data.records) has a document a line; any other file is one. Either may be packed (.gz).
     Raises UsageError: no text, or text that is none.
     """
     files = files_of(data)
@@ -156,28 +158,19 @@ def batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 def pieces(files: Iterable[Path]) -> Iterator[Piece]:
     """All documents of all files. Raises UsageError."""
     for path in files:
+        if records.are_in(path):
+            for text in records.documents(path):
+                yield from _cut(io.StringIO(text, newline=""))
+            continue
         try:
-            with opened(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as text:
-                yield from _documents(path, text) if ".jsonl" in path.suffixes[-2:] else _cut(text)
+            with opened(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
+                yield from _cut(file)
         except UnicodeDecodeError as error:
             raise UsageError(f"data: {path} is not UTF-8: {error.reason} (byte {error.start} of a block)") from error
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UsageError(f"data: {path} can't be unpacked: {error}") from error
         except OSError as error:
             raise unreadable(path, error) from error
-
-
-def _documents(path: Path, lines: Iterable[str]) -> Iterator[Piece]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            text = None
-        if not isinstance(text, str):
-            raise UsageError(f'data: {path}, line {number}: no JSON object with a "text"')
-        yield from _cut(io.StringIO(text, newline=""))
 
 
 def _cut(text: IO[str]) -> Iterator[Piece]:

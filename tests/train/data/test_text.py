@@ -152,8 +152,6 @@ def test_how_far_it_is_is_told_now_and_then_in_short_lines() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"texts": 1}\n', r'a.jsonl, line 2: no JSON object with a "text"'),
-        ("a.jsonl", b"[1]\n", "line 1"),
         ("a.txt", b"abc\xff\xfe" * 10, "is not UTF-8"),
         ("a.txt.gz", b"not packed", "can't be unpacked"),
         ("a.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:-8], "can't be unpacked"),
@@ -163,6 +161,68 @@ def test_text_that_is_none_is_refused(tmp_path: Path, cache: Path, name: str, co
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=words):
         made.prepare(str(tmp_path / name), CHARACTERS, cache)
+
+
+PREPARED: dict[str, Any] = {
+    "bytes": prepare,
+    "tokens": lambda data, cache: made.prepare(data, CHARACTERS, cache),
+}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "A.JSONL", "a.ndjson"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+def test_records_are_texts_for_bytes_too(tmp_path: Path, cache: Path, name: str, start: bytes) -> None:
+    content = start + b'{"id": 1, "text": "to be\\nor"}\n\n{"text": ""}\r\n{"text": "n\\u00f6t"}'
+    (tmp_path / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith("gz") else content)
+    corpus = prepare(str(tmp_path / name), cache, "mine")
+    assert corpus.path.read_bytes() == "to be\nor\nnöt\n".encode()
+    assert (corpus.bytes, corpus.name, corpus.unit) == (14, "mine", "byte")
+
+
+def test_records_beside_plain_text(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n')
+    (folder / "b.jsonl.txt").write_text("{two}\n")
+    (folder / "c.json").write_text("[3]\n")
+    assert prepare(str(folder), cache).path.read_bytes() == b"one\n{two}\n[3]\n"
+
+
+@pytest.mark.parametrize("prepared", PREPARED.values(), ids=PREPARED)
+@pytest.mark.parametrize("within", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"text": "cut', "not JSON"),
+        (b'{"text": "a"} {"text": "b"}', "not JSON"),
+        (b"plain words", "not JSON"),
+        (b'{"content": "x", "id": 3}', 'no JSON object with a "text", it has content, id'),
+        (b'{"text": 3}', 'no JSON object with a "text", which is no string'),
+        (b'["text"]', 'no JSON object with a "text"'),
+        (b"null", 'no JSON object with a "text"'),
+        (b'{"text": "caf\xe9"}', "not UTF-8"),
+        ('{"text": "x"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"text": "\\ud800"}', "unpaired surrogate"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_broken_record_is_refused_with_its_line(
+    tmp_path: Path, cache: Path, prepared: Any, within: bool, line: bytes, words: str
+) -> None:
+    (tmp_path / "texts").mkdir()
+    path = tmp_path / "texts" / "a.jsonl"
+    path.write_bytes(b'{"text": "good"}\n\n' + line + b'\n{"text": "good"}\n')
+    with pytest.raises(UsageError) as error:
+        prepared(str(path.parent if within else path), cache)
+    assert str(error.value).startswith(f"data: {path}:3: {words}")
+
+
+@pytest.mark.parametrize("prepared", PREPARED.values(), ids=PREPARED)
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_file_of_plain_json_is_no_text(tmp_path: Path, cache: Path, prepared: Any, name: str) -> None:
+    (tmp_path / name).write_bytes(b'[{"text": "x"}]')
+    with pytest.raises(UsageError, match=r"a\.json.* is JSON; .*> a\.jsonl"):
+        prepared(str(tmp_path / name), cache)
 
 
 def test_packed_text_is_unpacked_for_bytes_too(tmp_path: Path, cache: Path) -> None:
