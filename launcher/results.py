@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -83,6 +84,16 @@ class Results(Struct, frozen=True, kw_only=True):
         """The events of the whole run, the oldest first."""
         return tuple(event for start in self.starts for event in start.events)
 
+    @property
+    def nonfinite(self) -> dict[str, dict[str, int]]:
+        """Of each value that was nan or infinite in a row: the first such step, and in how many steps it was. Steps
+        that the trainer skipped are not among them: it has events for these."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self.rows:
+            for name in () if "skipped" in row else row.get("nonfinite", ()):
+                found.setdefault(name, {"first_step": row["step"], "steps": 0})["steps"] += 1
+        return found
+
     def event(self, kind: str) -> Record | None:
         """The last event of a kind since the newest `start`, or None."""
         for event in reversed(self.events):
@@ -104,6 +115,14 @@ class Results(Struct, frozen=True, kw_only=True):
             return Resumption(stopped_at=starts[cut - 1].preempted_at, resumed_from=resumed_from)
         reached = max((step for start in starts[:cut] for step in start.rows), default=None)
         return Resumption(stopped_at=reached if begun else None, resumed_from=resumed_from)
+
+
+def figure(record: Record, name: str) -> float | int | None:
+    """The number of that name, nan and infinities included; None where the record has none."""
+    value, lost = record.get(name), record.get("nonfinite", ())
+    if value is None and name in lost:
+        return float(lost[name]) if isinstance(lost, Mapping) else math.nan
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def results(parts: Mapping[str, bytes]) -> Results:

@@ -106,6 +106,9 @@ WATCH: Final = "LAUNCH_WATCH"
 process writes its stacks to a file named after its process id when the node requests them
 (train/node/lines/sitecustomize.py)."""
 
+FAULTS: Final = "LAUNCH_FAULTS"
+"""A folder in which processes record what they failed with (train/faults.py)."""
+
 SPOOL: Final = "LAUNCH_SPOOL"
 """A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
 there."""

@@ -207,7 +207,7 @@ def speaks(ranks: Ranks | None, error: BaseException) -> bool:
             _wait_for(ranks.store, _SAID, MOMENT)
         same = ranks.store.add(f"{_SAID}/{error}", 1) > 1
         alone = ranks.store.add(_SAID, 1) == 1
-        return (alone or first) and not same if ours else alone or not isinstance(error, RuntimeError)
+        return (alone or first) and not same if ours else alone or not (same or isinstance(error, RuntimeError))
     return first
 
 

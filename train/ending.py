@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from threading import Thread
 from types import FrameType
 from typing import NoReturn
 
-from train import contract
+from train import contract, faults
 from train.contract import Exit
 from train.errors import TrainError
 
@@ -113,8 +112,7 @@ def done(name: str, work: Callable[[], object], speaks: Callable[[BaseException]
     except BaseException as error:  # noqa: BLE001 - the process ends here, whatever it was, and by os._exit
         if isinstance(error, BrokenPipeError) and unread():
             return 128 + signal.SIGPIPE
-        if speaks(error):
-            traceback.print_exc()
+        faults.report(error, speak=speaks(error))
         return int(Exit.FAILED)
     return int(Exit.OK)
 

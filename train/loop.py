@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from train import contract, progress
+from train import contract, faults, progress
 from train.agreement import Wish
 from train.begin import begin, to_save
 from train.config import Config
@@ -142,6 +142,7 @@ def train_step(run: Run) -> None:
     run.recorder.add(Step(step, rate, loss, norm, run.feed.waited(), not run.profiler.records, run.portions.size))
     run.profiler.stepped(step)
     run.state["step"] = step
+    faults.reached(step)
     run.state["samples"] += run.config.batch_size
     run.state["eval_due"] = bool(every) and (step % every == 0 or step == run.config.steps)
 

@@ -25,7 +25,7 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any, Protocol
 
-from train import contract
+from train import contract, faults
 from train.errors import OutputError
 from train.heartbeat import Heartbeat
 from train.output.rows import Row, plain, whole
@@ -250,7 +250,10 @@ def log(step: int, **values: Any) -> None:
 
     Raises TypeError if `step` is no whole number.
     """
-    _default().put([{"step": whole(step), "time": time.time(), **plain(values)}])
+    done, row = whole(step), plain(values)
+    _default().put([{"step": done, "time": time.time(), **row}])
+    _warn_once(done, row.get("nonfinite", {}))
+    faults.reached(done)
     if silence := os.environ.get(contract.HANG_AFTER):
         _heartbeat().expect(float(silence))
 
@@ -258,6 +261,17 @@ def log(step: int, **values: Any) -> None:
 def event(name: str, **fields: Any) -> None:
     """Something that happened: start, eval, checkpoint, end …"""
     _default().put([{"event": name, "time": time.time(), **plain(fields)}])
+
+
+def _warn_once(step: int, nonfinite: Mapping[str, str]) -> None:
+    """A line on stderr, on the rank whose rows are kept, for each value at the first step that has no number for it."""
+    for name, text in nonfinite.items():
+        if name not in _warned and isinstance(_default(), Parts):
+            _warned.add(name)
+            say(f"warning: step {step}: {name} is {text}")
+
+
+_warned: set[str] = set()
 
 
 @cache

@@ -69,6 +69,13 @@ def newest(storage: Storage) -> int:
     return max(numbers, default=0)
 
 
+def restarts(storage: Storage) -> int:
+    """How often the nodes have started the run's processes again within its attempts."""
+    names = storage.list(f"{contract.ATTEMPTS}/")
+    texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))
+    return sum(int(text) for text in texts if text.isdigit())
+
+
 def facts_of(storage: Storage, attempt: int) -> Mapping[str, Any]:
     """What the lock of an attempt says; empty when it can't be understood."""
     try:

@@ -18,7 +18,7 @@ from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.jobs import Job
 from launcher.plan.container import expand
-from launcher.results import PART, Record, records
+from launcher.results import PART, Record, figure, records
 from train import contract
 from train.storage import OutputError, Storage
 from train.storage import UnreachableError as AwayError
@@ -159,7 +159,7 @@ def summary(rows: tuple[Record, ...], steps: int | None, begun: int | None) -> P
     return Progress(
         step=step,
         steps=steps,
-        loss=number(last.get("loss")),
+        loss=figure(last, "loss") if last.get("loss") is None else number(last["loss"]),
         rate=median_low(speeds) if speeds else 1 / each if each else None,
         unit=unit,
         eta_seconds=max(0, steps - step) * each if steps is not None and each else None,

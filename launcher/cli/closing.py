@@ -61,14 +61,17 @@ def show_end(job: Job, made: Plan | None, output: Output) -> None:
 
     folder = run_folder_of(job)
     found = results_of(folder)
+    restarts = restarts_of(folder)
     seconds = max(0.0, (job.ended or job.created) - (job.started or job.ended or job.created))
     usd = usd_of(job, made, seconds)
     if output is Output.text:
-        print("\n".join(lines(job.run, folder, job.state == "SUCCEEDED", seconds, found, how=ENDS.get(job.state, ""))))
+        ended = (job.run, folder, job.state == "SUCCEEDED", seconds, found)
+        print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=restarts or 0)))
         if usd is not None:
             print(f"{'cost':{LABEL}}≈${usd:,.2f} for the machines of this attempt")
         return
-    printed({**job_data(job.run, job), "seconds": seconds, "usd": usd, "results": as_data(found)}, output)
+    data = {"seconds": seconds, "usd": usd, "restarts": restarts, "results": as_data(found)}
+    printed({**job_data(job.run, job), **data}, output)
 
 
 def results_of(folder: str | None) -> Results | None:
@@ -79,6 +82,16 @@ def results_of(folder: str | None) -> Results | None:
         return read_results(storage_of(folder))
     except LaunchError as error:
         print(f"launch: its metrics can't be read: {error.problem}", file=sys.stderr)
+        return None
+
+
+def restarts_of(folder: str | None) -> int | None:
+    """How often the run's processes were started again; None where its folder can't be read."""
+    from launcher.cli.runfolder import restarts
+
+    try:
+        return restarts(storage) if (storage := storage_of(folder)) else None
+    except LaunchError:
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,7 +56,8 @@ def metrics(
         print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
         return
     data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
-    printed({**data, "nodes": [node.to_dict() for node in nodes]}, output_format)
+    nodes_data = [node.to_dict() for node in nodes]
+    printed({**data, "nonfinite": found.nonfinite, "nodes": nodes_data}, output_format)
 
 
 def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
@@ -82,27 +83,32 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
 
 def lines(run: str, found: Results, most: int) -> Iterator[str]:
     """The table, of at most 80 columns, and the evaluations."""
+    from launcher.results import figure
+
     rows = spread(found.rows, most)
     if not rows:
         yield f"{run}: no step is done yet"
     columns = fitting(rows)
-    table = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+    table = [columns, *([cell(figure(row, name)) for name in columns] for row in rows)]
     yield from aligned(table) if rows else ()
     if len(rows) < len(found.rows):
         yield f"{len(rows)} of {len(found.rows)} steps (--all)"
     evals = spread([event for event in found.events if event["event"] == "eval"], most)
     if evals:
         yield ""
-        yield from aligned([["step", "eval_loss"], *([cell(one.get("step")), cell(one.get("loss"))] for one in evals)])
+        yield from aligned(
+            [["step", "eval_loss"], *([cell(figure(one, name)) for name in ("step", "loss")] for one in evals)]
+        )
 
 
 def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
     """What happened in the run, and the newest looks at its GPUs, in at most 80 columns."""
     from launcher.cli.monitored import lines as looks
     from launcher.cli.show import wrapped
+    from launcher.cli.summary import nonfinite
 
     told = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
-    for texts in ([*happened(found.events)], [*looks(nodes, told)]):
+    for texts in ([*nonfinite(found), *happened(found.events)], [*looks(nodes, told)]):
         if texts:
             yield ""
         for text in texts:
@@ -140,25 +146,23 @@ def spread(rows: Sequence[Record], most: int) -> list[Record]:
 
 def fitting(rows: Sequence[Record]) -> list[str]:
     """The columns that have figures and fit the width."""
-    from launcher.cli.summary import is_number
+    from launcher.results import figure
 
-    known = {name for row in rows for name, value in row.items() if is_number(value)} - LEFT_OUT
+    known = {name for row in rows for name in row if figure(row, name) is not None} - LEFT_OUT
     names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]
     chosen: list[str] = []
     used = -2
     for name in names:
-        used += 2 + max(len(name), *(len(cell(row.get(name))) for row in rows))
+        used += 2 + max(len(name), *(len(cell(figure(row, name))) for row in rows))
         if used > WIDTH:
             break
         chosen.append(name)
     return chosen
 
 
-def cell(value: Any) -> str:
+def cell(value: float | None) -> str:
     """A figure as it is shown; nothing where there is none."""
-    from launcher.cli.summary import is_number
-
-    if not is_number(value):
+    if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 

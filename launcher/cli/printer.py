@@ -7,15 +7,10 @@ import sys
 import threading
 from typing import NamedTuple
 
+from train.faults import PEER
+
 ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
 """The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
-
-PEER = re.compile(
-    r"gloo/|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
-    r"|ncclRemoteError|ncclSystemError|remote process exited|communicator was aborted|Some NCCL operations have failed"
-    r"|collective operation timeout|wait timeout after|Timed out waiting .* for (send|recv) operation"
-)
-"""What gloo, NCCL and torch's store say to a rank when another one has gone: never why that one went."""
 
 WRAPPED = re.compile(r"Caught \w+ in (DataLoader worker|pin memory thread)")
 """What torch puts in front of an error of another process or thread, which follows: it says no more than where."""
@@ -26,6 +21,7 @@ TOLD = re.compile(r"train: (?P<text>.+)$")
 NOTICE = re.compile(
     r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed|does not wait for them"
     r"|figures are written|is not looked at|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
+    r"|train: warning: "
 )
 """In words of the trainer's, or of the monitor's, that are about no end of its own."""
 
@@ -34,6 +30,12 @@ KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<sign
 
 REASON = re.compile(r"train\.node: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last words of a node that has not ended well."""
+
+FAILED = re.compile(r"train\.node: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
+"""What a node says of an exception, whether or not its traceback was printed (train/faults.py)."""
+
+REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
+"""The last line of argparse, before exit code 2."""
 
 BY_ITSELF = "(its own lines say why)"
 """In a node's reason: the trainer ended on purpose (train/node/outcome.py)."""
@@ -58,6 +60,8 @@ class LinePrinter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, Cause] = {}
+        self.restarts = 0
+        """How often the nodes have started their processes again."""
 
     def reset(self) -> None:
         """Another start: what was said of the one before explains nothing."""
@@ -72,9 +76,9 @@ class LinePrinter:
         """
         seen = self._seen
         reason = seen.get("reason")
-        if reason and BY_ITSELF in reason.text and "told" in seen:
-            return seen["told"]
-        known = [seen[kind] for kind in ("killed", "error", "told", "aborted") if kind in seen]
+        if reason and BY_ITSELF in reason.text and (own := seen.get("told") or seen.get("refused")):
+            return own
+        known = [seen[kind] for kind in ("killed", "error", "failed", "told", "aborted") if kind in seen]
         if known:
             return known[0]
         return seen.get("peer") if reason is None or BARE.match(reason.text) else reason
@@ -83,6 +87,7 @@ class LinePrinter:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
             if line.startswith("train.node: ") and "; starting again (" in line:
+                self.restarts += 1
                 self.reset()
             else:
                 self._note(replica, line)
@@ -97,8 +102,12 @@ class LinePrinter:
             kind = "told"
         elif found := KILLED.match(line):  # an abort may be no more than the end of a process that has said its error
             kind = "aborted" if found["signal"] == "SIGABRT" else "killed"
+        elif found := FAILED.match(line):
+            kind = "peer" if PEER.search(line) else "failed"
         elif found := REASON.match(line):
             kind = "reason"
+        elif found := REFUSED.match(line):
+            kind = "refused"
         else:
             return
         self._seen.setdefault(kind, Cause(replica, found["text"]))

@@ -53,6 +53,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[Left, ...] = ()
     """What each start wrote into its working directories."""
     preempted: Preempted | None = None
+    restarts: int = 0
+    """How often the run's processes were started again after a failure or a preemption."""
 
 
 def run(job: Rehearsal, output: Output) -> None:
@@ -103,7 +105,8 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
         runfolder.note(storage, attempt, end)
-    shown = msgspec.structs.replace(page(job, request, end, storage), left=tuple(left))
+    shown = page(job, request, end, storage, printer.restarts)
+    shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
         shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
     show(shown, job, output)
@@ -191,14 +194,15 @@ def left_text(left: Left) -> str:
     return f"written to the working directory, which a job loses: {named}{more}; moved to {relative(str(left.folder))}"
 
 
-def page(job: Rehearsal, request: Job, end: End, storage: Storage | None) -> Page:
-    """What there is to show of a run."""
+def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> Page:
+    """What there is to show of a run; `restarts` are those of this command, where no run folder has counted."""
     return Page(
         run=request.name or "the job",
         folder=request.run_folder,
         end=end,
         found=runfolder.read_results(storage),
         images=request.images if job.docker else (),
+        restarts=runfolder.restarts(storage) if storage else restarts,
     )
 
 
@@ -245,12 +249,14 @@ def show(shown: Page, job: Rehearsal, output: Output) -> None:
     if output is Output.text:
         preempted = shown.preempted.text() if shown.preempted else ""
         images = ", ".join(shown.images)
-        print("\n".join(lines(shown.run, shown.folder, end.succeeded, end.seconds, found, preempted, images)))
+        ended = (shown.run, shown.folder, end.succeeded, end.seconds, found)
+        print("\n".join(lines(*ended, preempted, images, restarts=shown.restarts)))
         if end.succeeded:
             nodes = job.plan.machine.nodes if job.plan else None
             print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found, job.output)]))
         return
     data = {"run": shown.run, "exit_codes": end.exit_codes, "run_folder": shown.folder, **as_data(found)}
+    data["restarts"] = shown.restarts
     if shown.images:
         data["images"] = list(shown.images)
     if shown.left:

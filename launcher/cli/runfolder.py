@@ -144,6 +144,15 @@ def read_results(storage: Storage | None) -> Results | None:
             return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
 
 
+def restarts(storage: Storage) -> int:
+    """How often the run's processes were started again."""
+    from launcher.apply.attempts import restarts as counted
+    from launcher.apply.attempts import told
+
+    with told():
+        return counted(storage)
+
+
 def new_run(run: str, folder: str) -> str:
     """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
     from launcher.apply.attempts import newest, open_folder, told

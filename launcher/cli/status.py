@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -222,4 +223,9 @@ def as_data(progress: Progress | None) -> dict[str, Any] | None:
     """How far it is, for scripts."""
     import msgspec
 
-    return None if progress is None else dict(msgspec.to_builtins(progress))
+    if progress is None:
+        return None
+    data = dict(msgspec.to_builtins(progress))
+    if progress.loss is not None and not math.isfinite(progress.loss):
+        data |= {"loss": None, "nonfinite": {"loss": str(progress.loss)}}
+    return data

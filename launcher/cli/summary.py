@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.show import labelled
+from launcher.results import figure
 from train.contract import MEAN_STEPS
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ def lines(
     preempted: str = "",
     image: str = "",
     how: str = "",
+    restarts: int = 0,
 ) -> Iterator[str]:
     """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption, `image` what
-    it ran in, `how` how it ended where that is neither well nor badly."""
+    it ran in, `how` how it ended where that is neither well nor badly, `restarts` how often its processes were started
+    again."""
     yield ""
     how = how or ("succeeded in" if succeeded else "failed in")
     yield from labelled("run", f"{run} {how} {duration(seconds)}")
@@ -36,24 +39,28 @@ def lines(
         yield from labelled("image", image)
     if preempted:
         yield from labelled("preempted", preempted)
+    if restarts:
+        yield from labelled("restarts", str(restarts))
     end = found.event("end") if found else None
     if end:
         for label, text in training(end):
             yield from labelled(label, text)
     elif found and found.rows:
         yield from labelled("metrics", last_row(found))
+    for text in nonfinite(found) if found else ():
+        yield from labelled("warning", text)
     if folder:
         yield from labelled("folder", relative(folder))
 
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the trainer said at its end."""
-    first, last, steps = end.get("train_loss_first"), end.get("train_loss_last"), end["step"]
+    first, last, steps = figure(end, "train_loss_first"), figure(end, "train_loss_last"), end["step"]
     if last is not None and steps <= MEAN_STEPS:
         yield "loss", f"{last:.4f} ({f'mean of the {steps} steps' if steps > 1 else '1 step'})"
     elif first is not None and last is not None:
         yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last {MEAN_STEPS} of {steps} steps)"
-    held_out, entropy = end.get("eval_loss"), end.get("unigram_entropy")
+    held_out, entropy = figure(end, "eval_loss"), end.get("unigram_entropy")
     if held_out is not None:
         unit = end.get("data_unit", "byte")
         beside = f"; knowing only how often each {unit} occurs: {entropy:.4f}" if entropy is not None else ""
@@ -66,13 +73,21 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def last_row(found: Results) -> str:
     """The newest row of a script that writes its own: `3 steps; the last: loss 0.3333`."""
     row = found.rows[-1]
-    values = [f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "time") and is_number(value)]
-    return f"{len(found.rows)} steps; the last ({row['step']}): {', '.join(values) or 'no values'}"
+    named = {name: figure(row, name) for name in row if name not in ("step", "time")}
+    values = [f"{name} {value:.4g}" for name, value in named.items() if value is not None]
+    return f"{counted(len(found.rows))}; the last ({row['step']}): {', '.join(values) or 'no values'}"
 
 
-def is_number(value: object) -> bool:
-    """Whether a row's value can be shown as a figure."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def nonfinite(found: Results) -> Iterator[str]:
+    """`loss was nan or infinite in 3 of 9 steps, first in step 4`, for each such value."""
+    for name, where in found.nonfinite.items():
+        count = f"{where['steps']} of {counted(len(found.rows))}"
+        yield f"{name} was nan or infinite in {count}, first in step {where['first_step']}"
+
+
+def counted(steps: int) -> str:
+    """`1 step` or `12 steps`."""
+    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def speed_text(end: Mapping[str, Any]) -> str:
@@ -120,7 +135,11 @@ def program(name: str = "launch") -> str:
 def as_data(found: Results | None) -> dict[str, Any]:
     """The trainer's own words for `-o json`."""
     end = found.event("end") if found else None
-    return {"steps": len(found.rows) if found else 0, "end": dict(end) if end else None}
+    return {
+        "steps": len(found.rows) if found else 0,
+        "end": dict(end) if end else None,
+        "nonfinite": found.nonfinite if found else {},
+    }
 
 
 def duration(seconds: float) -> str:

@@ -123,6 +123,10 @@ ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
             ["OldError: 1", "train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
             "NewError: 2",
         ),
+        (["train: warning: step 3: loss is nan", LOST], "node 1: no word for 60 s"),
+        (["work.py: error: unrecognized arguments: --x", ON_PURPOSE], "unrecognized arguments: --x"),
+        (["train.node: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED], "KeyError: 'x' (work.py:3)"),
+        (["train.node: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
     ],
 )
 def test_the_cause_is_an_error_that_is_not_about_a_peer(

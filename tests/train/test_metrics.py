@@ -94,7 +94,7 @@ def test_a_row_is_strict_json() -> None:
     row |= {"p": Path("a"), "config": {"betas": (0.9, float("inf"))}}
     plain = rows.plain(row)
     assert (plain["step"], plain["loss"], plain["ok"], plain["p"]) == (3, 0.5, True, "a")
-    assert (plain["lr"], plain["x"], plain["nonfinite"]) == (None, None, ["lr", "x"])
+    assert (plain["lr"], plain["x"], plain["nonfinite"]) == (None, None, {"lr": "nan", "x": "-inf"})
     json.dumps(plain, allow_nan=False)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from train import contract
+from train import contract, faults
 from train.errors import OutputError, TrainError, UnfitError, UsageError
 from train.node import checks, preflight
 from train.node.cluster import Cluster, parse
@@ -268,6 +268,8 @@ class Node:
     def _generation(self, plan: Plan, order: Order, member: Member) -> Outcome:
         """Run one, and send what its processes left before it is reported: the referee reads the run folder then."""
         self._outcome = run_generation(plan, order, member, self._timing, self._stop, partial(self._keep_stacks, order))
+        for line in faults.lines(self._outcome.faults):
+            say(line)
         self._text.flush()
         self._sweep(self._timing.sweep)
         return self._outcome

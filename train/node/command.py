@@ -122,6 +122,7 @@ class Paths:
     notice: Path
     spool: Path | None
     watch: Path
+    faults: Path
 
 
 def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int, paths: Paths) -> dict[str, str]:
@@ -138,6 +139,7 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int,
         contract.EXIT_FILE: str(paths.exit_file),
         contract.NOTICE: str(paths.notice),
         contract.WATCH: str(paths.watch),
+        contract.FAULTS: str(paths.faults),
         **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
     }
 

@@ -29,6 +29,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from train.faults import Fault
 from train.node.outcome import End, Outcome
 
 
@@ -288,4 +289,5 @@ def reserve_port() -> tuple[socket.socket, int]:
 def decode_outcome(text: str) -> Outcome:
     """An outcome out of the store."""
     values: dict[str, Any] = json.loads(text)
-    return Outcome(**{**values, "marks": tuple(values["marks"])})
+    faults = tuple(Fault(*fault) for fault in values["faults"])
+    return Outcome(**{**values, "marks": tuple(values["marks"]), "faults": faults})

@@ -12,7 +12,9 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
+from train import faults
 from train.config import DEFAULT
+from train.contract import Exit
 from train.metrics import Null
 from train.node.cluster import Cluster
 from train.node.command import Paths, Task, child_env, command
@@ -47,6 +49,8 @@ class Plan:
     """Of a script or command: seconds of silence after which it counts as hung (contract.HANG_AFTER)."""
     heard: Callable[[], float] = lambda: -math.inf
     """time.monotonic() of the newest output of its processes."""
+    printed: set[str] = field(default_factory=set)
+    """Files that stand for the tracebacks which were printed in this node's generations (train/faults.py)."""
 
 
 @dataclass
@@ -95,18 +99,39 @@ def run_generation(
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True))
-            paths = Paths(plan.code, Path(folder) / "exit", Path(folder) / "notice", plan.spool, Path(folder) / "watch")
+            exit_file, notice, watch, failed = (Path(folder) / name for name in ("exit", "notice", "watch", "faults"))
+            paths = Paths(plan.code, exit_file, notice, plan.spool, watch, failed)
+            failed.mkdir()
+            for name in plan.printed:
+                (failed / name).touch()
             hangs = Hangs(paths.watch, plan.hang_after, plan.heard)
             child = _start(plan, order, paths, timing)
         except OSError as error:  # a full disk, too many processes: of this machine, and of this moment perhaps
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
+        began = time.monotonic()
         with _monitored(plan, order, paths):
             code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs)
             stop.gone = time.monotonic()
         if stacks:
             keep(stacks)
-        return Outcome(node, code, _marks(paths.exit_file), stop.signum, note)
+        plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
+        marks = _marks(paths.exit_file)
+        if is_usage(plan.task, code, stop.gone - began, timing):
+            marks += (Exit.USAGE,)
+        return Outcome(node, code, marks, stop.signum, note, _faults(plan.task, child.pid, failed) if code else ())
+
+
+def is_usage(task: Task, code: int, seconds: float, timing: Timing) -> bool:
+    """Whether an exit code means that the arguments were refused: argparse, click and Python itself exit with 2. So do
+    other programs for other reasons (make), hence of a command only what it exits with at once."""
+    return code == Exit.USAGE and (task.kind != "command" or seconds < timing.quick)
+
+
+def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
+    """Those of the ranks, or of the one process; of a command's processes, which may be of any kind, all."""
+    own = task.kind == "command"
+    return tuple(fault for fault in faults.read(folder) if own or fault.rank is not None or fault.pid == pid)
 
 
 def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from train.contract import Exit
+from train.faults import Fault
 
 _FINAL: Final = {
     Exit.SUPERSEDED: "another start of this run has taken over",
@@ -31,7 +32,7 @@ class Outcome:
 
     `code`: of the command (torchrun), negative for a signal. `marks`: what the processes wrote to their exit file.
     `signum`: the signal that train.node itself got, 0 for none. `note`: why the command was ended from outside, empty
-    if it ended by itself.
+    if it ended by itself. `faults`: the exceptions that its processes failed with.
     """
 
     node: int
@@ -39,6 +40,7 @@ class Outcome:
     marks: tuple[int, ...] = ()
     signum: int = 0
     note: str = ""
+    faults: tuple[Fault, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -76,22 +78,34 @@ def decided(outcomes: Sequence[Outcome]) -> End | None:
     for code, words in _FINAL.items():
         if marked := [outcome for outcome in bad if code in outcome.marks]:
             return End(code, f"node {marked[0].node}: {words}", terminal=code in _TERMINAL)
-    return _stopped(bad)
+    return _stopped(bad) or _impossible(bad)
 
 
-def exhausted(outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False) -> End | None:
+def exhausted(
+    outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False, again: Fault | None = None
+) -> End | None:
     """The end of a run that has failed too often, or None for another generation.
 
     `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
-    `hopeless`: the last two failed alike, at once and before their first step.
+    `hopeless`: the last two failed alike, at once and before their first step. `again`: both failed with it.
     """
     bad = [outcome for outcome in outcomes if not outcome.ok]
+    if again:
+        return End(Exit.FAILED, f"{_first(bad)}; failed twice in the same way, not retrying: {again}", terminal=True)
     if failures > restarts:
         return End(Exit.FAILED, f"{_first(bad)}; {_count(failures)} without a new checkpoint", terminal=True)
     if hopeless:
         words = "failed twice before its first step: starting again can't help"
         return End(Exit.FAILED, f"{_first(bad)}; {words}", terminal=True)
     return None
+
+
+def recurring(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None:
+    """The exception that two generations failed with at the same step and place; None if a restart may help."""
+    if own_failure(before) is None or own_failure(now) is None:
+        return None
+    known = {fault.recurring for outcome in before for fault in outcome.faults} - {None}
+    return next((fault for outcome in now for fault in outcome.faults if fault.recurring in known), None)
 
 
 def own_failure(outcomes: Sequence[Outcome]) -> int | None:
@@ -117,6 +131,15 @@ def _stopped(bad: Sequence[Outcome]) -> End | None:
     for outcome in bad:
         if outcome.signum:
             return End(128 + outcome.signum, f"node {outcome.node} got {_signal_name(outcome.signum)}")
+    return None
+
+
+def _impossible(bad: Sequence[Outcome]) -> End | None:
+    """The end where the code can't be loaded: each restart would come to the same."""
+    for outcome in bad:
+        for fault in outcome.faults:
+            if fault.permanent and not outcome.note:
+                return End(Exit.USAGE, f"node {outcome.node}: {fault}; not retrying", terminal=True)
     return None
 
 

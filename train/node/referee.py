@@ -14,7 +14,7 @@ from train import contract
 from train.contract import Exit
 from train.errors import OutputError, TrainError
 from train.node.control import Order, Pulse, Store, Timing, decode_outcome, reserve_port
-from train.node.outcome import End, Outcome, decided, exhausted, own_failure
+from train.node.outcome import End, Outcome, decided, exhausted, own_failure, recurring
 from train.node.patiently import patiently
 from train.node.record import Record
 
@@ -70,7 +70,7 @@ class Referee:
             self._finish(end)
 
     def _play(self) -> End:
-        code = None
+        code, last = None, list[Outcome]()
         while True:
             here = self._gather()
             if isinstance(here, End):
@@ -92,7 +92,10 @@ class Referee:
             stillborn = not durable and time.monotonic() - began < self._timing.quick
             code = self._stillborn(outcomes, generation) if stillborn else None
             hopeless = code is not None and code == before
-            if end := exhausted(outcomes, failures=self._failures, restarts=self._restarts, hopeless=hopeless):
+            again, last = recurring(last, outcomes), outcomes
+            if end := exhausted(
+                outcomes, failures=self._failures, restarts=self._restarts, hopeless=hopeless, again=again
+            ):
                 return end
             bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
             self._say(f"{bad}; starting again ({self._failures} of {self._restarts} since the last checkpoint)")

@@ -21,6 +21,8 @@ from torch.distributed.run import main as torchrun
 
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
 """train.contract.EXIT_FILE, which can't be imported here: where a worker that ended on purpose has written its code."""
+FAULTS: Final = "LAUNCH_FAULTS"
+"""train.contract.FAULTS: where a worker has recorded the exception that it failed with, which the node reports."""
 
 SHUTDOWN: Final = "--shutdown-timeout"
 
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         torchrun(_understood(argv, get_args_parser()))
     except ChildFailedError as error:
-        for line in lines(error, os.environ.get(EXIT_FILE, "")):
+        for line in lines(error, os.environ.get(EXIT_FILE, ""), os.environ.get(FAULTS, "")):
             print(f"train.node: {line}", file=sys.stderr, flush=True)
         _, failed = error.get_first_failure()
         return failed.exitcode if failed.exitcode > 0 else 128 - failed.exitcode
@@ -68,12 +70,13 @@ def _understood(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
     return [word for word in argv if not word.startswith(f"{SHUTDOWN}=")]
 
 
-def lines(error: ChildFailedError, exit_file: str) -> Iterator[str]:
+def lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator[str]:
     """What the output doesn't say by itself: which rank was the first to fail, and what killed it. Nothing of ranks
-    that torchrun ended for that, and nothing at all where a worker has said why it ends (its code is in `exit_file`).
+    that torchrun ended for that, and nothing at all where a worker has said why it ends (its code is in `exit_file`, or
+    its exception in the folder `faults`).
     """
     rank, failed = error.get_first_failure()
-    if str(failed.exitcode) not in _marks(exit_file):
+    if str(failed.exitcode) not in _marks(exit_file) and not Path(faults, f"{failed.pid}.json").is_file():
         yield f"rank {rank} failed first: {_how(failed)}"
     for other, failure in sorted(error.failures.items()):
         if other != rank and failure.exitcode < 0 and failure.signal_name() != "SIGTERM":

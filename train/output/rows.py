@@ -11,9 +11,10 @@ Row = dict[str, Any]
 
 
 def plain(row: Mapping[str, Any]) -> Row:
-    """A row that strict JSON can hold: numbers of other kinds become float, nan and infinities null and named."""
+    """A row that strict JSON can hold: numbers of other kinds become float, nan and infinities null, and `nonfinite`
+    says which they are: nan, inf or -inf."""
     values = {key: _plain(value) for key, value in row.items()}
-    lost = [key for key, value in values.items() if value is None and row[key] is not None]
+    lost = {key: str(float(row[key])) for key, value in values.items() if value is None and row[key] is not None}
     return {**values, **({"nonfinite": lost} if lost else {})}
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it, untyped
 
-from train import contract, metrics
+from train import contract, faults, metrics
 from train.agreement import APART_SECONDS, Agreement, Wish
 from train.config import Checkpoint
 from train.dist import Ranks, gather, meet, speaks
@@ -198,6 +198,7 @@ def restore(state: keep.State, own: keep.State, settings: Checkpoint) -> int:
 
 @_deliberately
 def due(step: int) -> bool:
+    faults.reached(step)
     return _here().due(step)
 
 

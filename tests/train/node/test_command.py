@@ -78,7 +78,8 @@ def test_without_torchrun() -> None:
 
 def test_the_platforms_own_variables_are_left_alone() -> None:
     environ = {"MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": "/code"}
-    paths = Paths(Path("/workspace"), Path("/x/exit"), Path("/x/notice"), Path("/spool"), Path("/x/watch"))
+    folders = (Path(name) for name in ("/workspace", "/x/exit", "/x/notice", "/spool", "/x/watch", "/x/faults"))
+    paths = Paths(*folders)
     env = child_env(environ, ORDER, 1, gpus=8, paths=paths)
     assert {name: env[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")} == {
         name: environ[name] for name in ("MASTER_ADDR", "RANK", "WORLD_SIZE")
@@ -93,6 +94,7 @@ def test_the_platforms_own_variables_are_left_alone() -> None:
         "LAUNCH_EXIT_FILE": "/x/exit",
         "LAUNCH_NOTICE": "/x/notice",
         "LAUNCH_WATCH": "/x/watch",
+        "LAUNCH_FAULTS": "/x/faults",
         "LAUNCH_SPOOL": "/spool",
     }
     without = child_env(environ, ORDER, 1, gpus=8, paths=replace(paths, spool=None))

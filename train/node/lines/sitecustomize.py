@@ -1,5 +1,5 @@
-"""Makes every Python process that the node starts write whole lines, find the user's code, and write its stacks on a
-signal of the node; the folder is first on their PYTHONPATH.
+"""Makes every Python process that the node starts write whole lines, find the user's code, record what it fails with,
+and write its stacks on a signal of the node; the folder is first on their PYTHONPATH.
 
 An unbuffered Python (torchrun starts its workers with -u) writes the text and the end of a print() separately, so that
 the lines of processes which share one pipe are torn: 15 % of them when two ranks print at the same time. Written line
@@ -16,8 +16,9 @@ import os
 import sys
 from contextlib import suppress
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import TracebackType
 
 
 def _write_whole_lines() -> None:
@@ -44,6 +45,27 @@ def _folders(code: Path) -> list[str]:
     return list(dict.fromkeys([*([str(script.parent)] if is_own else []), str(code)]))
 
 
+def _record_failures() -> None:
+    """See train/faults.py. A rank's own subprocesses are not recorded."""
+    if os.environ.get("LAUNCH_FAULTS"):  # train.contract.FAULTS
+        if "RANK" in os.environ:
+            os.environ.setdefault("LAUNCH_FAULTS_PID", str(os.getpid()))  # train.faults.OWNER
+        sys.excepthook = _failed
+
+
+def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        faults = sys.modules.get("train.faults")
+        if not hasattr(faults, "report"):  # not imported yet, or hidden by the user's own `train`
+            path = Path(__file__).parents[2] / "faults.py"
+            spec = spec_from_file_location("launch_faults", path)
+            faults = module_from_spec(spec)  # type: ignore[arg-type]  # it exists
+            spec.loader.exec_module(faults)  # type: ignore[union-attr]
+        faults.report(error.with_traceback(trace))  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001 - the error itself matters more
+        sys.__excepthook__(kind, error, trace)
+
+
 def _write_stacks_when_asked() -> None:
     """faulthandler does so from C, whatever the process hangs in. See train/node/hangs.py, SIGNAL."""
     if folder := os.environ.get("LAUNCH_WATCH"):  # train.contract.WATCH
@@ -65,5 +87,6 @@ def _run_the_one_behind() -> None:
 
 _write_whole_lines()
 _find_the_code()
+_record_failures()
 _write_stacks_when_asked()
 _run_the_one_behind()

@@ -1,0 +1,223 @@
+"""Failures that no restart can repair, and how often a failure is printed: real processes under train.node."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.train.material import USUAL
+from tests.train.nodes import Machines, Node, machines
+from train import faults
+from train.contract import Exit
+from train.faults import Fault
+from train.node.outcome import Outcome, recurring
+
+GENERATION = "import os, sys; print('generation', os.environ['LAUNCH_GENERATION'], flush=True)\n"
+STEPS = (
+    "from train import metrics\n"
+    "for step in range(1, 10):\n"
+    "    if step > {limit}:\n"
+    "        raise {error}\n"
+    "    metrics.log(step, loss=1.0)\n"
+)
+PYTHON = ("--launcher", "python", "--script", "work.py")
+RANKS = {"LAUNCH_PROCESSES": "2"}
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Machines]:
+    with machines(tmp_path) as found:
+        yield found
+
+
+def generations(node: Node) -> str:
+    """The numbers of the starts, each once."""
+    return "".join(dict.fromkeys(re.findall(r"^generation (\d)", node.text, re.M)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "starts"),
+    [
+        ("7", "ZeroDivisionError('division by zero')", "01"),
+        ("3 + int(os.environ['LAUNCH_GENERATION'])", "ZeroDivisionError('division by zero')", "0123"),  # another step
+        ("7", "ConnectionResetError('the data server')", "0123"),
+        ("7", "RuntimeError('[gloo/tcp.cc] Connection closed by peer [127.0.0.1]:1')", "0123"),
+    ],
+)
+def test_the_same_exception_at_the_same_step_and_place_is_not_retried(
+    one: Machines, limit: str, error: str, starts: str
+) -> None:
+    one.script(GENERATION + STEPS.format(limit=limit, error=error))
+    node = one.start(*PYTHON)
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == starts
+    assert ("work.py:5" in (one.run_folder / "terminal").read_text()) == (starts == "01")
+
+
+def test_the_same_exception_at_another_place_is_retried(one: Machines) -> None:
+    one.script(GENERATION + "if os.environ['LAUNCH_GENERATION'] == '1':\n    int('x')\nint('x')\n")
+    node = one.start(*PYTHON, env={"LAUNCH_RESTARTS": "2"}, timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == "012"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import argparse; argparse.ArgumentParser().parse_args(['--wrong'])", "unrecognized arguments: --wrong"),
+        ("def f(:\n", "SyntaxError"),
+        ("import broken", "broken.py:1"),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("from json import nothing", "ImportError: cannot import name 'nothing'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "argv", [PYTHON, ("--launcher", "python", "--module", "work"), ("--command", "--", "python", "work.py")]
+)
+def test_what_can_not_start_is_not_retried_once(one: Machines, argv: tuple[str, ...], text: str, words: str) -> None:
+    one.script("print('generation', 0); def f(:\n", "broken.py")
+    one.script(text if text.startswith("def") else GENERATION + text)
+    node = one.start(*argv)
+    assert node.wait() == Exit.USAGE, node.text
+    assert "starting again" not in node.text
+    assert words in node.text
+    assert node.text.count("Traceback") <= 1
+    assert (one.run_folder / "terminal").exists()
+
+
+def test_a_command_that_exits_with_2_after_a_while_is_retried(one: Machines) -> None:
+    node = one.start("--command", "--", "sh", "-c", "echo generation $LAUNCH_GENERATION; exit 2", timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == "0123"
+
+
+def test_an_import_that_fails_for_want_of_a_native_library_may_work_elsewhere(one: Machines) -> None:
+    one.script(GENERATION + "raise ImportError('libcuda.so.1: cannot open shared object file: No such file')")
+    node = one.start(*PYTHON)
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == "01"
+
+
+@pytest.mark.parametrize("argv", [("--script", "work.py"), PYTHON])
+def test_what_a_subprocess_fails_with_is_the_scripts_own_business(one: Machines, argv: tuple[str, ...]) -> None:
+    probe = "import subprocess; subprocess.run([sys.executable, '-c', 'import nothing_of_this_name'])\n"
+    one.script(GENERATION + probe + "raise ValueError(os.environ['LAUNCH_GENERATION'])")
+    node = one.start(*argv, env={"LAUNCH_RESTARTS": "2"}, timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == "012"
+
+
+def test_ranks_and_restarts_that_fail_alike_print_one_traceback(one: Machines) -> None:
+    one.script(
+        GENERATION + "import pathlib, time\n"
+        "start = os.environ['LAUNCH_GENERATION']\n"
+        "pathlib.Path(f'{start}-' + os.environ['RANK']).touch()\n"
+        "while not all(os.path.exists(f'{start}-{rank}') for rank in (0, 1)): time.sleep(0.001)\n"
+        "raise ValueError('of rank ' + os.environ['RANK'])\n"
+    )
+    node = one.start("--script", "work.py", env=RANKS, timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED
+    assert node.text.count("Traceback") == 1
+    assert len(re.findall(r"ranks? (0 )?failed( alike)?: ValueError: of rank 0 \(work\.py:6\)", node.text)) >= 2
+    assert "exit code 1\n" not in node.text.replace("(exit code 1)", "")
+
+
+def test_ranks_that_lose_a_failed_peer_print_no_traceback(one: Machines) -> None:
+    one.script(
+        GENERATION + "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1:\n"
+        "    raise ValueError('mine')\n"
+        "dist.barrier()\n"
+    )
+    node = one.start("--script", "work.py", env=RANKS)
+    assert node.wait() == Exit.FAILED
+    assert node.text.count("Traceback") == 1
+    assert "[rank1]: ValueError: mine\n" in node.text
+    assert node.text.count("rank 1 failed: ValueError: mine (work.py:5)") == 2
+    assert generations(node) == "01"
+
+
+def test_nodes_that_fail_alike_print_one_traceback(tmp_path: Path) -> None:
+    with machines(tmp_path, size=2) as both:
+        both.script(
+            GENERATION + "import torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "dist.barrier()\n"
+            "raise ValueError('everywhere')\n"
+        )
+        nodes = [both.start("--script", "work.py", node=number) for number in (0, 1)]
+        assert [node.wait() for node in nodes] == [Exit.FAILED, Exit.FAILED]
+        assert sum(node.text.count("Traceback") for node in nodes) == 1
+        assert all("failed: ValueError: everywhere (work.py:5)" in node.text for node in nodes)
+
+
+def test_a_script_beside_a_module_of_the_packages_name_is_told_alike(one: Machines) -> None:
+    one.script("1 / 0", "train.py")
+    node = one.start("--script", "train.py", env={"PYTHONSAFEPATH": "1"})
+    assert node.wait() == Exit.FAILED
+    assert node.text.count("Traceback") == 1
+    assert node.text.count("rank 0 failed: ZeroDivisionError: division by zero (train.py:1)") == 2
+
+
+def test_the_trainer_with_code_of_the_users_that_fails_at_a_step(one: Machines) -> None:
+    one.script(
+        "calls = 0\n"
+        "def loss(output, batch):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return output.mean() if calls < 12 else None + 1\n",
+        "mine.py",
+    )
+    config = {**USUAL, "loss": "mine:loss", "steps": 20, "compile": False}
+    node = one.start(env={**RANKS, "LAUNCH_CONFIG": json.dumps(config)})
+    assert node.wait() == Exit.FAILED, node.text
+    assert node.text.count("Traceback") == 1, node.text
+    assert "failed twice in the same way" in (one.run_folder / "terminal").read_text()
+    assert "mine.py:5" in (one.run_folder / "terminal").read_text()
+
+
+def fault(**changed: object) -> Fault:
+    usual = Fault("KeyError: 'x'", "work.py:3", 7, 0, 1, peer=False, transient=False, permanent=False)
+    return usual._replace(**changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True),
+        ({"error": "KeyError: 'y'", "rank": 3, "pid": 9}, True),
+        ({"error": "ValueError: 'x'"}, False),
+        ({"step": 8}, False),
+        ({"place": "work.py:4"}, False),
+        ({"transient": True}, False),
+        ({"step": None}, False),
+    ],
+)
+def test_what_makes_two_failures_one(changed: dict[str, object], same: bool) -> None:
+    before, now = Outcome(0, 1, faults=(fault(),)), Outcome(1, 1, faults=(fault(**changed),))
+    assert (recurring([before], [now]) is not None) == same
+    assert recurring([before], [now, Outcome(0, -9)]) is None, "a signal ended a peer: its own fault is unknown"
+
+
+def test_where_the_step_is_unknown_the_text_counts_too() -> None:
+    def twice(error: str) -> Fault | None:
+        return recurring(
+            [Outcome(0, 1, faults=(fault(step=None),))], [Outcome(0, 1, faults=(fault(step=None, error=error),))]
+        )
+
+    assert twice("KeyError: 'x'")
+    assert twice("KeyError: 'y'") is None
+
+
+def test_a_record_that_can_not_be_written_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(faults.FOLDER, str(tmp_path / "nowhere"))
+    for _ in range(2):
+        faults.report(ValueError("seen"))
+    assert capsys.readouterr().err == "ValueError: seen\n" * 2
