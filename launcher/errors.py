@@ -6,13 +6,15 @@ has the one handler; SDK errors are turned into these in `launcher.apply` and no
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class LaunchError(Exception):
     """launch's own error; the root of the tree."""
 
     exit_code: ClassVar[int] = 1
+    data: dict[str, Any] | None = None
+    """With `-o json`, the document of the command that failed; the error is printed in it."""
 
     def __init__(self, problem: str, hint: str = "", *, field: str = "") -> None:
         """`field` is the dotted field of the spec that caused it (`machine.gpus`, `regions.0`), if one did."""

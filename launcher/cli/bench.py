@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def bench(
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
-    print(measured([*program(gpus), *words]), end="")
+    print(measured([*program(gpus), *words], output_format), end="")
 
 
 def check_parts(only: str | None) -> None:
@@ -64,7 +65,7 @@ def program(gpus: int | None) -> list[str]:
     return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "train.bench"]
 
 
-def measured(argv: Sequence[str]) -> str:
+def measured(argv: Sequence[str], output: Output) -> str:
     """What it printed; what it says on the way goes to stderr. Raises UsageError, JobFailed or LaunchError."""
     import subprocess
 
@@ -74,8 +75,12 @@ def measured(argv: Sequence[str]) -> str:
     if done.returncode == contract.Exit.USAGE:
         raise UsageError("the bench was not started", "See the error above.")
     if done.returncode == contract.Exit.UNFIT:
-        print(done.stdout, end="")
-        raise JobFailed("this machine is far slower than it should be", "See above what is slow.")
+        error = JobFailed("this machine is far slower than it should be", "See above what is slow.")
+        if output is Output.json:
+            error.data = json.loads(done.stdout)
+        else:
+            print(done.stdout, end="")
+        raise error
     if done.returncode:
         raise LaunchError(f"the bench failed with exit code {done.returncode}", "See its output above.")
     return done.stdout

@@ -41,14 +41,18 @@ def cancel(
         note(world, job)
     errors += not_removed(service, [job for job in found.jobs if job.is_over])
     done = bool(active) or barred(world, found)
-    show(found, ended or ([] if active else [found.job]), output_format, done=done, only_barred=done and not active)
-    if errors:
-        raise errors[0]
     if found.unread:
-        raise UnreachableError(
-            f"whether {found.id} has a job in {', '.join(found.unread)} isn't known: that couldn't be read",
-            f"launch cancel {found.id} again, once it can be.",
+        errors.append(
+            UnreachableError(
+                f"whether {found.id} has a job in {', '.join(found.unread)} isn't known: that couldn't be read",
+                f"launch cancel {found.id} again, once it can be.",
+            )
         )
+    error = errors[0] if errors else None
+    jobs = ended or ([] if active else [found.job])
+    show(found, jobs, output_format, error, done=done, only_barred=done and not active)
+    if error:
+        raise error
 
 
 def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
@@ -65,8 +69,9 @@ def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[l
             service.release(job)
         except LaunchError as error:
             errors.append(error)
-        except KeyboardInterrupt:
-            say(f"interrupted; {job.run} may end all the same\nlaunch status {job.run} shows that")
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"{job.run} may end all the same\nlaunch status {job.run} shows that")
+            say(f"interrupted; {stop.__notes__[-1]}")
             raise
     return ended, errors
 
@@ -122,9 +127,11 @@ def barred(world: World, run: Run) -> bool:
         return False
 
 
-def show(run: Run, jobs: Sequence[Job], output: Output, *, done: bool, only_barred: bool) -> None:
-    """The jobs as they have ended. `done`: by this command; `only_barred`: it had no more to do than to keep the run
-    from another attempt."""
+def show(
+    run: Run, jobs: Sequence[Job], output: Output, error: LaunchError | None, *, done: bool, only_barred: bool
+) -> None:
+    """The jobs as they have ended; `error` ends the command. `done`: by this command; `only_barred`: it had no more to
+    do than to keep the run from another attempt."""
     from launcher.cli.documents import printed
     from launcher.cli.status import job_data
 
@@ -135,7 +142,7 @@ def show(run: Run, jobs: Sequence[Job], output: Output, *, done: bool, only_barr
             print("no other attempt will be made")
     elif jobs:
         data = [job_data(run.id, job) for job in jobs]
-        printed({**data[0], "jobs": data}, output)
+        printed({**data[0], "jobs": data}, output, error)
 
 
 def end_text(run: Run, job: Job) -> str:

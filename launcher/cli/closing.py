@@ -23,13 +23,13 @@ ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "w
 WHY = "only then is another place tried where there are no machines"
 
 
-def show_job(job: Job, output: Output) -> None:
-    """For scripts, a job as it was last seen: of a watch that has ended without its end."""
+def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None:
+    """For scripts, a job as it was last seen: of a watch that has ended without its end, by `error`."""
     from launcher.cli.documents import printed
     from launcher.cli.status import job_data
 
     if output is not Output.text:
-        printed(job_data(job.run, job), output)
+        printed(job_data(job.run, job), output, error)
 
 
 def show_gone(made: Plan, output: Output) -> None:
@@ -53,8 +53,8 @@ def show_begun(job: Job, output: Output) -> None:
     print(f"launch cancel {job.run}\n    ends it")
 
 
-def show_end(job: Job, made: Plan | None, output: Output) -> None:
-    """How the run ended, what was learned, and where it lies."""
+def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | None = None) -> None:
+    """How the run ended, what was learned, and where it lies. `error` ends the command."""
     from launcher.cli.documents import printed
     from launcher.cli.status import job_data
     from launcher.cli.summary import as_data, lines
@@ -71,7 +71,7 @@ def show_end(job: Job, made: Plan | None, output: Output) -> None:
             print(f"{'cost':{LABEL}}≈${usd:,.2f} for the machines of this attempt")
         return
     data = {"seconds": seconds, "usd": usd, "restarts": restarts, "results": as_data(found)}
-    printed({**job_data(job.run, job), **data}, output)
+    printed({**job_data(job.run, job), **data}, output, error)
 
 
 def results_of(folder: str | None) -> Results | None:

@@ -148,11 +148,12 @@ def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: O
         last_words(teller)
         job = error.job if isinstance(error, RunEnded) else screen.job
         if job and isinstance(error, JobFailed | RunEnded):
-            show_end(job, made, output)
+            show_end(job, made, output, error)
         elif job:
-            show_job(job, output)
+            show_job(job, output, error)
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        stop.add_note(left(screen.job, run))
         last_words(teller, left(screen.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of

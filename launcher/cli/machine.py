@@ -137,7 +137,8 @@ def waited_for(machine: Machine) -> Iterator[None]:
     """Ctrl-C takes nothing back: what Compute Engine has begun goes on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"what was begun goes on\nlaunch vm status {machine.name} shows how far it is")
         say(f"interrupted; what was begun goes on\nlaunch vm status {machine.name} shows how far it is")
         raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ from launcher.cli.preemption import Preempted, Ran, say
 from launcher.cli.printer import Cause, LinePrinter
 from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.summary import relative
-from launcher.errors import JobFailed
+from launcher.errors import JobFailed, LaunchError
 from train import contract
 
 if TYPE_CHECKING:
@@ -109,9 +108,10 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
         shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
-    show(shown, job, output)
-    if not end.succeeded:
-        raise failure(end, request.run_folder, printer.cause)
+    error = None if end.succeeded else failure(end, request.run_folder, printer.cause)
+    show(shown, job, output, error)
+    if error:
+        raise error
 
 
 def say_what_is_run(request: Job) -> None:
@@ -151,8 +151,9 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
                 return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
 
             return preemption.run(start, job.preempt_after)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         where = f"The run folder is {request.run_folder}." if request.run_folder else "There is no run folder."
+        stop.add_note(f"everything was stopped. {where}")
         print(f"launch: interrupted; everything was stopped. {where}", file=sys.stderr)
         raise
 
@@ -241,8 +242,9 @@ def meaning(code: int) -> str:
     return next((f" ({text})" for known, text in words.items() if known == code), "")
 
 
-def show(shown: Page, job: Rehearsal, output: Output) -> None:
-    """The result on stdout."""
+def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None = None) -> None:
+    """The result on stdout. `error` ends the command."""
+    from launcher.cli.documents import printed
     from launcher.cli.summary import as_data, lines, next_commands
 
     end, found = shown.end, shown.found
@@ -255,17 +257,20 @@ def show(shown: Page, job: Rehearsal, output: Output) -> None:
             nodes = job.plan.machine.nodes if job.plan else None
             print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found, job.output)]))
         return
-    data = {"run": shown.run, "exit_codes": end.exit_codes, "run_folder": shown.folder, **as_data(found)}
-    data["restarts"] = shown.restarts
+    data = {
+        "run": shown.run,
+        "state": "SUCCEEDED" if end.succeeded else "FAILED",
+        "exit_codes": end.exit_codes,
+        "seconds": end.seconds,
+        "run_folder": shown.folder,
+        **as_data(found, end.time),
+        "restarts": shown.restarts,
+        "error": None,
+    }
     if shown.images:
         data["images"] = list(shown.images)
     if shown.left:
         data["left_behind"] = [{"folder": left.folder and str(left.folder), "files": left.files} for left in shown.left]
     if shown.preempted:
         data["preemption"] = shown.preempted.as_data()
-    if output is Output.json:
-        print(json.dumps(data, indent=2))
-    else:
-        from launcher.cli.show import as_yaml
-
-        print(as_yaml(data))
+    printed(data, output, error)

@@ -132,14 +132,17 @@ def program(name: str = "launch") -> str:
     return relative(str(Path(sys.executable).parent / name))
 
 
-def as_data(found: Results | None) -> dict[str, Any]:
-    """The trainer's own words for `-o json`."""
+def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
+    """For `-o json`: the number of steps, and how the run ended.
+
+    `end` is the trainer's event of that name. Without one (a script, or a run that failed) it is the newest row of the
+    metrics; `time` is then when the run ended, in Unix seconds. None: neither is known.
+    """
+    rows = found.rows if found else ()
     end = found.event("end") if found else None
-    return {
-        "steps": len(found.rows) if found else 0,
-        "end": dict(end) if end else None,
-        "nonfinite": found.nonfinite if found else {},
-    }
+    if end is None and (rows or time is not None):
+        end = {"step": None, **(rows[-1] if rows else {}), **({"time": time} if time is not None else {})}
+    return {"steps": len(rows), "end": dict(end) if end else None, "nonfinite": found.nonfinite if found else {}}
 
 
 def duration(seconds: float) -> str:

@@ -91,7 +91,8 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
             job, is_new = until_there(course, fresh=True)
             machine = there(world, job, made, teller, is_new=is_new)
             machine = machine if detach else wait(world, machine, teller)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        stop.add_note(left(screen.job, made.run))
         following.last_words(teller, left(screen.job, made.run))
         raise
     finally:

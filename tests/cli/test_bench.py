@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import bench, files
+from launcher.cli.options import Output
 from launcher.errors import JobFailed, LaunchError, UsageError
 from tests.command import launch
 from train import contract
@@ -63,10 +64,10 @@ def test_a_part_that_does_not_exist_is_refused_with_those_that_do(
 @pytest.mark.parametrize(("code", "error"), [(2, UsageError), (70, JobFailed), (1, LaunchError), (137, LaunchError)])
 def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(error) as caught:
-        bench.measured(["sh", "-c", f"echo the table; exit {code}"])
+        bench.measured(["sh", "-c", f"echo the table; exit {code}"], Output.text)
     assert type(caught.value) is error
     assert capsys.readouterr().out == ("the table\n" if code == contract.Exit.UNFIT else "")
-    assert bench.measured(["echo", "the table"]) == "the table\n"
+    assert bench.measured(["echo", "the table"], Output.text) == "the table\n"
 
 
 def test_the_spec_for_a_rented_machine() -> None:
