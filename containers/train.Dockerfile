@@ -80,9 +80,14 @@ COPY --from=build /opt/nvidia /opt/venv/site-packages
 COPY --from=build /opt/triton /opt/venv/site-packages
 COPY --from=build /opt/torch /opt/venv/site-packages
 
-# The constraint: a requirement of the user's must not put another build of PyTorch in the place of this one unseen.
+# The constraint keeps a requirement from replacing this build of PyTorch. Packages that link against PyTorch must be
+# built for the same variant: PyPI's torchvision is for CUDA 13 and fails at import beside a cu126 or cpu build. Those
+# builds of PyTorch name their variant in their version, and PyTorch's index has the packages that match.
 COPY requirements.txt /opt/venv/requirements.txt
-RUN pip install --requirement /opt/venv/requirements.txt --constraint /opt/venv/constraints.txt
+RUN sed -nE 's,^torch==.*[+](cpu|cu[0-9]+)$,--extra-index-url https://download.pytorch.org/whl/\1,p' \
+      /opt/venv/constraints.txt > /opt/venv/index.txt \
+ && pip install --requirement /opt/venv/index.txt --requirement /opt/venv/requirements.txt \
+      --constraint /opt/venv/constraints.txt
 
 USER 1000:1000
 WORKDIR /workspace

@@ -178,8 +178,18 @@ def test_an_edit_touches_the_last_layer_only(built: Built, tmp_path: Path) -> No
 
 def test_requirements_that_cannot_be_met(built: Built) -> None:
     source = built.source._replace(requirements="torch==2.12.0\n")
-    with pytest.raises(EngineError, match=r"Step \d+/\d+ : RUN pip install .*requirements.txt") as error:
-        built.engine.build(source, built.image, target="dependencies", tag=f"{built.image.dependencies}-bad", labels={})
+    said: list[str] = []
+    with pytest.raises(EngineError, match=r"Step \d+/\d+ : RUN .*requirements.txt") as error:
+        built.engine.build(
+            source,
+            built.image,
+            target="dependencies",
+            tag=f"{built.image.dependencies}-bad",
+            labels={},
+            on_line=said.append,
+        )
+    (indexes,) = {line for line in said if "Looking in indexes" in line}
+    assert indexes.endswith("https://download.pytorch.org/whl/cpu"), "PyPI's torchvision is built for CUDA 13"
     assert "image.requirements" in error.value.hint
     assert "torch==2.12.0" in error.value.problem  # pip's own words
     assert built.engine.has(f"{built.image.dependencies}-bad") is None
