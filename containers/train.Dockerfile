@@ -61,9 +61,10 @@ RUN if [ "${WHEEL}" != cpu ]; then \
     fi
 
 # No root: the code needs none, and what it writes outside the bucket stays its own. By number, since a base may have
-# given this one to a user of its own.
+# given this one to a user of its own. The group may write beside the code as well: a rehearsal runs as whoever asks,
+# and that user joins the group.
 RUN getent passwd 1000 || useradd --create-home --uid 1000 --user-group launch \
- && install --directory --owner 1000 --group 1000 /workspace
+ && install --directory --owner 1000 --group 1000 --mode 775 /workspace
 
 # A user's train.py must not hide our package: ours comes first, and no script folder goes in front of it. The user's
 # code is the working directory: train.node puts it behind the standard library, which it must not hide either.

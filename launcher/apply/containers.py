@@ -247,6 +247,7 @@ def host_config(api: Any, one: Settings) -> Any:
 
     return api.create_host_config(
         network_mode=one.network,
+        group_add=[one.group] if one.group else None,
         shm_size=one.shm,
         mounts=[Bound(path, path, type="bind", read_only=not writable) for path, writable in one.mounts],
         device_requests=[DeviceRequest(device_ids=list(one.gpus), capabilities=[["gpu"]])] if one.gpus else None,

@@ -44,7 +44,7 @@ def write(tar: tarfile.TarFile, source: Source) -> None:
     for one in sorted(source.recipe):
         tars.add(tar, one, one.name, 0)
     text = source.requirements.encode()
-    info = tars.entry("requirements.txt", 0, tarfile.REGTYPE, 0o644)
+    info = tars.entry("requirements.txt", 0, tarfile.REGTYPE, 0o664)
     info.size = len(text)
     tar.addfile(info, BytesIO(text))
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()

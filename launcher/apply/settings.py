@@ -53,6 +53,8 @@ class Image(Struct, frozen=True, kw_only=True):
     id: str
     platform: str
     own: Own
+    group: str = ""
+    """Of the image's user, for containers that run as another user: a script writes beside its code."""
 
 
 class Mount(NamedTuple):
@@ -79,6 +81,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     shm: int
     user: str = ""
     """Empty: the image's own."""
+    group: str = ""
+    """A further group of that user; empty: none."""
     gpus: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
@@ -112,6 +116,7 @@ def settings(
             network=network,
             shm=min(SHM, machine.memory // 2),
             user=machine.user if mounts else "",
+            group=images[one.image].group,
             gpus=share,
             mounts=mounts,
         )
@@ -122,7 +127,13 @@ def settings(
 def image(inspected: Mapping[str, Any], user: str) -> Image:
     """An image by what the engine's inspection says of it, for containers that run as `user` (empty: as its own)."""
     parts = (inspected.get("Os", "linux"), inspected["Architecture"], inspected.get("Variant", ""))
-    return Image(id=inspected["Id"], platform="/".join(filter(None, parts)), own=own(inspected["Config"], user))
+    group = (inspected["Config"].get("User") or "").partition(":")[2] if user else ""
+    return Image(
+        id=inspected["Id"],
+        platform="/".join(filter(None, parts)),
+        own=own(inspected["Config"], user),
+        group=group,
+    )
 
 
 def own(config: Mapping[str, Any], user: str) -> Own:

@@ -49,7 +49,7 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
     What changed since its tag was made must not be pushed under it: the tag would be another content's for good.
     """
     for name in ("", *folders(tree.files)):
-        tar.addfile(entry(posixpath.join(tree.folder, name).rstrip("/"), tree.owner, tarfile.DIRTYPE, 0o755))
+        tar.addfile(entry(posixpath.join(tree.folder, name).rstrip("/"), tree.owner, tarfile.DIRTYPE, 0o775))
     found = [add(tar, file, posixpath.join(tree.folder, file.name), tree.owner) for file in sorted(tree.files)]
     if tree.digest and digest_of(found) != tree.digest:
         raise LaunchError("the code was changed while its image was made", "No image was made; run the command again.")
@@ -77,7 +77,7 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int) -> bytes:
         with file.path.open("rb") as content:
             status = os.fstat(content.fileno())
             executable = bool(status.st_mode & 0o100)
-            info = entry(name, owner, tarfile.REGTYPE, 0o755 if executable else 0o644)
+            info = entry(name, owner, tarfile.REGTYPE, 0o775 if executable else 0o664)
             info.size = status.st_size
             hashing = Hashing(content)
             tar.addfile(info, hashing)  # type: ignore[arg-type]  # it reads, and nothing else

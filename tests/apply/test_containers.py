@@ -154,6 +154,8 @@ def test_what_it_gets_of_this_machine() -> None:
     (gpus,) = made["DeviceRequests"]
     assert (gpus["DeviceIDs"], gpus["Capabilities"], gpus["Count"]) == (["2", "GPU-3"], [["gpu"]], 0)
     assert not containers.host_config(api, settings()).get("DeviceRequests")
+    assert containers.host_config(api, settings(group="1000"))["GroupAdd"] == ["1000"]
+    assert not containers.host_config(api, settings()).get("GroupAdd")
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:

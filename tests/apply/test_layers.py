@@ -76,12 +76,12 @@ def test_what_is_in_it(tmp_path: Path) -> None:
         entries = {one.name: (one.type, oct(one.mode), one.linkname) for one in tar.getmembers()}
         assert {(one.uid, one.gid, one.uname, one.mtime) for one in tar.getmembers()} == {(1000, 1000, "", TIME)}
     assert entries == {
-        "workspace": (tarfile.DIRTYPE, "0o755", ""),
-        "workspace/pkg": (tarfile.DIRTYPE, "0o755", ""),
-        "workspace/pkg/deep": (tarfile.DIRTYPE, "0o755", ""),
-        "workspace/pkg/deep/m.py": (tarfile.REGTYPE, "0o644", ""),
-        "workspace/pkg/é.txt": (tarfile.REGTYPE, "0o644", ""),
-        "workspace/run.sh": (tarfile.REGTYPE, "0o755", ""),
+        "workspace": (tarfile.DIRTYPE, "0o775", ""),
+        "workspace/pkg": (tarfile.DIRTYPE, "0o775", ""),
+        "workspace/pkg/deep": (tarfile.DIRTYPE, "0o775", ""),
+        "workspace/pkg/deep/m.py": (tarfile.REGTYPE, "0o664", ""),
+        "workspace/pkg/é.txt": (tarfile.REGTYPE, "0o664", ""),
+        "workspace/run.sh": (tarfile.REGTYPE, "0o775", ""),
         "workspace/link": (tarfile.SYMTYPE, "0o777", "pkg/deep"),
     }
 

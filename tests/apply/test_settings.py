@@ -29,9 +29,9 @@ def job(gpus: int = 0, count: int = 1, base: str = "", **container: Any) -> Job:
 
 
 def rendered(
-    one: Job, machine: Machine = MACHINE, mounts: tuple[Mount, ...] = (), own: Own | None = None
+    one: Job, machine: Machine = MACHINE, mounts: tuple[Mount, ...] = (), own: Own | None = None, group: str = ""
 ) -> list[Settings]:
-    image = Image(id="sha256:1", platform="linux/amd64", own=own or Own(env={"PATH": "/bin"}))
+    image = Image(id="sha256:1", platform="linux/amd64", own=own or Own(env={"PATH": "/bin"}), group=group)
     addresses = [f"{name}:2222" for name in named(one.pools)]
     return settings.settings(
         replicas(one, addresses=addresses, job_id="7", own=lambda _: image.own),
@@ -89,6 +89,25 @@ def test_shared_memory_is_half_of_this_machine_at_most() -> None:
 def test_files_on_this_machine_are_written_as_who_asked() -> None:
     assert rendered(job(), mounts=FOLDER)[0].user == "1234:1234"
     assert rendered(job())[0].user == ""
+
+
+@pytest.mark.parametrize(
+    ("user", "of_image", "group"),
+    [
+        ("501:20", "1000:1000", "1000"),
+        ("1000:1000", "1000:1000", "1000"),
+        ("501:20", "launch:users", "users"),
+        ("501:20", "1000", ""),
+        ("501:20", None, ""),
+        ("", "1000:1000", ""),
+    ],
+)
+def test_another_user_is_in_the_images_group(user: str, of_image: str | None, group: str) -> None:
+    """The code's folder belongs to that group, and scripts write there."""
+    inspected = {"Id": "sha256:1", "Architecture": "amd64", "Config": {"User": of_image}}
+    found = settings.image(inspected, user)
+    assert found.group == group
+    assert rendered(job(), mounts=FOLDER, group=group)[0].group == group
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,23 @@ def test_the_image_runs_as_nobody_in_particular_and_has_all_it_needs(built: Buil
     assert said.split() == ["1000", "2.13.0+cpu", "/opt/launch/train/__init__.py", "/opt/venv/bin/python", "None"]
 
 
-def run(built: Built, *command: str) -> str:
+def test_a_user_with_another_id_writes_beside_the_code(built: Built) -> None:
+    """`launch local --docker` runs the containers as whoever asked; on Vertex AI the script may write there too."""
+    script = "open('train.py', 'a'); open('new', 'w'); open('pkg/new', 'w'); import os; print(os.getuid())"
+    assert run(built, "python", "-c", script, user="501:20", group="1000") == "501\n"
+
+
+def run(built: Built, *command: str, user: str | None = None, group: str = "") -> str:
     """What a container prints; it must end with 0."""
     api = built.engine.api
-    made = api.create_container(built.image.uri, list(command[1:]), entrypoint=list(command[:1]), network_disabled=True)
+    made = api.create_container(
+        built.image.uri,
+        list(command[1:]),
+        entrypoint=list(command[:1]),
+        user=user,
+        network_disabled=True,
+        host_config=api.create_host_config(group_add=[group] if group else None),
+    )
     try:
         api.start(made)
         code = api.wait(made)["StatusCode"]

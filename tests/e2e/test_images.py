@@ -179,7 +179,7 @@ def test_the_engines_image_holds_the_same_files(job: Job, pushed: dict[str, Any]
     one, other = tree(api, pushed["reference"]), tree(api, built["reference"])
     assert one == other
     _, mode, *owner = one["workspace/run.sh"][:4]
-    assert (mode & 0o7777, owner) == (0o755, [1000, 1000])
+    assert (mode & 0o7777, owner) == (0o775, [1000, 1000])
     assert one["workspace/link"][4] == "pkg/deep"
     assert "workspace/.env" not in one
     for number, image in enumerate((pushed["reference"], built["reference"])):
