@@ -6,7 +6,10 @@ has the one handler; SDK errors are turned into these in `launcher.apply` and no
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
+
+MOST_PROBLEMS: Final = 19
+"""Problems that a SpecError's message shows, of two lines each; with the count of the others at most 40 lines."""
 
 
 class LaunchError(Exception):
@@ -57,7 +60,9 @@ class SpecError(UsageError):
     """A spec that can't be read or can't be meant: all of its problems at once."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__("\n".join(map(str, problems)))
+        more = len(problems) - MOST_PROBLEMS
+        shown = [*map(str, problems[:MOST_PROBLEMS]), *([f"… and {more} more problems"] if more > 0 else [])]
+        super().__init__("\n".join(shown))
         self.problems = problems
 
 

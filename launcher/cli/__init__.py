@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from launcher.cli import streams
 from launcher.errors import INTERRUPTED, LaunchError
@@ -123,10 +123,20 @@ def show_failure(words: Sequence[str], problem: str, hint: str, code: int, data:
     return output is Output.json
 
 
+MOST_LINES: Final = 40
+"""Lines of an error's message, its hint included."""
+
+
 def show_error(error: LaunchError) -> None:
     """What is wrong, and what to do next, on stderr."""
     from launcher.cli.show import fitted
 
-    print(fitted(f"error: {error.problem}"), file=sys.stderr)
-    if error.hint:
-        print(fitted(error.hint), file=sys.stderr)
+    hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []
+    problem = first_lines(fitted(f"error: {error.problem}"), MOST_LINES - len(hint))
+    print(*problem, *hint, sep="\n", file=sys.stderr)
+
+
+def first_lines(text: str, most: int) -> list[str]:
+    """Return a text's lines; of more than `most` the first, and how many more there are."""
+    lines = text.split("\n")
+    return lines if len(lines) <= most else [*lines[: most - 1], f"… and {len(lines) - most + 1} more lines"]

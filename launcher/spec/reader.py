@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Located", "Override", "parse_set", "read", "read_located", "read_text"]
 
-MOST_PROBLEMS = 50
-"""More than that is a file of another kind."""
-
 
 class Located(NamedTuple):
     """A spec, and the place where each of its values was set."""
@@ -71,7 +68,7 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
     try:
         loaded = load(text, lambda line: f"{source}:{line}")
     except SpecError as error:
-        raise SpecError(few(error.problems, source)) from None
+        raise SpecError(by_line(error.problems, source)) from None
     root, unset = apply(loaded.root, overrides)
     filler = Filler(JobSpec)
     spec = filler.fill(root, shape_of(JobSpec), ())
@@ -82,16 +79,12 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
         ]
         if not problems:
             return Located(spec, root, source)
-    raise SpecError(few(problems, source))
+    raise SpecError(by_line(problems, source))
 
 
-def few(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:
-    """The problems in the order of the file's lines, flags first; the many beyond a page are only counted."""
-    problems = sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem, source))
-    more = len(problems) - MOST_PROBLEMS
-    if more <= 0:
-        return tuple(problems)
-    return (*problems[:MOST_PROBLEMS], Problem(source, f"and {more} more problems", "is it the right file?"))
+def by_line(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:
+    """The problems in the order of the file's lines, flags first."""
+    return tuple(sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem, source)))
 
 
 def line_of(problem: Problem, source: str) -> int:

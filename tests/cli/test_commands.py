@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from launcher import __version__
+from launcher.cli import show_error
+from launcher.errors import LaunchError
 from tests.command import launch
+from tests.spec.hostile import merge_bomb
 
 ANSWER = ("vertex", "--gpus", "2", "--type", "h100", "--dry-run")
 
@@ -146,6 +149,31 @@ def test_all_errors_of_a_spec_at_once(tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (2, "")
     assert [f":{line}:" in ran.err for line in (1, 2, 3)] == [True] * 3
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_merge_bomb_is_a_message_of_a_screen(tmp_path: Path, flag: bool) -> None:
+    spec = tmp_path / "bomb.yaml"
+    spec.write_bytes(b"name: a\nmachine: {type: l4}\n" if flag else merge_bomb())
+    bomb = "run.config={" + ", ".join(f"k{n}: *a" for n in range(500)) + "}"
+    ran = launch("vertex", spec, "--dry-run", *(["--set", bomb] if flag else []))
+    assert (ran.code, ran.out) == (2, "")
+    assert len(ran.err.splitlines()) <= 40
+    assert len(ran.err) < 4_000
+    assert "more" in ran.err.splitlines()[-1]
+
+
+def test_a_long_error_is_cut_and_its_hint_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    hints = "\n".join(f"hint {n}" for n in range(3))
+    show_error(LaunchError("\n".join(f"line {n}" for n in range(1000)), hints))
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 40
+    assert (shown[0], shown[35], shown[36], shown[39]) == ("error: line 0", "line 35", "… and 964 more lines", "hint 2")
+    show_error(LaunchError("\n".join("x" * 40), "\n".join("y" * 100)))
+    shown = capsys.readouterr().err.splitlines()
+    assert (len(shown), shown[19], shown[39]) == (40, "… and 21 more lines", "… and 81 more lines")
+    show_error(LaunchError("\n".join("x" * 40)))
+    assert len(capsys.readouterr().err.splitlines()) == 40
 
 
 def test_code_is_part_of_the_run_and_ignored_files_are_not(tmp_path: Path) -> None:

@@ -78,12 +78,13 @@ def main(paths: list[str]) -> None:
     from launcher.spec.reader import read
 
     for path in paths:
-        start, found = time.process_time(), ["it was read"]
+        start, found, message = time.process_time(), ["it was read"], ""
         try:
             read(Path(path))
         except SpecError as error:
-            found = [str(problem) for problem in error.problems]
-        print(json.dumps({"path": path, "seconds": time.process_time() - start, "problems": found}))
+            found, message = [str(problem) for problem in error.problems], error.problem
+        known = {"path": path, "seconds": time.process_time() - start, "problems": found}
+        print(json.dumps({**known, "lines": message.count("\n") + 1, "characters": len(message)}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import SpecError
 from launcher.spec.models import JobSpec
-from launcher.spec.reader import Override, parse_set, read
+from launcher.spec.reader import Override, parse_set, read, read_text
 from tests.spec.helpers import SMALL, lines, problems, spec, whats
 
 FULL = """\
@@ -156,9 +156,13 @@ def test_too_many_variables() -> None:
 
 
 def test_the_many_are_counted() -> None:
-    found = problems("name: a\nmachine: {type: l4}\n" + "".join(f"k{i}: 1\n" for i in range(80)))
-    assert len(found) == 51
-    assert found[-1].what == "and 30 more problems"
+    text = SMALL + "".join(f"k{i}: 1\n" for i in range(80))
+    assert len(problems(text)) == 80
+    with pytest.raises(SpecError) as raised:
+        read_text(text.encode(), "s.yaml")
+    message = raised.value.problem.splitlines()
+    assert len(message) <= 40
+    assert message[-1] == f"… and {80 - sum('s.yaml:' in line for line in message)} more problems"
 
 
 # --- Overrides ------------------------------------------------------------------------------------------------------
