@@ -7,6 +7,8 @@ the effects: images looked at, a network and containers made, and all of it take
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import subprocess
 import sys
@@ -23,10 +25,18 @@ from launcher.apply.requests import Job
 from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
 from launcher.apply.settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
 from launcher.apply.streams import EngineError
+from launcher.apply.workdirs import Left
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from launcher.apply.engine import Engine
+
+MODIFIED, ADDED = 0, 1
+"""Kinds of the engine's changes (docs.docker.com/reference/api/engine: ContainerChanges)."""
+IS_FOLDER = 1 << 31
+"""Of a path's mode, which is Go's os.FileMode."""
+MOST_LOOKED_AT = 1000
+"""Files of a container."""
 
 Say = Callable[[str], None]
 """Called with a line of launch's own."""
@@ -51,13 +61,15 @@ def rehearse(
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
+    on_left: Callable[[Left], None],
     say: Say,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
     """Start the job's replicas once, each as a container of its imageUri, and say how they ended.
 
-    `environ` is this process's environment, of which the endpoints are passed on.
+    `environ` is this process's environment, of which the endpoints are passed on. `on_left` is called if they wrote
+    files into their working directories, which are lost with the containers.
 
     Raises:
         LaunchError: there is no engine, or an image isn't there, isn't for this machine, or has no such command.
@@ -65,13 +77,19 @@ def rehearse(
     engine = connect(environ)
     api, rendered = engine.api, render(job, job_id, environ, engine, say)
     started: list[Contained] = []
+    created: dict[str, str] = {}
 
     def start_all() -> Iterator[Contained]:
-        for one, made in [(one, create(api, one)) for one in rendered]:
-            started.append(start(api, one, made, on_line))
+        created.update((one.name, create(api, one)) for one in rendered)
+        for one in rendered:
+            started.append(start(api, one, created[one.name], on_line))
             yield started[-1]
 
-    made_for = cleared(api, job_id, rendered[0].network, environ)
+    def look() -> None:
+        if found := {f"{name}/{path}": size for name, made in created.items() for path, size in written(api, made)}:
+            on_left(Left(None, found))
+
+    made_for = cleared(api, job_id, rendered[0].network, environ, look)
     ended = running.run(start_all(), cleared=made_for, preemption=preemption, clock=clock)
     for one, replica in zip(rendered, started, strict=True):
         if ended.codes[one.name] and replica.is_foreign:
@@ -171,19 +189,42 @@ def inspected(engine: Engine, uri: str, say: Say) -> Mapping[str, Any]:
 
 
 @contextmanager
-def cleared(api: Any, job: str, network: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """The job's own network, if it has one; inside, containers may be made. Nothing of the job is left at the end."""
+def cleared(
+    api: Any, job: str, network: str, environ: Mapping[str, str], look: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """The job's own network, if it has one; inside, containers may be made. Nothing of the job is left at the end.
+
+    `look` is called before the containers are removed.
+    """
     watcher = watch(job, environ)
     try:
         with told("the job's network can't be made"):
             if network != HOST:
                 api.create_network(network, driver="bridge", labels={LABEL: job})
-        yield
+        try:
+            yield
+        finally:
+            with suppress(EngineError):  # of an engine that has gone, others say so
+                look()
     except BaseException:
         with suppress(EngineError):  # the watcher goes on with it, and what went wrong before is what is told
             clear(api, job, watcher)
         raise
     clear(api, job, watcher)
+
+
+def written(api: Any, container: str) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files that were created or changed below a stopped container's working directory."""
+    with told("what a container has written can't be read"):
+        top = (api.inspect_container(container)["Config"].get("WorkingDir") or "/").rstrip("/")
+        changes = [one["Path"] for one in api.diff(container) or () if one["Kind"] in (MODIFIED, ADDED)] if top else []
+        for path in changes[:MOST_LOOKED_AT]:
+            if path.startswith(f"{top}/") and "/__pycache__" not in path:
+                place = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+                answer = api.head(place, params={"path": path}).headers.get("X-Docker-Container-Path-Stat", "")
+                status = json.loads(base64.b64decode(answer) or b"{}")
+                if not status.get("mode", IS_FOLDER) & IS_FOLDER:
+                    yield path.removeprefix(f"{top}/"), int(status["size"])
 
 
 def clear(api: Any, job: str, watcher: subprocess.Popen[bytes]) -> None:

@@ -140,7 +140,7 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
 
     def say_left(left: Left) -> None:
         on_left(left)
-        if left.folder:
+        if not job.job_id:
             say(left_text(left))
 
     try:
@@ -164,7 +164,7 @@ def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> It
     if job.docker:
         from launcher.apply.containers import rehearse as in_containers
 
-        yield partial(in_containers, say=say)
+        yield partial(in_containers, say=say, on_left=on_left)
         return
     from launcher.apply.local import rehearse as as_processes
     from launcher.apply.workdirs import snapshot
@@ -192,7 +192,8 @@ def left_text(left: Left) -> str:
         f"{os.fsencode(name).decode(errors='replace')} ({in_bytes(left.files[name])})" for name in largest
     )
     more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
-    return f"written to the working directory, which a job loses: {named}{more}; moved to {relative(str(left.folder))}"
+    where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
+    return f"written to the working directory, which a job loses: {named}{more}; {where}"
 
 
 def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> Page:

@@ -22,6 +22,7 @@ import pytest
 from launcher.apply.settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
+from train import contract
 
 pytestmark = pytest.mark.e2e
 
@@ -211,6 +212,32 @@ def test_whatever_ends_launch_nothing_is_left(engine: Docker, tmp_path: Path, si
     assert process.returncode == (-9 if signum == signal.SIGKILL else 128 + signum)
     until(lambda: not engine.left())
     assert (folder / "saved").exists()
+
+
+WRITES = """
+import helper, os, other
+from pathlib import Path
+print("found", helper.MINE, other.MINE, sorted(os.listdir(".")))
+Path("out").mkdir()
+Path("out/ckpt.pt").write_text("12345")
+Path("other.py").write_text("MINE = 'changed'")
+"""
+
+
+def test_a_script_runs_as_without_an_image(engine: Docker) -> None:
+    """It finds its neighbours and the code, and what it writes into its working directory is named."""
+    package = Path(contract.__file__).parent
+    ours = {f"opt/launch/train/{path.relative_to(package)}": path.read_bytes() for path in package.rglob("*.py")}
+    code = {"src/main.py": WRITES, "src/helper.py": "MINE = 'beside'", "other.py": "MINE = 'of the code'"}
+    files = ours | {f"workspace/{name}": text.encode() for name, text in code.items()}
+    variables = ("PYTHONPATH=/opt/launch", "PYTHONSAFEPATH=1", "PYTHONDONTWRITEBYTECODE=1")
+    command = ["python3", "-m", "train.node", "--launcher", "python", "--script", "src/main.py"]
+    image = engine.changed(*(f"ENV {one}" for one in variables), "WORKDIR /workspace", files=files)
+    ran = engine.local(engine.request("", image=image, command=command), "-o", "json")
+    assert ran.returncode == 0, ran.stderr
+    assert "[workerpool0-0] found beside of the code ['other.py', 'src']\n" in ran.stderr
+    left = {"folder": None, "files": {"workerpool0-0/other.py": 16, "workerpool0-0/out/ckpt.pt": 5}}
+    assert json.loads(ran.stdout)["left_behind"] == [left]
 
 
 class Answers(BaseHTTPRequestHandler):
