@@ -43,6 +43,17 @@ STORE_SECONDS: Final = 1.0
 NO_LIBRARY: Final = "cannot open shared object file"
 """An ImportError of a native library that this machine lacks; another machine may have it."""
 
+NO_GPU: Final = re.compile(
+    r"no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver"
+    r"|CUDA driver version is insufficient|libcuda\.so|requires (a )?CUDA (support|or other accelerator)"
+    r"|doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs|Cannot get CUDA generator"
+    r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False"
+    r"|dummy base class (CUDAGraph|Event|Stream)|0 active drivers|Unknown backend:? '?(gpu|cuda)|no CUDA-capable device"
+)
+"""What torch, Triton and JAX raise where CUDA is asked of a machine, or of a build, that has none."""
+
+NEEDS_GPU: Final = "this script needs a GPU"
+
 step: int | None = None
 """The newest step that this process has completed, as far as it says so."""
 
@@ -77,7 +88,12 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, (self.place, f"after step {self.step}" if self.step else "")))
-        return f"{self.error} ({where})" if where else self.error
+        return explained(f"{self.error} ({where})" if where else self.error)
+
+
+def explained(text: str) -> str:
+    """An error's text, and in plain words that it asks for a GPU which is not here."""
+    return f"{text}: {NEEDS_GPU}" if NO_GPU.search(text) and NEEDS_GPU not in text else text
 
 
 def report(error: BaseException, *, speak: bool = True) -> None:

@@ -75,8 +75,9 @@ def seconds_of(text: str, flag: str = "--preempt-after") -> float:
         raise UsageError(f"{flag} {text!r} isn't a time", f"Write {near}.") from None
 
 
-def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran:
-    """Start a job; with `after` preempt it then, and start it again unless it was done."""
+def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> Ran:
+    """Start a job; with `after` preempt it then, and start it again unless it was done. A script may save by itself,
+    which only the trainer (`builtin`) can be known not to have done."""
     from launcher.apply.running import GRACE_SECONDS, Preemption
 
     if after is None:
@@ -87,7 +88,7 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None) -> Ran
         what = "a replica failed" if any(first.codes.values()) else "the job ended"
         say(f"{what} before {span(after)} were over; the job was not preempted")
         return Ran(exit_codes=first.codes)
-    say(f"all were gone after {first.preempted:.1f} s: {'; '.join(endings(first.codes))}")
+    say(f"all were gone after {first.preempted:.1f} s: {'; '.join(endings(first.codes, builtin))}")
     if not any(first.codes.values()):
         say("nothing is left to do; it is not started again")
         return Ran(exit_codes=first.codes, preempted=first.codes)
@@ -103,12 +104,12 @@ def say(words: str) -> None:
         print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
-def endings(codes: Mapping[str, int]) -> list[str]:
+def endings(codes: Mapping[str, int], builtin: bool) -> list[str]:
     """How the replicas ended, those that ended alike together, and what it means for the work."""
     alike: dict[int, list[str]] = {}
     for name, code in codes.items():
         alike.setdefault(code, []).append(name)
-    return [f"{listed(names)} {ending(code)}" for code, names in alike.items()]
+    return [f"{listed(names)} {ending(code, builtin)}" for code, names in alike.items()]
 
 
 def listed(names: list[str]) -> str:
@@ -116,14 +117,14 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def ending(code: int) -> str:
+def ending(code: int, builtin: bool) -> str:
     """What an exit code says of the work at a preemption."""
     if code == Exit.PREEMPTED:
         return f"exited with {code} (saved)"
     if code == 0:
         return "exited with 0 (done)"
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-    return f"{how} (nothing was saved)"
+    return f"{how} (nothing was saved)" if builtin else how
 
 
 def span(seconds: float) -> str:

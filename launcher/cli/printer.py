@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from train.faults import PEER
+from train.faults import PEER, explained
 
 ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
 """The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
@@ -110,4 +110,4 @@ class LinePrinter:
             kind = "refused"
         else:
             return
-        self._seen.setdefault(kind, Cause(replica, found["text"]))
+        self._seen.setdefault(kind, Cause(replica, explained(found["text"])))

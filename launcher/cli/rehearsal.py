@@ -24,6 +24,7 @@ from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.summary import relative
 from launcher.errors import JobFailed, LaunchError
 from train import contract
+from train.faults import NEEDS_GPU
 
 if TYPE_CHECKING:
     from launcher.apply.attempts import End
@@ -150,7 +151,7 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
                 printer.reset()
                 return start_job(request, job_id=job_id, environ=os.environ, on_line=printer, preemption=preempted)
 
-            return preemption.run(start, job.preempt_after)
+            return preemption.run(start, job.preempt_after, builtin=request.is_builtin)
     except KeyboardInterrupt as stop:
         where = f"The run folder is {request.run_folder}." if request.run_folder else "There is no run folder."
         stop.add_note(f"everything was stopped. {where}")
@@ -223,6 +224,9 @@ def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
     ended = "the job was stopped" if code == contract.Exit.PREEMPTED else "the job failed"
     hint = [f"{name} {how}"] if cause else []
+    if cause and NEEDS_GPU in cause.text:
+        hint += ["This machine has none: use the CPU where torch.cuda.is_available() is false,"]
+        hint += ["or run the job on Google Cloud (launch vertex, launch vm)."]
     hint += ["The same command goes on from there."] if code == contract.Exit.PREEMPTED else []
     hint += [f"Its output stands above{f'; the run folder is {folder}' if folder else ''}."]
     return JobFailed(f"{ended}: {cause.text if cause else f'{name} {how}'}", "\n".join(hint))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher.cli.runfolder import restarts
 from tests.command import launch
@@ -63,6 +64,16 @@ def test_arguments_that_argparse_refuses_are_the_reason(tmp_path: Path) -> None:
     assert ran.code == 3
     assert "starting again" not in ran.err
     assert "error: the job failed: unrecognized arguments: --x 1\n" in ran.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_script_that_needs_a_gpu(tmp_path: Path) -> None:
+    ran = launch("local", job(tmp_path, "import torch; torch.cuda.set_device(0)"), cwd=tmp_path)
+    assert ran.code == 3
+    problem, *hint = ran.err.rpartition("error: ")[2].splitlines()
+    assert "_cuda_setDevice" in problem
+    assert problem.endswith("this script needs a GPU")
+    assert any("torch.cuda.is_available()" in line for line in hint)
 
 
 def test_restarts_of_all_attempts_are_counted(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.train.material import USUAL
 from tests.train.nodes import Machines, Node, machines
@@ -212,6 +213,48 @@ def test_where_the_step_is_unknown_the_text_counts_too() -> None:
 
     assert twice("KeyError: 'x'")
     assert twice("KeyError: 'y'") is None
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.cuda.set_device(0),
+        lambda: torch.zeros(1, device="cuda"),
+        lambda: torch.nn.Linear(1, 1).to(0),
+        torch.cuda.Stream,
+        torch.cuda.Event,
+        torch.cuda.reset_peak_memory_stats,
+        lambda: torch.Generator(device="cuda"),
+        lambda: torch.zeros(1, pin_memory=True),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what torch says without a GPU")
+def test_what_torch_says_without_a_gpu_is_said_in_plain_words(ask: Callable[[], object]) -> None:
+    with pytest.raises(Exception) as error:  # noqa: PT011 - torch has many for it
+        ask()
+    assert faults.NEEDS_GPU in str(faults.fault_of(error.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        ("No CUDA GPUs are available", True),
+        ("Distributed package doesn't have NCCL built in", True),
+        ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", True),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", True),
+        ("Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.", True),
+        ("CUDA driver version is insufficient for CUDA runtime version", True),
+        ("0 active drivers ([]). There should only be one.", True),
+        ("Unknown backend: 'gpu' requested, but no platforms that are instances of gpu are present.", True),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("CUDA error: device-side assert triggered", False),
+        ("CUDA error: invalid device ordinal", False),
+        ("'cuda'", False),
+    ],
+)
+def test_errors_of_machines_and_builds_without_cuda(text: str, needs: bool) -> None:
+    assert (faults.NEEDS_GPU in faults.explained(f"RuntimeError: {text}")) == needs
+    assert faults.explained(faults.explained(text)) == faults.explained(text)
 
 
 def test_a_record_that_can_not_be_written_hides_no_error(
