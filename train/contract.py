@@ -247,7 +247,8 @@ def machine_end(instance: str) -> str:
 
 
 MEAN_STEPS: Final = 10
-"""The event `end` has the mean loss of so many steps, the first (`train_loss_first`) and the last ones."""
+"""The event `end` has the mean loss of at most so many steps (`train_loss_steps`), the first (`train_loss_first`) and
+the last ones."""
 
 
 # --- Exit codes -----------------------------------------------------------------------------------------------------

@@ -40,7 +40,11 @@ class OutOfMemoryError(TrainError):
 
 
 class NonFiniteError(UsageError):
-    """Too many steps in a row had gradients that are no numbers: another start would come to the same."""
+    """Too many steps in a row, up to `step`, had gradients that are no numbers: a restart would come to the same."""
+
+    def __init__(self, words: str, step: int) -> None:
+        super().__init__(words)
+        self.step = step
 
 
 class DisagreementError(TrainError):

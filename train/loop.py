@@ -293,7 +293,10 @@ def conclude(run: Run, told: Told) -> None:
         run.saver.prune()
     if run.ranks.rank == 0:
         end = (
-            run.facts | run.recorder.totals() | run.monitor.facts() | {"parameters_sha256": digest, "seconds": seconds}
+            run.facts
+            | run.recorder.totals(step - run.guard.skipped)
+            | run.monitor.facts()
+            | {"parameters_sha256": digest, "seconds": seconds}
         )
         end |= {"step": step, "eval_loss": run.state["eval_loss"], "skipped_steps": run.guard.skipped}
         run.sink.put([event("end", **end)])

@@ -49,7 +49,7 @@ def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[s
 def _results(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     first, last = _nats(end["train_loss_first"]), _nats(end["train_loss_last"])
     short = end["step"] <= MEAN_STEPS  # both are the mean of all steps
-    loss = f"{last} (mean of all steps)" if short else f"{first} -> {last} (means of {MEAN_STEPS} steps)"
+    loss = f"{last} (mean of all steps)" if short else f"{first} -> {last} (means of {end['train_loss_steps']} steps)"
     return [("loss", loss), *_held_out(end), ("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + _mfu(end))]
 
 

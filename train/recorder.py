@@ -134,11 +134,19 @@ class Recorder:
         """The median of the last steps: compilation and hiccups don't count."""
         return median(self._seconds)
 
-    def totals(self) -> dict[str, Any]:
-        """The loss at both ends and the median speed."""
+    def totals(self, done: int) -> dict[str, Any]:
+        """The loss at both ends of `done` steps and the median speed."""
         seconds = self.step_seconds()
-        ends = {"train_loss_first": _mean(self._first), "train_loss_last": _mean(self._last)}
-        return ends | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)
+        first, last, steps = ends(self._first, [*self._last], done)
+        losses = {"train_loss_first": first, "train_loss_last": last, "train_loss_steps": steps}
+        return losses | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)
+
+
+def ends(first: Sequence[float], last: Sequence[float], done: int) -> tuple[float, float, int]:
+    """The mean loss of the first and of the last steps of `done`, and of how many: MEAN_STEPS at most, and of half of
+    them where these would overlap; all of them in a run no longer than MEAN_STEPS."""
+    steps = min(MEAN_STEPS, done if done <= MEAN_STEPS else done // 2)
+    return _mean(first[:steps]), _mean(last[-steps:]), steps
 
 
 def _exact(device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 
 from train import progress
 from train.dist import on_first
-from train.errors import DisagreementError
+from train.errors import DisagreementError, NonFiniteError
 from train.output.rows import Row
 from train.saving.resume import newest
 from train.setup import Run
@@ -38,8 +38,13 @@ def block(run: Run) -> list[Row]:
     """Write the rows since the last block, and what was skipped. Raises NonFiniteError and DisagreementError on all
     ranks alike."""
     rows = run.recorder.block()
-    run.sink.put(with_events(run, rows))
-    run.guard.look(rows)
+    try:
+        run.guard.look(rows)
+    except NonFiniteError as error:  # the run ended before the steps that were queued behind
+        rows = [row for row in rows if row["step"] <= error.step]
+        raise
+    finally:
+        run.sink.put(with_events(run, rows))
     heed_difference(run)
     return rows
 

@@ -59,7 +59,8 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if last is not None and steps <= MEAN_STEPS:
         yield "loss", f"{last:.4f} ({f'mean of the {steps} steps' if steps > 1 else '1 step'})"
     elif first is not None and last is not None:
-        yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last {MEAN_STEPS} of {steps} steps)"
+        each = end.get("train_loss_steps", MEAN_STEPS)
+        yield "loss", f"{first:.4f} → {last:.4f} (mean of the first and of the last {each} of {steps} steps)"
     held_out, entropy = figure(end, "eval_loss"), end.get("unigram_entropy")
     if held_out is not None:
         unit = end.get("data_unit", "byte")

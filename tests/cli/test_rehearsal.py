@@ -15,7 +15,8 @@ from launcher.cli.printer import Cause, LinePrinter
 from launcher.cli.rehearsal import content, failure, meaning, page, run, show
 from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.runfolder import prepare
-from launcher.cli.summary import next_commands, program, training
+from launcher.cli.summary import last_row, next_commands, program, training
+from launcher.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned
@@ -180,11 +181,17 @@ def test_the_next_commands_keep_the_output_that_was_typed() -> None:
     [
         (1, "2.0000 (1 step)"),
         (10, "2.0000 (mean of the 10 steps)"),
-        (11, "4.0000 → 2.0000 (mean of the first and of the last 10 of 11 steps)"),
+        (11, "4.0000 → 2.0000 (mean of the first and of the last 5 of 11 steps)"),
     ],
 )
 def test_one_mean_loss_is_told_once(step: int, text: str) -> None:
-    assert list(training({"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0})) == [("loss", text)]
+    end = {"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0, "train_loss_steps": 5}
+    assert list(training(end)) == [("loss", text)]
+
+
+def test_one_step_is_singular() -> None:
+    found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 7, "loss": 1.0}\n'})
+    assert last_row(found) == "1 step; the last (7): loss 1"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from train.digest import disagreement, parameters_sha256
 from train.dist import Ranks
 from train.errors import OutputError, UsageError
 from train.models import build
-from train.recorder import Recorder
+from train.recorder import Recorder, ends
 from train.saving import manifests
 from train.storage import LocalFolder
 from train.techniques.memory import portions
@@ -305,12 +305,19 @@ def test_the_progress_line() -> None:
     assert "loss nan" in progress.line({**row, "loss": float("nan")}, 300, "tokens", 0)
 
 
+@pytest.mark.parametrize(("done", "window"), [(1, 1), (10, 10), (11, 5), (12, 6), (19, 9), (20, 10), (300, 10)])
+def test_the_first_and_the_last_steps_do_not_overlap(done: int, window: int) -> None:
+    first, last, steps = ends(list(range(done))[:10], list(range(done))[-10:], done)
+    assert steps == window
+    assert (first, last) == ((window - 1) / 2, done - (window + 1) / 2)
+
+
 def test_a_short_run_has_one_mean_loss_and_launch_tells_its_own() -> None:
     end = {"step": 10, "seconds": 3.0, "world_size": 2, "device": "cpu", "precision": "fp32", "tokens_per_s": 5847.0}
     end |= {"train_loss_first": 4.5, "train_loss_last": 4.5, "parameters": 828544, "parameters_sha256": "ab" * 32}
     assert "loss        4.5000 (mean of all steps)\n" in progress.summary(end, "tokens", None, {})
-    longer = progress.summary(end | {"step": 11, "train_loss_last": 2.0}, "tokens", None, {})
-    assert "loss        4.5000 -> 2.0000 (means of 10 steps)\n" in longer
+    longer = progress.summary(end | {"step": 11, "train_loss_last": 2.0, "train_loss_steps": 5}, "tokens", None, {})
+    assert "loss        4.5000 -> 2.0000 (means of 5 steps)\n" in longer
     assert [
         line.split()[0] for line in progress.summary(end, "tokens", "/r", {"LAUNCH_RUN": "a"}).split("\n") if line
     ] == [

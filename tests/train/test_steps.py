@@ -50,7 +50,7 @@ def test_mfu_and_rates_by_hand() -> None:
     (row,) = recorded(record, 1)
     assert (row["loss"], row["grad_norm"], row["step_s"]) == (2.0, 3.0, 0.5)
     assert (row["mfu"], row["tokens_per_s"]) == (pytest.approx(0.001), 2000.0)
-    assert record.totals()["mfu"] == pytest.approx(0.001)
+    assert record.totals(1)["mfu"] == pytest.approx(0.001)
     assert "mfu" not in recorded(Recorder(Ranks(), Watch(0.5), "tokens", units=1, flops=2e12), 1)[0]
 
 

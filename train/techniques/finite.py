@@ -51,7 +51,8 @@ class Guard:
                 raise NonFiniteError(
                     f"step {row['step']}: the gradients were not finite in {self.in_a_row} steps in a row. The rows of "
                     "the last ones name the samples (events non_finite); a lower lr, grad_clip, or precision: fp32 or "
-                    f"bf16 may help, and so may a look at the data{self.hint}"
+                    f"bf16 may help, and so may a look at the data{self.hint}",
+                    step=found[-1],
                 )
         return found
 

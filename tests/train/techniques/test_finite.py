@@ -107,10 +107,12 @@ def test_a_preempted_run_counts_what_was_skipped_before(tmp_path: Path, monkeypa
     assert events(rows, "end")[0]["skipped_steps"] == 1
 
 
-def test_too_many_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log_every", [1, 8])
+def test_too_many_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int) -> None:
+    """Steps that were queued behind the last one are not reported: the run ended before them."""
     broken(monkeypatch, lambda number: number > 2)
     with pytest.raises(NonFiniteError, match="step 6: the gradients were not finite in 4 steps in a row"):
-        run(tmp_path / "run", {**CONFIG, "non_finite": 3, "log_every": 1})
+        run(tmp_path / "run", {**CONFIG, "non_finite": 3, "log_every": log_every})
     rows = read(tmp_path / "run")
     assert [event["step"] for event in events(rows, "non_finite")] == [3, 4, 5, 6]
     assert [row["step"] for row in steps(rows)] == [1, 2, 3, 4, 5, 6]
