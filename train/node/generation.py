@@ -117,7 +117,7 @@ def run_generation(
             keep(stacks)
         plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
         marks = _marks(paths.exit_file)
-        if is_usage(plan.task, code, stop.gone - began, timing):
+        if not (stop.signum or note) and is_usage(plan.task, code, stop.gone - began, timing):
             marks += (Exit.USAGE,)
         return Outcome(node, code, marks, stop.signum, note, _faults(plan.task, child.pid, failed) if code else ())
 

@@ -96,6 +96,20 @@ def test_a_command_that_exits_with_2_after_a_while_is_retried(one: Machines) -> 
     assert generations(node) == "0123"
 
 
+def test_who_exits_with_2_because_of_a_signal_may_start_again(one: Machines) -> None:
+    one.script(
+        "import signal, sys, time\n"
+        "signal.signal(15, lambda *_: sys.exit(2))\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    node = one.start(*PYTHON)
+    node.await_text("waiting")
+    node.send(15)
+    assert node.wait() == 143
+    assert not (one.run_folder / "terminal").exists()
+
+
 def test_an_import_that_fails_for_want_of_a_native_library_may_work_elsewhere(one: Machines) -> None:
     one.script(GENERATION + "raise ImportError('libcuda.so.1: cannot open shared object file: No such file')")
     node = one.start(*PYTHON)
