@@ -16,7 +16,7 @@ from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.asked import provisioning, tried_by
 from launcher.course import wait_left
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, Job, command
+from launcher.jobs import GONE, Job
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch
@@ -251,5 +251,5 @@ def failure(job: Job, verdict: Verdict) -> LaunchError:
     logs = f"launch logs {job.handle}"
     hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
     if "--resume" not in verdict.fix:
-        hints.append(f"{command(vm=job.zone is not None)} --resume {job.run} goes on from there")
+        hints.append(f"launch {'vm' if job.zone else 'vertex'} --resume {job.handle} goes on from there")
     return kind(f"{job.run}: {verdict.cause}", "\n".join(hints))

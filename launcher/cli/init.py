@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented starter spec."""
+    from launcher.cli.suggestions import in_project, program
     from launcher.spec.starter import starter
 
     try:
@@ -23,6 +25,7 @@ def init(
         raise UsageError(f"{path} is there already", "launch init never overwrites: name another file.") from None
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error
+    name = shlex.quote(str(path))
     print(f"Wrote {path}. Next:")
-    print(f"  launch local {path} --gpus 2      # the same job on this machine")
-    print(f"  launch vertex {path} --dry-run    # what would be sent, and what it would cost")
+    print(f"  {program()} local {name} --gpus 2      # the same job on this machine")
+    print(f"  {in_project(f'{program()} vertex {name} --dry-run')}    # what would be sent, and what it would cost")

@@ -53,11 +53,13 @@ def gather(
     more: Sequence[Override] = (),
     allow_default_account: bool = False,
     in_place: bool = False,
+    project_id: str | None = None,
 ) -> Inputs:
     """Read the spec (the built-in default when `path` is None), apply the flags, look around.
 
     `more` are changes of the spec beside the flags. With `image_only` nothing will run, so a project is needed only
     where the spec names neither repository nor image. `in_place`: the processes start in the code's own folder.
+    `project_id` stands in where gcloud has no project.
 
     Raises:
         SpecError: the spec or a flag can't be taken.
@@ -75,6 +77,7 @@ def gather(
             image_only=image_only,
             allow_default_account=allow_default_account,
             in_place=in_place,
+            project_id=project_id,
         )
 
 
@@ -88,6 +91,7 @@ def looked_around(
     image_only: bool,
     allow_default_account: bool,
     in_place: bool,
+    project_id: str | None,
 ) -> Inputs:
     """Gather what a spec needs besides itself. Raises UsageError."""
     spec = located.spec
@@ -104,7 +108,9 @@ def looked_around(
     source = with_image(own, spec, beside) if training else own
     context = Context(
         target=target,
-        project=project("local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ),
+        project=gcloud.setting("core/project", os.environ)
+        or project_id
+        or project("local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ),
         owner=owner(os.environ),
         version=__version__,
         default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags, words
+from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def of_spec(
     from launcher.cli.preemption import say
     from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
+    from launcher.cli.suggestions import Typed
 
     inputs = gather("local", spec, flags, in_place=in_place)
     if docker:
@@ -161,8 +162,7 @@ def of_spec(
         code=Code(inputs.source.code, inputs.code if in_place else None),
         content=inputs.context.code.digest,
         plan=made,
-        typed=(*([str(spec)] if spec else []), *words(flags)),
-        output=flags.output,
+        typed=Typed(spec, flags),
         preempt_after=preempt_after,
         docker=docker,
         image=image,

@@ -250,7 +250,8 @@ def meaning(code: int) -> str:
 def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None = None) -> None:
     """The result on stdout. `error` ends the command."""
     from launcher.cli.documents import printed
-    from launcher.cli.summary import as_data, lines, next_commands
+    from launcher.cli.suggestions import next_commands
+    from launcher.cli.summary import as_data, lines
 
     end, found = shown.end, shown.found
     if output is Output.text:
@@ -259,8 +260,9 @@ def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None 
         ended = (shown.run, shown.folder, end.succeeded, end.seconds, found)
         print("\n".join(lines(*ended, preempted, images, restarts=shown.restarts)))
         if end.succeeded:
-            nodes = job.plan.machine.nodes if job.plan else None
-            print("\n".join(["", *next_commands(shown.folder, job.typed, nodes, found, job.output)]))
+            commands = [*next_commands(job.typed, shown.folder, has_metrics=found is not None)]
+            if commands:
+                print("\n".join(["", "next", *(f"  {command}\n      {why}" for command, why in commands)]))
         return
     data = {
         "run": shown.run,

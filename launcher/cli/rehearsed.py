@@ -9,6 +9,7 @@ import msgspec
 from launcher.apply.workdirs import Code
 
 if TYPE_CHECKING:
+    from launcher.cli.suggestions import Typed
     from launcher.plan.model import Plan
 
 
@@ -20,10 +21,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     """The digest of the code."""
     plan: Plan | None = None
-    typed: tuple[str, ...] = ()
+    typed: Typed | None = None
     """The spec and the flags of the command line, to type them again; a request from a file has none."""
-    output: str | None = None
-    """The --output among them."""
     preempt_after: float | None = None
     """Seconds from the replicas' start to a preemption."""
     docker: bool = False

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,36 +98,6 @@ def speed_text(end: Mapping[str, Any]) -> str:
             mfu = f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
             return f"{speed} {unit}/s with {processes} ({end['device']}, {end['precision']}){mfu}"
     return ""
-
-
-def next_commands(
-    folder: str | None, typed: Sequence[str], nodes: int | None, found: Results | None, output: str | None = None
-) -> Iterator[str]:
-    """Up to three things to try with the job that ended well. `nodes` is None for a request from a file; `output` was
-    typed as well."""
-    launch, job = program(), "".join(f" {shlex.quote(word)}" for word in typed)
-    here = f" --output {shlex.quote(output)}" if output else ""
-    bucket = shlex.quote(output) if output and output.startswith("gs://") else "gs://my-bucket/runs"
-    commands = []
-    if found and folder and not folder.startswith("gs://"):
-        commands.append((f"{program('tensorboard')} --logdir {shlex.quote(relative(folder))}/logs", "its curves"))
-    if nodes is not None:
-        commands.append((f"{launch} vertex{job} --output {bucket} --dry-run", "this job on Google Cloud, priced"))
-    if nodes == 1:
-        commands.append((f"{launch} local{job} --nodes 2{here}", "this job as two machines"))
-    if len(commands) < 3:
-        commands.append((f"{launch} init", "a spec of your own, commented"))
-    yield "next"
-    for command, why in commands:
-        yield f"  {command}"
-        yield f"      {why}"
-
-
-def program(name: str = "launch") -> str:
-    """How to type it: by its name when it is on the path, else where it lies beside this Python."""
-    if shutil.which(name):
-        return name
-    return relative(str(Path(sys.executable).parent / name))
 
 
 def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:

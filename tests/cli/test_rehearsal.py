@@ -15,7 +15,7 @@ from launcher.cli.printer import Cause, LinePrinter
 from launcher.cli.rehearsal import content, failure, meaning, page, run, show
 from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.runfolder import prepare
-from launcher.cli.summary import last_row, next_commands, program, training
+from launcher.cli.summary import last_row, training
 from launcher.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
@@ -158,22 +158,9 @@ def test_the_cause_comes_with_the_replica_that_said_it() -> None:
     )
 
 
-def test_the_next_commands_are_about_the_job_that_ran() -> None:
+def test_the_flags_are_typed_again() -> None:
     typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
     assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
-    shown = "\n".join(next_commands("/runs/a", ["my job.yaml", *typed], 1, None))
-    assert "vertex 'my job.yaml' --gpus 2 --spot --set 'env.A=x y' --output gs://my-bucket/runs --dry-run" in shown
-    assert "--nodes 2" in shown
-    assert "--nodes 2" not in "\n".join(next_commands("/runs/a", typed, 2, None))
-    assert "vertex" not in "\n".join(next_commands("/runs/a", [], None, None))
-
-
-def test_the_next_commands_keep_the_output_that_was_typed() -> None:
-    shown = list(next_commands("/my runs/a", ["job.yaml"], 1, None, "/my runs"))
-    assert f"  {program()} local job.yaml --nodes 2 --output '/my runs'" in shown
-    assert f"  {program()} vertex job.yaml --output gs://my-bucket/runs --dry-run" in shown
-    cloud = list(next_commands("gs://mine/a", ["job.yaml"], 1, None, "gs://mine"))
-    assert f"  {program()} vertex job.yaml --output gs://mine --dry-run" in cloud
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_status_of_a_run_whose_vm_is_gone(job: Job, site: VmSite) -> None:
     site.does = [exits(1)]
     failed = job.launch(*RUN, code=3)
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
-    assert f"launch vm SPEC --run --resume {run}" in failed.err
+    assert f"launch vm --resume gs://my-bucket/runs/{run}" in failed.err
     shown = job.launch("status", f"gs://my-bucket/runs/{run}")
     assert f"{run}  failed" in shown.out
     assert "attempts  1. spot in us-central1-a:" in shown.out
