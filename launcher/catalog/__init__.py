@@ -99,10 +99,10 @@ class Catalog:
         return self._interruptions.get(provisioning.partition(":")[0])
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name. Raises CatalogError."""
-        if name not in self.gpus:
+        """The GPU of that name, in capitals or not. Raises CatalogError."""
+        if name.lower() not in self.gpus:
             raise shapes.unknown(name, self._stock, "machine.type")
-        return self.gpus[name]
+        return self.gpus[name.lower()]
 
     def find(
         self,
@@ -115,9 +115,10 @@ class Catalog:
 
         A GPU's name means its default shape: whole GPUs, the same host for each GPU at every count (L4: the
         g2-standard-12 that -24, -48 and -96 are multiples of; on N1 8 vCPUs a GPU). No count means the smallest.
-        N1 types need `accelerator`. Raises CatalogError, which names what exists.
+        N1 types need `accelerator`. Capitals don't matter. Raises CatalogError, which names what exists.
         """
-        return shapes.find(self._stock, shapes.Wish(type, gpus, accelerator, service))
+        known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # an error shows what was typed
+        return shapes.find(self._stock, shapes.Wish(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
         """Where Compute Engine lists the machine; () is unknown."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from msgspec import Struct
 
 from launcher.catalog.model import CatalogError, Gpu, MachineType, Service
 
 SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute Engine"}
+
+
+NOT_NVIDIA: Final = re.compile(
+    r"(cloud-?)?tpu.*|v[2-6](e|p|litepod)?(-\d+)?|ct\d.*|trillium|ironwood|(amd-?)?mi\d{2,3}[a-z]*|gaudi.*|trn\d.*|inf\d.*"
+)
+"""Accelerators of others, by the names that people type: Google's TPUs, AMD's Instinct, Intel's Gaudi, AWS's own."""
 
 
 class Stock(Struct, frozen=True, gc=False):
@@ -51,8 +59,13 @@ def find(stock: Stock, wish: Wish) -> MachineType:
 
 def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     """The error for a name in `field` that is neither a GPU nor a machine type."""
-    near = _nearest(name, stock)
     every = f"GPUs: {' '.join(stock.gpus)}; or a machine type such as a3-highgpu-2g"
+    low = name[:80].lower()
+    if NOT_NVIDIA.fullmatch(low):
+        return CatalogError(f"{name[:80]} is not supported: launch runs on NVIDIA GPUs", every)
+    if len(sizes := [gpu for gpu in stock.gpus if re.fullmatch(rf"{re.escape(low)}-\d+gb", gpu)]) > 1:
+        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {_or(sizes)}")
+    near = _nearest(name, stock)
     return CatalogError(
         f"no GPU and no machine type with GPUs is called {name[:80]}",
         f"did you mean {_or(near)}?" if near else every,
@@ -121,7 +134,7 @@ def _with_accelerator(stock: Stock, wish: Wish) -> list[MachineType]:
 def _gpu(stock: Stock, accelerator: str) -> Gpu:
     """t4, nvidia-tesla-t4 and NVIDIA_TESLA_T4 are the same GPU."""
     for gpu in stock.gpus.values():
-        if accelerator in (gpu.name, gpu.accelerator, gpu.vertex_accelerator):
+        if accelerator in (gpu.accelerator, gpu.vertex_accelerator) or accelerator.lower() == gpu.name:
             return gpu
     raise unknown(accelerator, stock, "machine.accelerator")
 

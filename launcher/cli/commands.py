@@ -4,8 +4,9 @@ of them.)"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Final
 
 import typer
@@ -82,9 +83,26 @@ class Commands(TyperGroup):
         super().__init__(**settings)
         self.commands = Loaded()  # type: ignore[assignment]  # Typer only reads it
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the whole command line. Raises UsageError: a value in it is empty."""
+        refuse_empty(args)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """In our order: Typer puts groups behind commands."""
         return list(NAMES)
+
+
+def refuse_empty(args: Sequence[str]) -> None:
+    """Refuse empty values, which an unset shell variable leaves: `--type "$GPU"`. What follows -- is not launch's.
+    Raises UsageError."""
+    from launcher.errors import UsageError
+
+    own = args[: args.index("--")] if "--" in args else args
+    for before, word in pairwise(["", *own]):
+        if not word or (word.startswith("--") and word.endswith("=") and word.count("=") == 1):
+            what = before if not word and before.startswith("-") else word.rstrip("=") or "an argument"
+            raise UsageError(f"{what} is empty", "Give it a value, or leave it out.")
 
 
 class Make(TyperCommand):

@@ -128,7 +128,7 @@ def ruled_out(flags: Flags) -> list[Override]:
     if flags.type is not None:
         changes.append(Override("machine.accelerator", None, "--type"))
         if (
-            flags.type not in catalog.load().gpus
+            flags.type.lower() not in catalog.load().gpus
         ):  # a machine type brings its own GPUs; of another GPU as many are meant
             changes.append(Override("machine.gpus", None, "--type"))
     if flags.region and not flags.zone:

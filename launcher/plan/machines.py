@@ -28,7 +28,7 @@ def choose(spec: JobSpec, catalog: Catalog, target: Target) -> Chosen:
 def rehearsed(spec: JobSpec, catalog: Catalog) -> Chosen:
     """A rehearsal runs any number of processes; only the kind of GPU must exist."""
     kind = spec.machine.accelerator or spec.machine.type
-    gpu = catalog.gpu(kind if kind in catalog.gpus else catalog.find(kind, None, None, "compute").gpu)
+    gpu = catalog.gpu(kind if kind.lower() in catalog.gpus else catalog.find(kind, None, None, "compute").gpu)
     return Chosen(machine=None, gpu=gpu, gpus=spec.machine.gpus or 1)
 
 

@@ -104,7 +104,7 @@ def chosen_regions(
         )
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
-            hint = f"It does in {listed(catalog.training_regions)}."
+            hint = f"{near(region, catalog.training_regions)}It does in {listed(catalog.training_regions)}."
             raise PlanRefused(f"Vertex AI doesn't train in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
             hint = f"{near(region, known)}It is in {listed(known)}."

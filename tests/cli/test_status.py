@@ -139,7 +139,7 @@ def test_logs_are_no_yaml(job: Job) -> None:
     assert "lines come as text or json" in job.launch("logs", "job", "-o", "yaml", code=2).err
 
 
-@pytest.mark.parametrize("region", ["us-centrl1", "evil.example/#", ""])
+@pytest.mark.parametrize("region", ["us-centrl1", "evil.example/#"])
 def test_a_region_that_is_none_is_asked_nothing(job: Job, region: str) -> None:
     for command in ("status", "follow", "logs", "cancel"):
         ran = job.launch(command, *(("job",) if command != "status" else ()), "--region", region, code=2)
