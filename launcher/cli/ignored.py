@@ -1,4 +1,4 @@
-"""Files that a script or its arguments name, and that exist in the code's folder, but are not part of the code.
+"""Files that a script or its arguments name, but that are not part of the code: ignored files, and paths outside.
 
 The search is by text: nothing is imported or run. Names are string constants in the script, in modules of the code that
 it imports, and in Python files that the arguments name (nanoGPT's config/…), as well as the arguments themselves.
@@ -33,6 +33,8 @@ class Mention(NamedTuple):
 
     text: str
     where: str
+    is_beside: bool = False
+    """Its statement uses __file__, so that it may begin at the script instead of the working directory."""
 
 
 def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
@@ -53,6 +55,17 @@ def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without
             if one not in found and _names(mention, one, bases):
                 found[one] = mention.where
     return tuple(f"{one} ({where})" for one, where in found.items() if not _said_otherwise(one, found))
+
+
+def named_outside(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `../data (main.py:7)` for each path that leads from the working directory out of the code's folder."""
+    mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, set(names))]
+    found: dict[str, str] = {}
+    for mention in mentions:
+        path = posixpath.normpath(mention.text)
+        if path.startswith("../") and not mention.is_beside:
+            found.setdefault(path, mention.where)
+    return tuple(f"{path} ({where})" for path, where in found.items())
 
 
 def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) -> bool:
@@ -121,10 +134,23 @@ def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Me
             continue
         seen.add(name)
         with suppress(SyntaxError, ValueError, RecursionError, OSError):  # others report it
-            for node in ast.walk(parsed(folder / name)):
+            tree = parsed(folder / name)
+            beside = set(_beside(tree))
+            for node in ast.walk(tree):
                 waiting.extend(_imported(node, posixpath.dirname(name), tops))
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value):
-                    yield Mention(node.value, f"{name}:{node.lineno}")
+                    yield Mention(node.value, f"{name}:{node.lineno}", node in beside)
+
+
+def _beside(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the parts of the simple statements that use __file__."""
+    import ast
+
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.stmt) and not hasattr(statement, "body"):
+            parts = list(ast.walk(statement))
+            if any(isinstance(part, ast.Name) and part.id == "__file__" for part in parts):
+                yield from parts
 
 
 def _imported(node: ast.AST, here: str, tops: Sequence[str]) -> Iterator[str]:

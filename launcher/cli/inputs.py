@@ -124,6 +124,7 @@ def looked_around(
         elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
         unread=unread(spec, folder, [file.name for file in found.files]) if folder else (),
         ignored=ignored(spec, folder, found, left_out) if folder else (),
+        outside=outside(spec, folder, found) if folder else (),
         grown=grown_since(spec.name, local_runs(spec), found.files, content) if folder else "",
         run_id=flags.run_id,
         training=training,
@@ -178,6 +179,13 @@ def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[P
 
     known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
     return named_but_ignored(spec, folder, [file.name for file in found.files], [*known, *found.secrets])
+
+
+def outside(spec: JobSpec, folder: Path, found: code.Code) -> tuple[str, ...]:
+    """Return the paths of the script or its arguments that lead out of the code's folder."""
+    from launcher.cli.ignored import named_outside
+
+    return named_outside(spec, folder, [file.name for file in found.files])
 
 
 def local_runs(spec: JobSpec) -> str:

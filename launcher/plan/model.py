@@ -51,6 +51,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     """The user's own functions (MODULE:FUNCTION) whose modules are no files of the code."""
     ignored: tuple[str, ...] = ()
     """Files that the script or its arguments name and that the image won't have: NAME (WHERE)."""
+    outside: tuple[str, ...] = ()
+    """Relative paths of the script or its arguments that lead out of the code's folder: PATH (WHERE)."""
     grown: str = ""
     """By how much the code has grown since the job's newest run on this machine, with its largest new files."""
     unread: tuple[str, ...] = ()

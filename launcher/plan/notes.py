@@ -52,6 +52,12 @@ def of_code(context: Context) -> Iterator[str]:
             f"named, but not in the image: {shown}{more}. The job can't read them: put data into a bucket, or change "
             ".gitignore or .dockerignore."
         )
+    if context.outside:
+        shown = ", ".join(context.outside[:5]) + (" …" if len(context.outside) > 5 else "")
+        yield (
+            f"outside the code: {shown}. Relative paths begin in /workspace, and the job may not write above it. Use a "
+            "path inside, or start in a subfolder: run.command: [sh, -c, cd FOLDER && exec python SCRIPT]"
+        )
     if context.grown:
         yield f"the code has grown: {context.grown}. Name output in .gitignore or .dockerignore."
     for function in context.elsewhere:

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.cli import ignored
 from launcher.cli.code import code
-from launcher.cli.ignored import named_but_ignored
+from launcher.cli.ignored import named_but_ignored, named_outside
 from launcher.spec.reader import read
 from tests.cli.test_functions import planned
 
@@ -105,6 +105,25 @@ def test_what_is_named(tmp_path: Path, run: str, ignore: str, files: dict[str, s
     assert found(project(tmp_path, run, ignore, **{"train__py": TRAIN, **files})) == expected
 
 
+@pytest.mark.parametrize(
+    ("run", "script", "expected"),
+    [
+        ("{script: src/main.py}", "MNIST('../data')", ["../data (src/main.py:1)"]),
+        ("{script: src/main.py}", "a = 1\nopen('sub/../../x/y')", ["../x/y (src/main.py:2)"]),
+        ("{script: src/main.py, args: [--data=../set]}", "", ["../set (run.args)"]),
+        ("{script: src/main.py, args: [--data, ../set/]}", "", ["../set (run.args)"]),
+        ("{script: src/main.py}", "open('sub/../data'); import sys; sys.path.append('..'); '...and so on'", []),
+        ("{script: src/main.py}", "from os import path\nopen(path.join(path.dirname(__file__), '../data'))", []),
+        ('{command: [sh, -c, "cd src && exec python main.py"]}', "MNIST('../data')", []),
+    ],
+)
+def test_paths_that_lead_out_of_the_code(tmp_path: Path, run: str, script: str, expected: list[str]) -> None:
+    """A job's working directory is /workspace, and only root may write above it."""
+    file = project(tmp_path, run, "", src___main__py=script)
+    names = [one.name for one in code(tmp_path, frozenset([file])).files]
+    assert named_outside(read(file), tmp_path, names) == tuple(expected)
+
+
 def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of a million ignored images does not hold up a dry run."""
     file = project(tmp_path, "{script: train.py}", "*.bin\n", train__py=TRAIN, train__bin="")
@@ -124,3 +143,11 @@ def test_each_plan_warns(tmp_path: Path, target: str) -> None:
     assert "data/train.bin (train.py:5)" in warning
     (tmp_path / ".gitignore").unlink()
     assert not [text for text in planned(file, *more, target=target)["warnings"] if "train.bin" in text]
+
+
+@pytest.mark.parametrize("target", ["vertex", "local", "vm"])
+def test_each_plan_warns_of_paths_outside(tmp_path: Path, target: str) -> None:
+    file = project(tmp_path, "{script: main.py}", "", main__py="MNIST('../data', download=True)")
+    more = ("--run",) if target == "vm" else ()
+    (warning,) = [text for text in planned(file, *more, target=target)["warnings"] if "../data" in text]
+    assert "../data (main.py:1)" in warning
