@@ -112,6 +112,8 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
     yield "machine", machine_text(plan)
     if plan.image and plan.target == "local" and not image:
         yield "image", REHEARSED
+        if plan.image.files:
+            yield "code", f"{code_text(plan.image)}; each start has its own copy (--in-place: none)"
     elif plan.image:
         yield "image", plan.image.uri
         made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}"

@@ -42,6 +42,14 @@ def test_only_what_the_image_has_is_there(tmp_path: Path) -> None:
     assert (in_place.code, "[workerpool0-0] data\n" in in_place.err) == (0, True), in_place.shown
 
 
+def test_the_plan_counts_the_files_that_are_copied(tmp_path: Path) -> None:
+    project(tmp_path, "", train__bin="data", __gitignore="*.bin\n")
+    ran = local(tmp_path, "--dry-run")
+    assert ran.code == 0, ran.err
+    (code,) = [line.split() for line in ran.out.splitlines() if line.startswith("code ")]
+    assert code[1:3] == ["2", "files,"]  # work.py and .gitignore
+
+
 def test_nothing_that_a_start_wrote_is_found_by_the_next(tmp_path: Path) -> None:
     """Neither a snapshot beside the script nor a change of a file of the code; and it is no code of the next run."""
     script = (
@@ -116,8 +124,9 @@ def test_a_request_runs_in_a_copy_of_its_code_too(tmp_path: Path) -> None:
     pool = {"containerSpec": {"command": ["python", "-c", "open('new', 'w'); print(open('helper.txt').read())"]}}
     (tmp_path / "r.json").write_text(json.dumps({"displayName": "a", "jobSpec": {"workerPoolSpecs": [pool]}}))
     for flags, written in (((), False), (("--in-place",), True)):
-        ran = run("local", "--request", "r.json", "--code", "code", *flags, cwd=tmp_path)
+        ran = run("local", "--request", "r.json", "--code", "code", *flags, cwd=tmp_path, env={"TMPDIR": str(tmp_path)})
         assert (ran.returncode, (tmp_path / "code" / "new").exists()) == (0, written), ran.stderr
+    assert len([*tmp_path.glob("launch-workdirs-*/workerpool0-0/new")]) == 1  # there is no run folder for it
 
 
 @pytest.mark.parametrize("argv", [("--docker", "--in-place")])
