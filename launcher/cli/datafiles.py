@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.plan.model import Target
 from launcher.spec.checks import own_files
-from launcher.spec.models import JobSpec
+from launcher.spec.models import JobSpec, Run
+
+ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108
+"""Folders that the job's machine or image has too."""
 
 
 def check_data(
@@ -31,6 +34,25 @@ def check_data(
             check_mounted(field, path, spec, target)
         else:
             check_taken_along(field, path, folder, names)
+
+
+def local_paths(run: Run, folder: Path | None, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield the field and the path of each argument that names a file or folder of this machine."""
+    for field, words in (("run.args", run.args), ("run.command", run.command or ())):
+        for index, word in enumerate(words if target != "local" else ()):
+            path = word.partition("=")[2] if word.startswith("-") or not word.startswith(("/", "~")) else word
+            is_code = folder is not None and path.startswith(f"{folder}/")
+            if path.startswith(("/", "~/")) and (is_code or not is_elsewhere(path)) and is_here(path):
+                yield f"{field}.{index}", path
+
+
+def is_elsewhere(path: str) -> bool:
+    return any(f"{path}/".startswith(f"{one}/") for one in ELSEWHERE)
+
+
+def is_here(path: str) -> bool:
+    full = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
+    return bool(full.strip("/")) and ("\0" not in full) and os.path.exists(full)  # noqa: PTH110 -- names may be too long
 
 
 def check_here(field: str, path: str, folder: Path | None) -> None:

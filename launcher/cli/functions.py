@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.near import near_names
+from launcher.cli.python_files import file_of_module, parsed
 from launcher.errors import UsageError
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
@@ -24,10 +23,10 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
     Raises UsageError, which names what is like a missing one.
     """
     for field, function in own_functions(spec.run).items():
-        if path := module_of(function, names):
+        if path := _file(function, names):
             _check_name(field, function, folder / path, path)
         elif not (spec.image.requirements or spec.image.base):
-            wanted = file_of(function)
+            wanted = function.partition(":")[0].replace(".", "/") + ".py"
             near = near_names(wanted, names)
             raise UsageError(
                 f"{field}: {function}: there is no {wanted} among the code in {folder}",
@@ -37,8 +36,8 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
 
 
 def _check_name(field: str, function: str, file: Path, shown: str) -> None:
-    """A module binds the name somewhere: what it is, the trainer finds out. Nothing is said of a file that isn't this
-    Python's, or that may bind names in ways of its own. Raises UsageError."""
+    """Check that a module binds the name: the trainer finds out what it is. A file that this Python can't parse, or
+    that may bind names in ways of its own, is not judged. Raises UsageError."""
     import ast  # here, as a dry run of a spec without functions of its own doesn't need it
 
     name = function.partition(":")[2]
@@ -46,8 +45,12 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
         tree = parsed(file)
     except (SyntaxError, ValueError, RecursionError, OSError):  # the image's Python may be newer
         return
-    bound = {word for node in ast.walk(tree) for word in _words(node)}
-    if name in bound or bound & _ANYTHING:
+    everywhere = list(ast.walk(tree))
+    if _ANYTHING & {word for node in everywhere for word in _words(node)}:
+        return
+    bound = {word for node in _module_level(tree) for word in _words(node)}
+    bound |= {word for node in everywhere if isinstance(node, ast.Global) for word in node.names}
+    if name in bound:
         return
     from difflib import get_close_matches
 
@@ -59,35 +62,21 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     )
 
 
-def parsed(file: Path) -> ast.Module:
-    """Parse a Python file. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
-    import ast
-    import warnings
-
-    with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
-        return ast.parse(file.read_bytes())
-
-
-def unread(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """FILE:LINE: what is no Python in the script and the modules that a spec names, as this Python has it."""
-    script = [spec.run.script] if spec.run.script and spec.run.script.endswith(".py") else []
-    modules = [module_of(function, names) for function in own_functions(spec.run).values()]
-    return tuple(filter(None, (_unread(folder / name, name) for name in dict.fromkeys([*script, *modules]) if name)))
-
-
-def _unread(file: Path, name: str) -> str:
-    with suppress(ValueError, RecursionError, OSError):
-        try:
-            parsed(file)
-        except SyntaxError as error:
-            python = ".".join(map(str, sys.version_info[:2]))
-            return f"{name}:{error.lineno or 1}: {error.msg}, says Python {python} here"
-    return ""
-
-
 _REFLECTIVE = frozenset({"globals", "locals", "vars", "setattr", "exec", "modules", "__dict__"})
 _ANYTHING = _REFLECTIVE | {"*", "__getattr__"}
 """What a module may bind any name by: `from x import *`, a __getattr__ of its own, sys.modules, and these functions."""
+
+
+def _module_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Walk a module without the bodies of its functions and classes, whose names are their own."""
+    import ast
+
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _words(node: ast.AST) -> Iterator[str]:
@@ -110,24 +99,9 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 
 def functions_elsewhere(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:
-    """Those that only an installed package can bring."""
-    return tuple(function for _, function in missing(spec, names))
+    """Return the functions that only an installed package can bring."""
+    return tuple(function for function in own_functions(spec.run).values() if not _file(function, names))
 
 
-def missing(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Where a function is named, and the function, if its module is no file of the code."""
-    for field, function in own_functions(spec.run).items():
-        if not module_of(function, names):
-            yield field, function
-
-
-def module_of(function: str, names: Sequence[str]) -> str:
-    """The file of the code that is a function's module; empty if there is none. A package comes before a module."""
-    path = file_of(function)
-    package = path.removesuffix(".py") + "/__init__.py"
-    return next((one for one in (package, path) if one in names), "")
-
-
-def file_of(function: str) -> str:
-    """my_pkg/model.py for my_pkg.model:build."""
-    return function.partition(":")[0].replace(".", "/") + ".py"
+def _file(function: str, names: Sequence[str]) -> str:
+    return file_of_module(function.partition(":")[0], names)

@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from launcher.cli.functions import module_of, parsed
 from launcher.cli.listing import NEVER, is_run_folder
-from launcher.spec.checks import own_functions
+from launcher.cli.python_files import parsed, started
 from launcher.spec.models import JobSpec
 
 if TYPE_CHECKING:
@@ -116,10 +115,8 @@ def _is_path(text: str) -> bool:
 
 def _start(spec: JobSpec, names: Sequence[str]) -> list[str]:
     """Return the Python files that the spec names: script, module, functions, and those among the arguments."""
-    run, module = spec.run, (spec.run.module or "").replace(".", "/")
-    words = [posixpath.normpath(word) for word in (run.script or "", *(run.command or ()), *run.args)]
-    functions = [module_of(function, names) for function in own_functions(run).values()]
-    return [*words, f"{module}.py", f"{module}/__main__.py", *functions]
+    words = [posixpath.normpath(word) for word in (*(spec.run.command or ()), *spec.run.args)]
+    return [*words, *(file for _, file in started(spec, names))]
 
 
 def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Mention]:

@@ -13,11 +13,13 @@ import msgspec
 
 from launcher import __version__
 from launcher.cli import code, files, gcloud
+from launcher.cli.code_warnings import code_warnings
 from launcher.cli.datafiles import check_data
-from launcher.cli.functions import check_functions, functions_elsewhere, unread
+from launcher.cli.functions import check_functions, functions_elsewhere
 from launcher.cli.grown import grown_since
 from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
+from launcher.cli.python_files import check_module, check_syntax, module_beside
 from launcher.errors import UsageError
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.sources import Source
@@ -106,6 +108,7 @@ def looked_around(
     content = files.content(found.files) if folder else EMPTY
     own = Source(code=tuple(found.files), digest=content.digest if folder else "")
     source = with_image(own, spec, beside) if training else own
+    names = [file.name for file in found.files]
     context = Context(
         target=target,
         project=gcloud.setting("core/project", os.environ)
@@ -121,11 +124,17 @@ def looked_around(
         requirements=files.of_text(source.requirements) if source.requirements else EMPTY,
         torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
-        elsewhere=functions_elsewhere(spec, [file.name for file in found.files]) if folder else (),
-        unread=unread(spec, folder, [file.name for file in found.files]) if folder else (),
+        elsewhere=functions_elsewhere(spec, names) if folder else (),
+        unread=check_syntax(spec, folder, names, files.base_image()) if folder else (),
         ignored=ignored(spec, folder, found, left_out) if folder else (),
         outside=outside(spec, folder, found) if folder else (),
         grown=grown_since(spec.name, local_runs(spec), found.files, content) if folder else "",
+        code_warnings=(
+            *check_module(spec, folder, names),
+            *code_warnings(spec, located, target, folder, names, source.requirements),
+        )
+        if training
+        else (),
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
@@ -226,7 +235,7 @@ def folder_of(path: Path) -> Path | None:
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
-    """`image.code`, or the spec's own folder when it names a script, functions of the user's, or files of data there.
+    """`image.code`, or the spec's own folder when it names a script, a module, functions or files of data there.
 
     Raises:
         UsageError: the spec lies in no folder, and one is needed.
@@ -235,6 +244,8 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
         return Path(os.path.realpath(folder))
     beside_it = {field: path for field, path in own_files(spec.run).items() if not path.startswith(("/", "~"))}
     own = {**({"run.script": spec.run.script} if spec.run.script else {}), **own_functions(spec.run), **beside_it}
+    if spec.run.module and beside and module_beside(spec, beside):
+        own["run.module"] = spec.run.module
     if not own or spec.image.uri:
         return None
     if beside is None:

@@ -97,6 +97,14 @@ def packages(text: str) -> Iterator[tuple[int, str]]:
         joined, first = "", 0
 
 
+def names_of(text: str) -> list[str] | None:
+    """Return the names of the packages in a requirements file's text; None if one has no name there (an address)."""
+    found = [named for _, named in packages(text)]
+    if any(ADDRESS.match(one) or VARIABLE.search(one) for one in found):
+        return None
+    return [name[0] for one in found if (name := re.match(r"[\w.-]+", one))]
+
+
 def check_syntax(path: Path, number: int, named: str) -> None:
     """Check that pip can read a requirement. Raises UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement

@@ -56,7 +56,9 @@ class Context(Frozen, frozen=True, kw_only=True):
     grown: str = ""
     """By how much the code has grown since the job's newest run on this machine, with its largest new files."""
     unread: tuple[str, ...] = ()
-    """What launch's own Python can't read of the code that the spec names: FILE:LINE: and why."""
+    """A warning for each file of the code that this machine's Python can't parse and the image's may."""
+    code_warnings: tuple[str, ...] = ()
+    """What the code and its settings name that the job's machine won't have."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""

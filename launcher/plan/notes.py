@@ -62,8 +62,8 @@ def of_code(context: Context) -> Iterator[str]:
         yield f"the code has grown: {context.grown}. Name output in .gitignore or .dockerignore."
     for function in context.elsewhere:
         yield f"{function} is no file of the code: a package of the image has to bring it"
-    for place in context.unread:
-        yield f"{place}; if the image's Python is no newer, the job can't start"
+    yield from context.unread
+    yield from context.code_warnings
 
 
 def of_machine(

@@ -74,6 +74,10 @@ def test_a_module_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path
         ("class Built: ...", "Did you mean Built?"),
         ("", "The part behind the colon is a function's name in that file."),
         ("print(build)", "The part behind"),
+        ("def make():\n    build = 1\n    return build", "The part behind"),
+        ("class Model:\n    def build(self): ...", "The part behind"),
+        ("def outer():\n    def build(): ...", "The part behind"),
+        ("def outer():\n    from elsewhere import build", "The part behind"),
     ],
 )
 def test_a_name_that_its_file_has_not(tmp_path: Path, module: str, hint: str) -> None:
@@ -99,8 +103,9 @@ def test_a_name_that_its_file_has_not(tmp_path: Path, module: str, hint: str) ->
         "import sys\nsys.modules[__name__] = lazy()",
         "import sys\nsys.modules[__name__].__dict__.update(names)",
         "match 1:\n    case build: ...",
-        "def build(: # not this Python's",
-        "\0",
+        "def make[T](x: T) -> T: ...  # Python 3.12",
+        "try:\n    from fast import build\nexcept ImportError:\n    build = None",
+        "with open('x') as build: ...",
     ],
 )
 def test_a_file_that_has_it_or_may_have_it(tmp_path: Path, module: str) -> None:
@@ -109,19 +114,67 @@ def test_a_file_that_has_it_or_may_have_it(tmp_path: Path, module: str) -> None:
     planned(spec)
 
 
+STARTED = [
+    (SPEC, "pkg/model.py"),
+    (SPEC.partition("run:")[0] + "run: {script: ./train_own.py}\n", "train_own.py"),
+    (SPEC.partition("run:")[0] + "run: {module: own.main}\n", "own/main.py"),
+    (SPEC.partition("run:")[0] + "run: {module: own}\n", "own/__main__.py"),
+]
+BASE = f"image: {{base: 'example.com/mine@sha256:{'0' * 64}'}}\n"
+
+
+@pytest.mark.parametrize(("text", "module"), STARTED)
 @pytest.mark.parametrize(
-    ("text", "module"),
-    [(SPEC, "pkg/model.py"), (SPEC.partition("run:")[0] + "run: {script: train_own.py}\n", "train_own.py")],
+    ("code", "line"),
+    [
+        ("def build(x:\n    return x\n", 1),
+        ("x = 1\nif x\n    build = 1\n", 2),
+        ("x = 1\n  build = 2\n", 2),
+        ("x = 1\nprint 'x'\n", 2),
+        ("<<<<<<< HEAD\n", 1),
+        ("try: build = 1\nexcept A, B: pass\n", 2),
+    ],
 )
-def test_what_this_python_cannot_read_is_a_warning(tmp_path: Path, text: str, module: str) -> None:
-    """The image's may be newer."""
+def test_a_syntax_error_is_refused(tmp_path: Path, text: str, module: str, code: str, line: int) -> None:
+    spec = project(tmp_path, text, module, "mine.py")
+    planned(spec)
+    (tmp_path / module).write_text(code)
+    assert f"{module}:{line}: " in refused("vertex", spec)
+    assert f"{module}:{line}: " in refused("local", spec)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python takes it")
+@pytest.mark.parametrize(("text", "module"), STARTED)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def build[T](x: T) -> T: ...",
+        "class build[T]: ...",
+        "type build = int",
+        'a = {"b": 1}\nbuild = f"{a["b"]}"',
+        'build = f"{\n1}"',
+    ],
+)
+def test_what_only_the_images_python_can_read_is_a_warning(tmp_path: Path, text: str, module: str, code: str) -> None:
     spec = project(tmp_path, text, module, "mine.py")
     before = planned(spec)["warnings"]
-    (tmp_path / module).write_text("def build(x:\n    return x\n")
-    ours = [line for line in planned(spec)["warnings"] if line not in before]
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    said = f"{module}:1: '(' was never closed, says Python {python} here; if the image's Python is no newer, the job"
-    assert [line.removesuffix(" can't start") for line in ours] == [said]
+    (tmp_path / module).write_text(code)
+    (ours,) = [line for line in planned(spec)["warnings"] if line not in before]
+    assert ours.startswith(f"{module}:")
+
+
+def test_an_image_whose_python_is_unknown(tmp_path: Path) -> None:
+    spec = project(tmp_path, SPEC + BASE, "pkg/model.py", "mine.py")
+    before = planned(spec)["warnings"]
+    (tmp_path / "mine.py").write_text("def build(x:\n    return x\n")
+    (ours,) = [line for line in planned(spec)["warnings"] if line not in before]
+    assert ours.startswith("mine.py:1:")
+
+
+def test_null_bytes_are_no_python(tmp_path: Path) -> None:
+    spec = project(tmp_path)
+    (tmp_path / "mine.py").write_text("\0")
+    assert "mine.py" in refused("vertex", spec)
 
 
 def test_a_package_may_bring_it(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""What the user's Python files import when they start, and what in the image provides it."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+from launcher.cli.image_modules import image_modules, modules_of, normalised
+from launcher.cli.python_files import file_of_module, parsed
+
+MOST_FILES, MOST_BYTES = 100, 1_000_000
+"""What is read of the code at most: a dry run has to be instant."""
+MOST_WARNINGS = 10
+
+
+class Import(NamedTuple):
+    """A module that a file imports without a condition, by its name before the first dot."""
+
+    file: str
+    line: int
+    module: str
+
+
+def unprovided(
+    starts: Sequence[str], folder: Path, names: Sequence[str], requirements: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a warning for each import that neither the code, the image nor a requirement provides.
+
+    `starts` are the files that run, `requirements` the names of the packages that the spec adds to the image.
+    """
+    found = dict[str, Import]()
+    for one in imports(starts, folder, names):
+        if one.module not in found and not is_provided(one.module, names, requirements):
+            found[one.module] = one
+    lacks = "image.requirements names no package for it" if requirements else "the image has no package for it"
+    lines = [f"{one.file}:{one.line}: imports {one.module}, and {lacks}" for one in found.values()]
+    more = len(lines) - MOST_WARNINGS
+    return (*lines[:MOST_WARNINGS], *([f"and {more} more imports that nothing provides"] if more > 0 else []))
+
+
+def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterator[Import]:
+    """Yield the unconditional imports of some files and of the files of the code that they import in turn."""
+    known, waiting, seen, size = frozenset(names), list(dict.fromkeys(starts)), set(starts), 0
+    while waiting and len(seen) <= MOST_FILES:
+        name = waiting.pop(0)
+        try:
+            size += (folder / name).stat().st_size
+            if size > MOST_BYTES:
+                return
+            tree = parsed(folder / name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+            continue
+        for node in unconditional(tree.body):
+            for module in imported(node, name):
+                if module and not module.startswith("."):
+                    yield Import(name, node.lineno, module.partition(".")[0])
+                new = [one for one in files_of(module.lstrip("."), name, known) if one not in seen]
+                seen.update(new)
+                waiting += new
+
+
+def unconditional(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that a module can't do without: under no `if`, and in no `try` that has another way."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif is_always_run(node):
+            yield from unconditional(node.body)
+
+
+def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
+    """Return whether a program always runs the body: `if __name__ == "__main__":`, and `try:` with `finally:` alone."""
+    if isinstance(node, ast.If):
+        return "__main__" in ast.dump(node.test)
+    return isinstance(node, ast.Try) and not node.handlers
+
+
+def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
+    """Yield the full names of what an import may load; those that are relative to `file` begin with a dot."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    module = node.module or ""
+    if node.level:
+        parts = posixpath.dirname(file).split("/")
+        parent = parts[: len(parts) - node.level + 1]
+        module = "." + ".".join([*filter(None, parent), *filter(None, [module])])
+    yield module
+    yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files_of(module: str, importer: str, names: frozenset[str]) -> Iterator[str]:
+    """Yield the files of the code that importing a module runs: from the code's root, or beside the importing file."""
+    beside = posixpath.dirname(importer).replace("/", ".")
+    for root in filter(None, (module, f"{beside}.{module}" if beside else "")):
+        parts = root.split(".")
+        yield from filter(None, (file_of_module(".".join(parts[:end]), names) for end in range(1, len(parts) + 1)))
+
+
+def is_provided(module: str, names: Sequence[str], requirements: Sequence[str]) -> bool:
+    """Return whether Python, the code, the image or a requirement has a module. A program may put any folder of the
+    code on Python's path."""
+    if module in sys.stdlib_module_names or module in image_modules():
+        return True
+    if any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names):
+        return True
+    return any(may_provide(one, module) for one in requirements) or comes_with(module, requirements)
+
+
+def may_provide(package: str, module: str) -> bool:
+    """Return whether a package may have a module: by the table, or because a part of its name is the module's
+    (hydra-core: hydra; python-dotenv: dotenv; open-clip-torch: open_clip)."""
+    if module in modules_of(package):
+        return True
+    parts, low = normalised(package).split("-"), module.lower().replace("_", "")
+    return any("".join(parts[a:b]) == low for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
+
+
+def comes_with(module: str, requirements: Sequence[str]) -> bool:
+    """Return whether a requirement, or a package that it requires in turn, has a module by what is installed here."""
+    from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+
+    wanted = {normalised(one) for one in packages_distributions().get(module, ())} if requirements else set()
+    waiting, seen = [normalised(one) for one in requirements], set[str]()
+    named = set(waiting)  # with which extras is not known here
+    while wanted and waiting:
+        package = waiting.pop()
+        if package in wanted:
+            return True
+        seen.add(package)
+        try:
+            needs = [one for one in requires(package) or () if package in named or "extra ==" not in one]
+            required = [re.match(r"[\w.-]+", one) for one in needs]
+        except PackageNotFoundError:
+            continue
+        waiting += {normalised(one[0]) for one in required if one} - seen
+    return False

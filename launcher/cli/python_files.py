@@ -1,0 +1,128 @@
+"""The Python files that a spec starts, and their syntax. They are parsed, never imported."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.near import near_names
+from launcher.errors import UsageError
+from launcher.spec.checks import own_functions
+from launcher.spec.models import JobSpec
+
+if TYPE_CHECKING:
+    import ast
+
+NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
+"""Where Python 3.12 takes what 3.11 refuses: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
+
+
+def parsed(file: Path) -> ast.Module:
+    """Parse a file as this Python does. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
+    import ast
+    import warnings
+
+    with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
+        return ast.parse(file.read_bytes())
+
+
+def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the file of the code of each program and function that a spec names, if it is one."""
+    if spec.run.script and spec.run.script.endswith(".py"):
+        yield "run.script", posixpath.normpath(spec.run.script)
+    if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names)):
+        yield "run.module", file
+    for field, function in own_functions(spec.run).items():
+        if file := file_of_module(function.partition(":")[0], names):
+            yield field, file
+
+
+def file_of_module(module: str, names: Collection[str]) -> str:
+    """Return the file of the code that is a module; empty if there is none. A package comes before a module."""
+    path = module.replace(".", "/")
+    return next((one for one in (f"{path}/__init__.py", f"{path}.py") if one in names), "")
+
+
+def file_of_program(module: str, names: Sequence[str]) -> str:
+    """Return the file of the code that `python -m MODULE` runs; empty if there is none."""
+    path = module.replace(".", "/")
+    return next((one for one in (f"{path}/__main__.py", f"{path}.py") if one in names), "")
+
+
+def module_beside(spec: JobSpec, folder: Path) -> bool:
+    """Return whether `run.module` is a file in a folder."""
+    path = (spec.run.module or "").replace(".", "/")
+    return not spec.run.is_builtin and any((folder / f"{path}{end}").is_file() for end in (".py", "/__main__.py"))
+
+
+def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a warning if only a package of `image.requirements` can bring `run.module`.
+
+    Raises:
+        UsageError: neither the code nor the image has it.
+    """
+    from launcher.cli.image_modules import image_modules
+
+    module, image = spec.run.module, spec.image
+    if not module or spec.run.is_builtin or image.uri or image.base or file_of_program(module, names):
+        return ()
+    top = module.partition(".")[0]
+    if top in image_modules() or top in sys.stdlib_module_names:
+        return ()
+    if image.requirements:
+        return (f"run.module: {module} is no file of the code: a package of image.requirements has to bring it",)
+    wanted = module.replace(".", "/") + ".py"
+    near = near_names(wanted, names)
+    where = f"among the code in {folder}" if folder else "beside the spec"
+    raise UsageError(
+        f"run.module: {module}: there is no {wanted} {where}",
+        f"Did you mean {near}?" if near else "Name the folder with your code in image.code.",
+        field="run.module",
+    )
+
+
+def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -> tuple[str, ...]:
+    """Return a warning for each file that this Python can't parse and a newer one may.
+
+    `base` names the image's base, which says its Python.
+
+    Raises:
+        UsageError: no Python that the image may have can parse a file.
+    """
+    uncertain = []
+    for field, name in started(spec, names):
+        try:
+            parsed(folder / name)
+        except SyntaxError as error:
+            place = f"{name}:{error.lineno or 1}"
+            if is_certain(error, python_of(spec.image.base or base)):
+                raise UsageError(
+                    f"{field}: {place}: {error.msg}", "The job could not start: correct this line.", field=field
+                ) from error
+            here = ".".join(map(str, sys.version_info[:2]))
+            what = f"{place}: {error.msg}, says Python {here} here"
+            uncertain.append(f"{what}; if the image's Python is no newer, the job can't start")
+        except ValueError as error:
+            problem = f"{field}: {name} isn't Python: {error}"
+            raise UsageError(problem, "Save it as text.", field=field) from error
+        except (RecursionError, MemoryError, OSError):  # what it can't parse here, Python may parse there
+            continue
+    return tuple(dict.fromkeys(uncertain))
+
+
+def python_of(base: str) -> tuple[int, int] | None:
+    """Return the Python version of an image of Docker's `python` repository, by its tag; None for any other."""
+    found = re.search(r"(?:^|/)python:3\.(\d+)\b", base)
+    return (3, int(found[1])) if found else None
+
+
+def is_certain(error: SyntaxError, image: tuple[int, int] | None) -> bool:
+    """Return whether the image's Python refuses the file too: it is no newer, or nothing on the line is new."""
+    if image is None or image <= sys.version_info[:2]:
+        return image is not None
+    is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")
+    return image <= (3, 13) and not is_new
