@@ -63,7 +63,7 @@ def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for:
     given = {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for}
     if dry_run and (flag := next((name for name, value in given.items() if value), None)):
         raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
-    if resume is not None and (not resume or resume.startswith("-")):  # a flag that stood where the run should
+    if resume is not None and resume.startswith("-"):  # a flag that stood where the run should
         raise UsageError(f"--resume needs a run, and {resume!r} is none", "launch status lists all that there are.")
     if new and (resume or flags.run_id is not None):
         other = "--resume" if resume else "--run-id"

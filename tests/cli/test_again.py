@@ -151,7 +151,6 @@ def test_new_is_the_first_number_without_attempts(world: World) -> None:
         (("--preempt-after", "15s", "--dry-run"), "--dry-run starts nothing: --preempt-after"),
         (("--preempt-after", "15"), "Write 15s."),
         (("--preempt-after", "soon"), "Write 15s, 2m or 1h."),
-        (("--preempt-after", ""), "Write 15s, 2m or 1h."),
         (("--preempt-after", "0s"), "isn't a time"),
     ],
 )

@@ -226,7 +226,6 @@ def test_no_credentials_at_all(job: Job) -> None:
         (("--detach", "--watch-for", "1m"), "--detach watches nothing"),
         (("--watch-for", "soon"), "--watch-for 'soon' isn't a time"),
         (("--resume", "--detach"), "--resume needs a run, and '--detach' is none"),
-        (("--resume", ""), "--resume needs a run, and '' is none"),
         (("--resume", "x", "--new"), "--new chooses the run's id: --resume can't go with it"),
     ],
 )
