@@ -21,6 +21,7 @@ import pytest
 
 from launcher.apply.engine import Engine
 from launcher.apply.registry import Manifest, Registry, parse
+from tests.e2e import shapes
 from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run
 from tests.googlecloud import GoogleCloud, Pace, Runner
@@ -204,6 +205,24 @@ def test_a_spec_trains_in_its_own_image(job: Job, pushed: dict[str, Any], tmp_pa
     assert {path.stat().st_uid for path in folder.rglob("*")} == {os.getuid()}
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["image"]["uri"] == pushed["reference"]
+
+
+@pytest.mark.parametrize("name", shapes.RUNS)
+def test_a_script_gives_the_same_result_in_processes_and_in_containers(
+    job: Job, pushed: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    """Only the code differs from the image that was pushed: no engine has to build anything."""
+    (image,) = [line for line in job.spec.read_text().splitlines() if line.startswith("image:")]
+    shapes.write(tmp_path / "code")
+    spec = tmp_path / "code" / "job.yaml"
+    spec.write_text(f"name: {name}\nmachine: {{type: l4, gpus: 2}}\n{image}\nrun: {shapes.RUNS[name]}\n")
+    results = []
+    for flags in ((), ("--docker",)):
+        ran = run("local", spec, *flags, "--output", tmp_path / f"runs{len(results)}", cwd=tmp_path, env=job.environ)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        results.append([line for line in ran.stderr.splitlines() if shapes.RESULT in line])
+    assert len(results[0]) == 1
+    assert results[0] == results[1]
 
 
 def test_vertex_runs_by_its_digest_what_it_has_pushed(job: Job, pushed: dict[str, Any], tmp_path: Path) -> None:
