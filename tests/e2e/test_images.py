@@ -216,7 +216,7 @@ def test_a_script_gives_the_same_result_in_processes_and_in_containers(
     shapes.write(tmp_path / "code")
     spec = tmp_path / "code" / "job.yaml"
     spec.write_text(f"name: {name}\nmachine: {{type: l4, gpus: 2}}\n{image}\nrun: {shapes.RUNS[name]}\n")
-    results = []
+    results: list[list[str]] = []
     for flags in ((), ("--docker",)):
         ran = run("local", spec, *flags, "--output", tmp_path / f"runs{len(results)}", cwd=tmp_path, env=job.environ)
         assert ran.returncode == 0, ran.stdout + ran.stderr
