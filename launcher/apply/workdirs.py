@@ -117,7 +117,8 @@ def copy_data(reading: int, writing: int) -> None:
     except (AttributeError, OSError):  # not Linux, or the filesystem can't
         with open(reading, "rb", closefd=False) as source, open(writing, "wb", closefd=False) as target:
             source.seek(0)
-            target.truncate(0)
+            target.seek(0)
+            target.truncate()
             shutil.copyfileobj(source, target)
 
 

@@ -49,6 +49,17 @@ def test_a_filesystem_that_can_not_copy_by_itself(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "copy" / "src" / "b.py").read_text() == "b"
 
 
+def test_a_filesystem_that_fails_in_the_middle_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(reading: int, writing: int, count: int) -> int:
+        if os.lseek(writing, 0, os.SEEK_CUR):
+            raise OSError(5, os.strerror(5))
+        return os.write(writing, os.read(reading, min(2, count)))
+
+    monkeypatch.setattr(os, "copy_file_range", broken, raising=False)
+    copy(source(tmp_path / "code"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "run.sh").read_bytes() == b"#!/bin/sh\n"
+
+
 def test_code_that_has_gone_is_named(tmp_path: Path) -> None:
     files = source(tmp_path / "code")
     (tmp_path / "code" / "a.txt").unlink()
