@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def named_runs(name: str) -> tuple[LocalRun, ...]:
 def no_run_folder(path: Path) -> tuple[str, str]:
     """Return the problem and the hint for a path at which there is no run folder."""
     inside = runs_below(path) or runs_below(path.parent)
-    problem = f"{path} is not a run folder" if path.exists() else f"folder {path} does not exist"
+    problem = f"{path} is not a run folder" if is_there(path) else f"folder {path} does not exist"
     if not inside:
         return problem, "Name a run folder (OUTPUT/RUN), or a run: launch status lists the runs in the cloud."
     return problem, f"Name one of these runs:\n{listed(inside)}"
@@ -68,7 +69,12 @@ def is_named(run: str, text: str) -> bool:
 
 def is_run_folder(path: Path) -> bool:
     """Whether a run has written there: attempts, metrics, or a plan without either."""
-    return any((path / name).exists() for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+    return any(is_there(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path exists and can be seen: what people type may be too long for a path."""
+    return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
 
 
 def runs_below(folder: Path) -> tuple[LocalRun, ...]:

@@ -47,6 +47,15 @@ def test_a_run_in_runs_is_found_without_a_cloud(tmp_path: Path, command: str, te
 
 
 @pytest.mark.parametrize("command", ["metrics", "status"])
+@pytest.mark.parametrize("text", ["a" * 300, "runs/" + "a" * 300])
+def test_a_name_that_is_too_long_for_a_path_is_an_error_without_a_traceback(
+    tmp_path: Path, command: str, text: str
+) -> None:
+    ran = launch(command, text, cwd=tmp_path, env=NO_CLOUD)
+    assert (ran.code, "Traceback" in ran.err) == (2, False), ran.shown
+
+
+@pytest.mark.parametrize("command", ["metrics", "status"])
 def test_an_id_asks_the_cloud_nothing_and_a_name_means_the_cloud_first(job: Job, command: str) -> None:
     make(job.folder / "runs" / "job-0123abcd", ended(0))
     assert job.data(command, "job-0123abcd")["run"] == "job-0123abcd"
