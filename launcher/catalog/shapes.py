@@ -62,9 +62,9 @@ def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     every = f"GPUs: {' '.join(stock.gpus)}; or a machine type such as a3-highgpu-2g"
     low = name[:80].lower()
     if NOT_NVIDIA.fullmatch(low):
-        return CatalogError(f"{name[:80]} is not supported: launch runs on NVIDIA GPUs", every)
+        return CatalogError(f"{name[:80]} is not supported: launch runs on NVIDIA GPUs", every, field=field)
     if len(sizes := [gpu for gpu in stock.gpus if re.fullmatch(rf"{re.escape(low)}-\d+gb", gpu)]) > 1:
-        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {_or(sizes)}")
+        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {_or(sizes)}", field=field)
     near = _nearest(name, stock)
     return CatalogError(
         f"no GPU and no machine type with GPUs is called {name[:80]}",

@@ -36,6 +36,7 @@ def of_spec(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(
             f"limits.wait_total: {total} is too short: an attempt waits at least {LEAST} s for machines",
             f"Set it to {LEAST}s or more: --set limits.wait_total=2h",
+            field="limits.wait_total",
         )
     output = spec.output or "gs://"
     if context.target != "local" and context.training and not output.startswith("gs://"):
