@@ -12,7 +12,7 @@ import posixpath
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,8 @@ class Left(NamedTuple):
     """Where the files are now; None: removed."""
     files: dict[str, int]
     """REPLICA/PATH -> bytes."""
+    problem: str = ""
+    """Why not all of them could be moved; the others are lost."""
 
 
 class Code(NamedTuple):
@@ -51,8 +53,7 @@ def working_directories(
 ) -> Iterator[dict[str, Path]]:
     """Yield each replica's working directory, below `scratch`; at the end move away what was written there.
 
-    Raises:
-        LaunchError: the code can't be copied, or what was written can't be moved.
+    Raises LaunchError: the code can't be copied.
     """
     if code.in_place:
         yield dict.fromkeys(names, code.in_place)
@@ -65,7 +66,7 @@ def working_directories(
     finally:
         found = {f"{name}/{path}": size for name, folder in made.items() for path, size in written(code.files, folder)}
         if found:
-            on_left(Left(kept(found, made, code.keep) if code.keep else None, found))
+            on_left(kept(found, made, code.keep) if code.keep else Left(None, found))
 
 
 @contextmanager
@@ -127,6 +128,8 @@ def written(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
     own, top = {file.name for file in files}, str(folder)
     for parent, inside, names in os.walk(top):
         inside[:] = [name for name in inside if name != "__pycache__"]
+        for name in inside:
+            opened(posixpath.join(parent, name))
         for name in names:
             path = posixpath.join(parent, name)
             status, relative = os.lstat(path), path[len(top) + 1 :]
@@ -136,19 +139,26 @@ def written(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
                 yield relative, status.st_size
 
 
-def kept(names: Iterable[str], made: dict[str, Path], keep: Callable[[], Path]) -> Path:
-    """Move files out of the working directories; return the folder that has them now. Raises LaunchError."""
+def opened(folder: str) -> None:
+    """Let its owner read and change a folder, if the job has forbidden that: its files could not be moved."""
+    with suppress(OSError):
+        mode = os.lstat(folder).st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:  # a link may lead anywhere
+            Path(folder).chmod(stat.S_IMODE(mode) | stat.S_IRWXU)
+
+
+def kept(files: dict[str, int], made: dict[str, Path], keep: Callable[[], Path]) -> Left:
+    """Move files out of the working directories. A failure must not hide how the job ended, so none is raised."""
+    to = None
     try:
         to = keep()
-        for name in names:
+        for name in files:
             replica, _, path = name.partition("/")
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(made[replica] / path, to / name)
     except OSError as error:
-        raise LaunchError(
-            f"what the job left in its working directory can't be moved: {error.filename}: {error.strerror}"
-        ) from error
-    return to
+        return Left(to, files, f"{error.filename or to}: {error.strerror}")
+    return Left(to, files)
 
 
 def numbered(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -194,7 +194,14 @@ def left_text(left: Left) -> str:
     )
     more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
     where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
+    where += f", but not all: {left.problem}" if left.problem else ""
     return f"written to the working directory, which a job loses: {named}{more}; {where}"
+
+
+def left_data(left: Left) -> dict[str, Any]:
+    """For scripts; `problem` only where some files could not be moved."""
+    data = {"folder": left.folder and str(left.folder), "files": left.files}
+    return {**data, "problem": left.problem} if left.problem else data
 
 
 def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> Page:
@@ -277,7 +284,7 @@ def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None 
     if shown.images:
         data["images"] = list(shown.images)
     if shown.left:
-        data["left_behind"] = [{"folder": left.folder and str(left.folder), "files": left.files} for left in shown.left]
+        data["left_behind"] = [*map(left_data, shown.left)]
     if shown.preempted:
         data["preemption"] = shown.preempted.as_data()
     printed(data, output, error)

@@ -109,6 +109,33 @@ def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
     assert len(lefts) == 1
 
 
+def test_what_can_not_be_moved_hides_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()
+    lefts: list[Left] = []
+    with working_directories(
+        Code(keep=lambda: numbered(tmp_path / "full")), ["a"], tmp_path / "s", lefts.append
+    ) as folders:
+        (folders["a"] / "new").write_text("x")
+    ((folder, files, problem),) = lefts
+    assert (folder, files, str(tmp_path / "full") in problem) == (None, {"a/new": 1}, True)
+
+
+def test_files_in_folders_that_the_job_has_closed_are_moved(tmp_path: Path) -> None:
+    lefts: list[Left] = []
+    (outside := tmp_path / "outside").mkdir(mode=0o500)
+    with working_directories(
+        Code(keep=lambda: numbered(tmp_path / "kept")), ["a"], tmp_path / "s", lefts.append
+    ) as folders:
+        (folders["a"] / "link").symlink_to(outside)
+        for name, mode in (("unreadable", 0), ("read-only", 0o500)):
+            (folders["a"] / name / "in").mkdir(parents=True)
+            (folders["a"] / name / "in" / "file").write_text("x")
+            (folders["a"] / name / "in").chmod(mode)
+    assert lefts[0].files == {"a/unreadable/in/file": 1, "a/read-only/in/file": 1}
+    assert names_below(tmp_path / "kept") == {"1/a/unreadable/in/file", "1/a/read-only/in/file"}
+    assert outside.stat().st_mode & 0o777 == 0o500
+
+
 def test_a_snapshot_knows_nothing_of_a_later_edit(tmp_path: Path) -> None:
     with snapshot(Code(source(tmp_path / "code"))) as code:
         (tmp_path / "code" / "a.txt").write_text("edited")
