@@ -79,6 +79,7 @@ def snapshot(code: Code) -> Iterator[Code]:
 
 def copy(files: Sequence[File], to: Path) -> None:
     """Copy files to a new folder, with the modes and times that the image gives them. Raises LaunchError."""
+    file = None
     try:
         for name in ("", *folders(files)):
             (to / name).mkdir(parents=True)
@@ -89,7 +90,7 @@ def copy(files: Sequence[File], to: Path) -> None:
                 copy_file(file.path, f"{to}/{file.name}")
     except OSError as error:
         raise LaunchError(
-            f"the code can't be copied to {to}: {error.filename}: {error.strerror}",
+            f"the code can't be copied to {to}: {error.filename or (file and file.path)}: {error.strerror}",
             "Make room there or name another folder (TMPDIR=DIR), or run in the source folder: --in-place",
         ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_a_filesystem_that_fails_in_the_middle_of_a_file(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "copy_file_range", broken, raising=False)
     copy(source(tmp_path / "code"), tmp_path / "copy")
     assert (tmp_path / "copy" / "run.sh").read_bytes() == b"#!/bin/sh\n"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "copy_file_range", full, raising=False)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(LaunchError, match=r"a\.txt: No space left on device"):
+        copy(source(tmp_path / "code"), tmp_path / "copy")
 
 
 def test_code_that_has_gone_is_named(tmp_path: Path) -> None:
