@@ -8,7 +8,7 @@ not read: one of those may allow what is blocked here, or block what is allowed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from ipaddress import IPv4Network, ip_network
+from ipaddress import IPv4Network, collapse_addresses, ip_network
 from typing import Any, Literal, NamedTuple
 
 from launcher.machines import last
@@ -82,5 +82,5 @@ def concerns(rule: Mapping[str, Any], traffic: Traffic, *, partly: bool) -> bool
         ranges = ["0.0.0.0/0"]
     peers = IPv4Network(traffic.peers)
     known = [one for one in (ip_network(text, strict=False) for text in ranges) if isinstance(one, IPv4Network)]
-    inside = any(peers.overlaps(one) if partly else peers.subnet_of(one) for one in known)
+    inside = any(peers.overlaps(one) if partly else peers.subnet_of(one) for one in collapse_addresses(known))
     return inside or bool(traffic.peers_account and traffic.peers_account in accounts)

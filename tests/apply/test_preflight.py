@@ -291,6 +291,8 @@ PARTS = [[{"IPProtocol": "tcp", "ports": [span]}] for span in ("1024-30000", "30
         ([{**INSIDE, "allowed": PARTS[0]}, {**INSIDE, "allowed": PARTS[1]}], None),
         ([{**INSIDE, "allowed": [{"IPProtocol": "udp"}]}], "--source-ranges=10.1.0.0/16"),
         ([{**INSIDE, "sourceRanges": ["10.1.0.0/24"]}], "--source-ranges=10.1.0.0/16"),
+        ([{**INSIDE, "sourceRanges": ["10.1.0.0/17", "10.1.128.0/17"]}], None),
+        ([{**INSIDE, "sourceRanges": ["10.1.0.0/17", "10.1.192.0/18"]}], "--source-ranges=10.1.0.0/16"),
         ([{**INSIDE, "network": "x/other"}], "--network=own "),
         ([{**INSIDE, "disabled": True}], "launch-internal"),
         ([{**INSIDE, "targetTags": ["web"]}], "launch-internal"),
