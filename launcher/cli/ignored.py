@@ -27,6 +27,12 @@ MOST_ENTRIES: Final = 20_000
 """Files and folders that are looked at below the code's folder, those nearest to its top first."""
 
 
+OUTPUTS: Final = frozenset(
+    "out output outputs log logs run runs wandb mlruns checkpoint checkpoints ckpt ckpts result results save saved".split()
+)
+"""Folders that scripts write, seldom read: as a single word in a script they say nothing."""
+
+
 class Mention(NamedTuple):
     """A text that may be a path, and where it stands: `run.args` or FILE:LINE."""
 
@@ -74,7 +80,7 @@ def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) 
     """
     whole = {posixpath.normpath(posixpath.join(base, mention.text)) for base in bases}
     if path.rstrip("/") in whole:
-        return True
+        return mention.where == ARGUMENTS or mention.text not in OUTPUTS
     if mention.where == ARGUMENTS:
         return any(path.startswith(f"{one}/") for one in whole)
     tail = posixpath.normpath(mention.text)

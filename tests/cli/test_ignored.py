@@ -54,6 +54,8 @@ def found(file: Path) -> list[str]:
             ["data/shakespeare/train.bin (train.py:5)"],
         ),
         ("{script: train.py}", "*.bin\n", {"data___other__bin": "x"}, ["data/ (train.py:5)"]),
+        ("{script: a.py}", "out/\n", {"a__py": "save = 'out'", "out___ckpt__pt": ""}, []),
+        ("{script: a.py, args: [out]}", "out/\n", {"a__py": "", "out___ckpt__pt": ""}, ["out/ (run.args)"]),
         (
             "{script: train.py}",
             "*.txt\n",
