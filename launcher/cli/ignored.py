@@ -28,7 +28,25 @@ MOST_ENTRIES: Final = 20_000
 
 
 OUTPUTS: Final = frozenset(
-    "out output outputs log logs run runs wandb mlruns checkpoint checkpoints ckpt ckpts result results save saved".split()
+    [
+        "out",
+        "output",
+        "outputs",
+        "log",
+        "logs",
+        "run",
+        "runs",
+        "wandb",
+        "mlruns",
+        "checkpoint",
+        "checkpoints",
+        "ckpt",
+        "ckpts",
+        "result",
+        "results",
+        "save",
+        "saved",
+    ]
 )
 """Folders that scripts write, seldom read: as a single word in a script they say nothing."""
 
