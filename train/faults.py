@@ -23,11 +23,14 @@ FOLDER: Final = "LAUNCH_FAULTS"
 """train.contract.FAULTS."""
 CODE: Final = "LAUNCH_CODE"
 """train.contract.CODE."""
-OWNER: Final = "LAUNCH_FAULTS_PID"
-"""The process id of a rank: what its subprocesses fail with is the script's own business."""
+OWNER: Final = "LAUNCH_FAULTS_OWNER"
+"""RANK (empty outside of torchrun) and process id, with a colon between, of the process whose failure counts: the first
+Python process with this RANK. What its subprocesses fail with is the script's own business."""
 
 PRINTED: Final = "printed-"
 """A file of this name for each kind of failure whose traceback was printed."""
+STEPPED: Final = "stepped"
+"""A file that is there once a process has completed a step."""
 LONGEST: Final = 200
 """Characters of an error's text that are kept."""
 
@@ -38,10 +41,26 @@ PEER: Final = re.compile(
 )
 """What gloo, NCCL and torch's store report to a rank when another one has exited: never why that one did."""
 
-STORE_SECONDS: Final = 1.0
+TRANSIENT: Final = re.compile(
+    r"timed out|unavailable|DEADLINE_EXCEEDED|Too Many Requests|\b50[0234] (Server Error|Internal|Bad Gateway|Gateway)"
+    r"|uncorrectable ECC|unspecified launch failure|hardware stack error|NVLink"
+    r"|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|DataLoader worker .*(killed by signal|exited unexpectedly)",
+    re.IGNORECASE,
+)
+"""What servers, GPUs and processes that were killed leave behind in the text of any exception."""
+
+OF_OTHERS: Final = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
+"""Exceptions that say that another process has failed. mp.spawn's end with that one's own."""
+
+LASTING: Final = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""The kinds of OSError that are not of the network or of a disk that fails at times."""
 
 NO_LIBRARY: Final = "cannot open shared object file"
 """An ImportError of a native library that this machine lacks; another machine may have it."""
+DOWNLOADED: Final = ("datasets_modules", "transformers_modules")
+"""Packages that Hugging Face's libraries write while the ranks run: one rank may import what another is writing."""
+
+STORE_SECONDS: Final = 1.0
 
 NO_GPU: Final = re.compile(
     r"no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver"
@@ -71,7 +90,7 @@ class Fault(NamedTuple):
     transient: bool
     """It may not come again, even at the same step."""
     permanent: bool
-    """No restart can help: the code can't be loaded."""
+    """No restart can help: the user's code can't be loaded."""
 
     @property
     def kind(self) -> str:
@@ -115,9 +134,9 @@ def report(error: BaseException, *, speak: bool = True) -> None:
 
 
 def _folder() -> Path | None:
-    """Where this process records what it fails with; None outside of a run, and in a rank's subprocesses."""
+    """Where this process records what it fails with; None outside of a run, and in a script's subprocesses."""
     name, pid = os.environ.get(FOLDER), str(os.getpid())
-    return Path(name) if name and os.environ.get(OWNER, pid) == pid else None
+    return Path(name) if name and os.environ.get(OWNER, pid).rpartition(":")[2] == pid else None
 
 
 def _write(folder: Path, fault: Fault) -> None:
@@ -158,12 +177,16 @@ def _was_printed_elsewhere(name: str) -> bool:
 
 def fault_of(error: BaseException) -> Fault:
     """Describe an exception of this process."""
-    text = "".join(traceback.format_exception_only(error)[-1:]).strip().partition("\n")[0]
+    described = traceback.TracebackException(type(error), error, None)
+    described.__notes__ = None  # they would come last
+    text = "".join([*described.format_exception_only()][-1:]).strip().partition("\n")[0]
     name = type(error).__name__
+    if name == "ProcessRaisedException":
+        text = (str(error).strip().splitlines() or [text])[-1]
     peer = isinstance(error, RuntimeError) and (
         name in ("DistNetworkError", "DistStoreError") or PEER.search(str(error)) is not None
     )
-    missing = isinstance(error, ImportError) and not step and NO_LIBRARY not in str(error)
+    transient = peer or name in ("DistBackendError", *OF_OTHERS) or any(map(_is_transient, _chain(error)))
     rank = os.environ.get("RANK", "")
     return Fault(
         error=text[:LONGEST],
@@ -172,9 +195,40 @@ def fault_of(error: BaseException) -> Fault:
         rank=int(rank) if rank.isdecimal() else None,
         pid=os.getpid(),
         peer=peer,
-        transient=peer or isinstance(error, (ConnectionError, TimeoutError)),
-        permanent=missing or isinstance(error, SyntaxError),
+        transient=transient,
+        permanent=not step and not transient and _is_unloadable(error),
     )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or in the handling of."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, OSError) and not isinstance(error, LASTING):
+        return True
+    return TRANSIENT.search(str(error)) is not None
+
+
+def _is_unloadable(error: BaseException) -> bool:
+    """Whether the code can't be loaded: a module that is missing, or a syntax error in a file of the user's."""
+    if isinstance(error, SyntaxError):
+        file = Path.cwd() / (error.filename or "<string>")
+        return file.is_relative_to(_code()) and file.name == file.name.strip("<>")
+    if not isinstance(error, ImportError) or NO_LIBRARY in str(error):
+        return False
+    native = str(error.path or "").endswith(".so")  # it may be half written: ranks share the cache of what they compile
+    return not native and (error.name or "").partition(".")[0] not in DOWNLOADED
+
+
+def _code() -> Path:
+    return Path(os.environ.get(CODE) or Path.cwd())
 
 
 def _place(error: BaseException) -> str:
@@ -182,7 +236,7 @@ def _place(error: BaseException) -> str:
         frames = [(error.filename, error.lineno)]
     else:
         frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    code = Path(os.environ.get(CODE) or Path.cwd())
+    code = _code()
     mine = [(path.relative_to(code), line) for file, line in frames if (path := Path.cwd() / file).is_relative_to(code)]
     mine = [(path, line) for path, line in mine if "site-packages" not in path.parts]
     return next((f"{file}:{line}" for file, line in reversed(mine or frames)), "")
@@ -191,17 +245,20 @@ def _place(error: BaseException) -> str:
 def reached(done: int) -> None:
     """Note that this process has completed a step."""
     global step  # noqa: PLW0603 - of the process
+    if step is None and (folder := _folder()):
+        with suppress(OSError):
+            (folder / STEPPED).touch()
     step = done
 
 
 # --- On the node ------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> Iterator[Fault]:
-    """The faults of one generation; a file that can't be read is passed over."""
+def read(folder: Path) -> Iterator[tuple[float, Fault]]:
+    """The faults of one generation, each with its Unix time; a file that can't be read is passed over."""
     for file in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            yield Fault(*json.loads(file.read_text()))
+            yield file.stat().st_mtime, Fault(*json.loads(file.read_text()))
 
 
 def lines(found: Iterable[Fault]) -> Iterator[str]:

@@ -28,6 +28,13 @@ MONITOR_SECONDS, CLOSE_SECONDS = DEFAULT.monitor, 0.5
 HUNG_SECONDS = 5.0
 """Time that hung processes get to exit by themselves."""
 
+ARGUMENTS_SECONDS = 300.0
+"""A script that exits with 2 later doesn't mean its arguments. They are parsed after imports, which may take minutes on
+a new machine."""
+
+LATELY_SECONDS = 10.0
+"""A process that failed earlier is not why its shell's command failed."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -117,7 +124,8 @@ def run_generation(
             keep(stacks)
         plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
         marks = _marks(paths.exit_file)
-        if not (stop.signum or note) and is_usage(plan.task, code, stop.gone - began, timing):
+        told = stop.signum or note or (failed / faults.STEPPED).exists()
+        if not told and is_usage(plan.task, code, stop.gone - began, timing):
             marks += (Exit.USAGE,)
         return Outcome(node, code, marks, stop.signum, note, _faults(plan.task, child.pid, failed) if code else ())
 
@@ -125,13 +133,18 @@ def run_generation(
 def is_usage(task: Task, code: int, seconds: float, timing: Timing) -> bool:
     """Whether an exit code means that the arguments were refused: argparse, click and Python itself exit with 2. So do
     other programs for other reasons (make), hence of a command only what it exits with at once."""
-    return code == Exit.USAGE and (task.kind != "command" or seconds < timing.quick)
+    return code == Exit.USAGE and seconds < (timing.quick if task.kind == "command" else ARGUMENTS_SECONDS)
 
 
 def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
-    """Those of the ranks, or of the one process; of a command's processes, which may be of any kind, all."""
-    own = task.kind == "command"
-    return tuple(fault for fault in faults.read(folder) if own or fault.rank is not None or fault.pid == pid)
+    """Those of the ranks, or of the one process. Of the others that a command started, the last one if it may be why
+    the command failed: a shell may go on after a failure, so that it is not permanent."""
+    found = [*faults.read(folder)]
+    own = tuple(fault for _, fault in found if fault.rank is not None or fault.pid == pid)
+    if own or task.kind != "command" or not found:
+        return own
+    when, last = max(found, key=lambda timed: timed[0])
+    return (last._replace(permanent=False),) if time.time() - when < LATELY_SECONDS else ()
 
 
 def _start(plan: Plan, order: Order, paths: Paths, timing: Timing) -> Child:

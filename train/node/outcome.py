@@ -104,8 +104,13 @@ def recurring(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None
     """The exception that two generations failed with at the same step and place; None if a restart may help."""
     if own_failure(before) is None or own_failure(now) is None:
         return None
-    known = {fault.recurring for outcome in before for fault in outcome.faults} - {None}
-    return next((fault for outcome in now for fault in outcome.faults if fault.recurring in known), None)
+    known = {fault.recurring for fault in _own_faults(before)} - {None}
+    return next((fault for fault in _own_faults(now) if fault.recurring in known), None)
+
+
+def _own_faults(outcomes: Sequence[Outcome]) -> list[Fault]:
+    """Of the nodes that failed by themselves: processes that were stopped may fail for that."""
+    return [fault for outcome in outcomes if not outcome.note for fault in outcome.faults]
 
 
 def own_failure(outcomes: Sequence[Outcome]) -> int | None:

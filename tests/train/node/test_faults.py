@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -278,3 +279,118 @@ def test_a_record_that_can_not_be_written_hides_no_error(
     for _ in range(2):
         faults.report(ValueError("seen"))
     assert capsys.readouterr().err == "ValueError: seen\n" * 2
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (OSError(5, "Input/output error"), True),
+        (OSError(107, "Transport endpoint is not connected"), True),
+        (type("HTTPError", (OSError,), {})("503 Server Error: Service Unavailable"), True),
+        (caused(FileNotFoundError("not in the cache"), ConnectionRefusedError("the hub")), True),
+        (caused(ValueError("no tokenizer"), TimeoutError()), True),
+        (type("DistBackendError", (RuntimeError,), {})("NCCL error: unhandled cuda error"), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), True),
+        (RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed."), True),
+        (RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly"), True),
+        (RuntimeError("UNAVAILABLE: failed to connect to all addresses"), True),
+        (subprocess.CalledProcessError(1, ["python", "train.py"]), True),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (PermissionError(13, "Permission denied"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (caused(ValueError("x"), KeyError("y")), False),
+    ],
+)
+def test_which_failures_may_not_come_again(error: Exception, transient: bool) -> None:
+    assert faults.fault_of(error).transient == transient
+
+
+@pytest.mark.parametrize(
+    ("error", "permanent"),
+    [
+        (ModuleNotFoundError("No module named 'x'", name="x"), True),
+        (ImportError("cannot import name 'x' from 'y'", name="y", path="y.py"), True),
+        (ImportError("x.so: file too short", name="x", path="/cache/x.so"), False),  # another rank builds it
+        (ModuleNotFoundError("No module named 'transformers_modules.a'", name="transformers_modules.a"), False),
+        (caused(ImportError("x"), OSError(5, "Input/output error")), False),
+        (SyntaxError("invalid syntax", ("work.py", 1, 1, "def f(:")), True),
+        (SyntaxError("invalid syntax", ("<unknown>", 1, 1, "1 +")), False),  # ast.literal_eval of data
+        (SyntaxError("invalid syntax", ("/cache/generated.py", 1, 1, "de")), False),
+    ],
+)
+def test_which_failures_no_restart_can_repair(
+    error: Exception, permanent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(faults.CODE, str(tmp_path))
+    assert faults.fault_of(error).permanent == permanent
+    monkeypatch.setattr(faults, "step", 3)
+    assert not faults.fault_of(error).permanent
+
+
+def test_an_errors_note_is_not_its_text() -> None:
+    error = ValueError("the reason")
+    error.add_note("seen in sample 7")
+    assert faults.fault_of(error).error == "ValueError: the reason"
+
+
+def test_what_a_stopped_node_fails_with_is_no_reason() -> None:
+    lost = Outcome(0, 1, faults=(fault(transient=True),))
+    stopped = Outcome(1, 1, note="stopped with the others", faults=(fault(),))
+    assert recurring([lost, stopped], [lost, stopped]) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "starts"),
+    [
+        (("--command", "--", "sh", "-c", "python -c 'import nothing_of_this_name'; python work.py; exit 1"), "012"),
+        (("--command", "--", "sh", "-c", "python -c 'import nothing_of_this_name'; exec python work.py"), "012"),
+    ],
+)
+def test_a_command_may_go_on_after_a_process_that_failed(one: Machines, argv: tuple[str, ...], starts: str) -> None:
+    one.script(GENERATION + "raise ConnectionResetError('the data server')")
+    node = one.start(*argv, env={"LAUNCH_RESTARTS": "2"}, timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED, node.text
+    assert generations(node) == starts
+    assert "failed: ConnectionResetError" in node.text
+    assert "failed: ModuleNotFoundError" not in node.text
+
+
+@pytest.mark.parametrize("argv", [PYTHON, ("--command", "--", "python", "work.py")])
+def test_a_scripts_subprocesses_print_what_they_always_print(one: Machines, argv: tuple[str, ...]) -> None:
+    one.script(
+        "import subprocess, sys\n"
+        "for _ in range(2):\n"
+        "    ran = subprocess.run([sys.executable, '-c', '1 / 0'], stderr=subprocess.PIPE, check=False)\n"
+        "    print('captured', b'ZeroDivisionError' in ran.stderr)\n"
+    )
+    node = one.start(*argv)
+    assert node.wait() == Exit.OK
+    assert node.text.count("captured True") == 2
+
+
+def test_a_script_that_exits_with_2_after_steps_is_retried(one: Machines) -> None:
+    one.script(GENERATION + "from train import metrics; metrics.log(1, loss=1.0); sys.exit(2)")
+    node = one.start(*PYTHON, env={"LAUNCH_RESTARTS": "1"})
+    assert node.wait() == Exit.FAILED, node.text
+    assert generations(node) == "01"
+
+
+def test_what_a_spawned_process_failed_with_is_the_reason(one: Machines) -> None:
+    one.script(
+        GENERATION + "import torch.multiprocessing as mp\n"
+        "def work(rank): raise ValueError(os.environ['LAUNCH_GENERATION'])\n"
+        "if __name__ == '__main__': mp.spawn(work, nprocs=1)\n"
+    )
+    node = one.start(*PYTHON, env={"LAUNCH_RESTARTS": "2"}, timing={"quick": 0.0})
+    assert node.wait() == Exit.FAILED
+    assert generations(node) == "012"
+    assert [f"failed: ValueError: {start} (work.py:4)" in node.text for start in range(3)] == [True] * 3, node.text

@@ -46,10 +46,11 @@ def _folders(code: Path) -> list[str]:
 
 
 def _record_failures() -> None:
-    """See train/faults.py. A rank's own subprocesses are not recorded."""
+    """See train/faults.py. The subprocesses of a script are not recorded."""
     if os.environ.get("LAUNCH_FAULTS"):  # train.contract.FAULTS
-        if "RANK" in os.environ:
-            os.environ.setdefault("LAUNCH_FAULTS_PID", str(os.getpid()))  # train.faults.OWNER
+        rank, owner = os.environ.get("RANK", ""), os.environ.get("LAUNCH_FAULTS_OWNER", "")  # train.faults.OWNER
+        if not owner.startswith(f"{rank}:"):
+            os.environ["LAUNCH_FAULTS_OWNER"] = f"{rank}:{os.getpid()}"
         sys.excepthook = _failed
 
 
