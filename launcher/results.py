@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,7 +89,7 @@ class Results(Struct, frozen=True, kw_only=True):
         that the trainer skipped are not among them: it has events for these."""
         found: dict[str, dict[str, int]] = {}
         for row in self.rows:
-            for name in () if "skipped" in row else row.get("nonfinite", ()):
+            for name in () if "skipped" in row else contract.nonfinite(row):
                 found.setdefault(name, {"first_step": row["step"], "steps": 0})["steps"] += 1
         return found
 
@@ -119,9 +118,9 @@ class Results(Struct, frozen=True, kw_only=True):
 
 def figure(record: Record, name: str) -> float | int | None:
     """The number of that name, nan and infinities included; None where the record has none."""
-    value, lost = record.get(name), record.get("nonfinite", ())
-    if value is None and name in lost:
-        return float(lost[name]) if isinstance(lost, Mapping) else math.nan
+    value = record.get(name)
+    if value is None and (lost := contract.nonfinite(record).get(name)):
+        return float(lost)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

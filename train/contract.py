@@ -7,8 +7,9 @@ the launcher imports it to plan (nothing heavy may load) and the node imports it
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 # --- The environment that the request carries -------------------------------------------------------------------
 
@@ -244,6 +245,16 @@ def machine_end(instance: str) -> str:
     """Name of how a VM of the run ended, by its number in Compute Engine (JSON: exit, reason, name, zone, started,
     ended; times in Unix seconds). Create-only: its own startup script writes it, or whoever cancels the run first."""
     return f"{MACHINES}/{instance}.json"
+
+
+def nonfinite(row: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a metrics row that were nan, inf or -inf. Rows of an earlier version only name them, and a user may
+    log a value of this name."""
+    found = row.get("nonfinite")
+    if isinstance(found, list):
+        return {name: "nan" for name in found if isinstance(name, str)}
+    items = found.items() if isinstance(found, Mapping) else ()
+    return {name: text for name, text in items if text in ("nan", "inf", "-inf")}
 
 
 MEAN_STEPS: Final = 10

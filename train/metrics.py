@@ -252,7 +252,7 @@ def log(step: int, **values: Any) -> None:
     """
     done, row = whole(step), plain(values)
     _default().put([{"step": done, "time": time.time(), **row}])
-    _warn_once(done, row.get("nonfinite", {}))
+    _warn_once(done, contract.nonfinite(row))
     faults.reached(done)
     if silence := os.environ.get(contract.HANG_AFTER):
         _heartbeat().expect(float(silence))
@@ -263,9 +263,9 @@ def event(name: str, **fields: Any) -> None:
     _default().put([{"event": name, "time": time.time(), **plain(fields)}])
 
 
-def _warn_once(step: int, nonfinite: Mapping[str, str]) -> None:
+def _warn_once(step: int, lost: Mapping[str, str]) -> None:
     """A line on stderr, on the rank whose rows are kept, for each value at the first step that has no number for it."""
-    for name, text in nonfinite.items():
+    for name, text in lost.items():
         if name not in _warned and isinstance(_default(), Parts):
             _warned.add(name)
             say(f"warning: step {step}: {name} is {text}")

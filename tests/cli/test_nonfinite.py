@@ -86,6 +86,13 @@ def test_rows_of_an_earlier_version_name_the_values_only() -> None:
     assert [line.split() for line in lines("run", found, 20)] == [["step", "loss"], ["1", "nan"]]
 
 
+def test_a_value_of_the_users_named_nonfinite_is_a_value() -> None:
+    row = {"step": 1, "loss": None, "nonfinite": 3}
+    found = results({contract.metrics_part(1, 0, 0, 0): json.dumps(row).encode()})
+    assert found.nonfinite == {}
+    assert "3" in "\n".join(lines("run", found, 20))
+
+
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_progress_of_a_running_job(text: str) -> None:
     progress = summary(({"step": 3, "loss": None, "nonfinite": {"loss": text}},), 10, None)

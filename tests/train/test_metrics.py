@@ -103,6 +103,30 @@ class Broken(LocalFolder):
         raise OutputError("the disk is full")
 
 
+def test_a_value_of_the_users_named_nonfinite_stops_nothing(tmp_path: Path) -> None:
+    script = "from train import metrics\nfor step in (1, 2): metrics.log(step, nonfinite=step, loss=0.5)"
+    env = {**os.environ, contract.RUN_FOLDER: str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [(row["nonfinite"], row["loss"]) for row in rows_of(tmp_path)] == [(1, 0.5), (2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("row", "lost"),
+    [
+        ({"a": None, "b": None, "nonfinite": {"a": "nan", "b": "-inf"}}, {"a": "nan", "b": "-inf"}),
+        ({"a": None, "b": 1, "nonfinite": ["a"]}, {"a": "nan"}),  # of an earlier version
+        ({"nonfinite": 3}, {}),
+        ({"nonfinite": "a"}, {}),
+        ({"nonfinite": [1, {}]}, {}),
+        ({"nonfinite": {"a": 0.5, "b": None, "c": {}}}, {}),
+        ({}, {}),
+    ],
+)
+def test_which_values_of_a_row_were_no_numbers(row: dict[str, Any], lost: dict[str, str]) -> None:
+    assert contract.nonfinite(row) == lost
+
+
 def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
     monkeypatch.setattr(metrics, "QUEUE_BLOCKS", 2)

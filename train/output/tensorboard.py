@@ -160,5 +160,5 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
         return {}
     group = row.get("event", "train")
     numbers = {key: value for key, value in row.items() if type(value) in (int, float)}
-    numbers |= {key: float(text) for key, text in row.get("nonfinite", {}).items()}
+    numbers |= {key: float(text) for key, text in contract.nonfinite(row).items()}
     return {f"{group}/{key}": float(value) for key, value in numbers.items() if key not in ("step", "time")}

@@ -64,6 +64,9 @@ def test_what_a_row_draws() -> None:
     assert scalars({"event": "eval", "step": 3, "loss": 0.5}) == {"eval/loss": 0.5}
     assert scalars({"event": "end", "step": 3, "loss": 0.5}) == {}
     assert scalars({"step": 3, "loss": None}) == {}
+    assert scalars({"step": 3, "loss": None, "nonfinite": {"loss": "inf"}}) == {"train/loss": float("inf")}
+    assert scalars({"step": 3, "nonfinite": 2}) == {"train/nonfinite": 2.0}
+    assert scalars({"step": 3, "nonfinite": "all"}) == {}
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path, curves: Any) -> None:
