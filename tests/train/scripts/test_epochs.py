@@ -11,9 +11,8 @@ from tests.command import ROOT
 from tests.train import trials
 from tests.train.scripts.ownscript import run, run_ranks
 
-LOOP, DATASET = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs/scripts.md").read_text().partition("### Epochs")[2], re.DOTALL
-)
+SECTION = (ROOT / "docs/scripts.md").read_text().partition("### Epochs")[2].partition("\n## ")[0]
+LOOP, DATASET = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 SETTING = """
 import multiprocessing, os
