@@ -197,7 +197,7 @@ def test_a_module_that_a_requirement_may_bring(tmp_path: Path) -> None:
 def test_the_recipes_have_no_such_warning() -> None:
     for spec in sorted((ROOT / "job_specs").glob("*.yaml")):
         target = "vm" if spec.name.startswith("vm-") else "local" if spec.name == "quickstart.yaml" else "vertex"
-        argv = (target, spec, *(["--run"] if spec.name.startswith("vm-train") else []))
+        argv = (target, str(spec), *(["--run"] if spec.name.startswith("vm-train") else []))
         ran = launch(*argv, "--dry-run", "-o", "json")
         assert not [one for one in json.loads(ran.out)["warnings"] if "import" in one or "machine;" in one], spec
 
