@@ -111,9 +111,9 @@ def looked_around(
     names = [file.name for file in found.files]
     context = Context(
         target=target,
-        project=gcloud.setting("core/project", os.environ)
-        or project_id
-        or project("local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ),
+        project=project(
+            "local" if image_only and (spec.image.repository or spec.image.uri) else target, os.environ, project_id
+        ),
         owner=owner(os.environ),
         version=__version__,
         default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),
@@ -304,13 +304,13 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
     raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint, field="run.script")
 
 
-def project(target: Target, environ: Mapping[str, str]) -> str:
-    """gcloud's project; a rehearsal on this machine needs none.
+def project(target: Target, environ: Mapping[str, str], stand_in: str | None = None) -> str:
+    """gcloud's project, or `stand_in` where it has none; a rehearsal on this machine needs none.
 
     Raises:
         UsageError: none is set, or it can't be a project's id.
     """
-    found = gcloud.setting("core/project", environ)
+    found = gcloud.setting("core/project", environ) or stand_in
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
