@@ -218,7 +218,7 @@ def end_all(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
     """Raises AssertionError when it hasn't by then."""
     end = time.monotonic() + seconds
     while not happened():
