@@ -44,10 +44,11 @@ def write(tar: tarfile.TarFile, source: Source) -> None:
     for one in sorted(source.recipe):
         tars.add(tar, one, one.name, 0)
     text = source.requirements.encode()
-    info = tars.entry("requirements.txt", 0, tarfile.REGTYPE, 0o664)
+    info = tars.entry("requirements.txt", 0, tarfile.REGTYPE, 0o644)
     info.size = len(text)
     tar.addfile(info, BytesIO(text))
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()
     trainer = tuple(one._replace(name=posixpath.relpath(one.name, "train")) for one in source.trainer)
     for folder, files in (("train", trainer), ("code", source.code), ("torch", wheel)):
-        tars.put(tar, Tree(folder, files, digest=source.digest if folder == "code" else ""))
+        own = folder == "code"
+        tars.put(tar, Tree(folder, files, digest=source.digest if own else "", group_writes=own))

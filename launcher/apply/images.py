@@ -184,7 +184,7 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 
     made = [layer([Tree(TRAINER_FOLDER, source.trainer)], folder / "trainer.tar.gz", "launch: COPY train /opt/launch")]
     if source.code:
-        tree = Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest)
+        tree = Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest, group_writes=True)
         made.append(layer([tree], folder / "code.tar.gz", "launch: COPY code /workspace"))
     return made
 

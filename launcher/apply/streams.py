@@ -119,7 +119,10 @@ def failed(name: str, failure: Failure) -> EngineError:
     where = f"{name} can't be built: {failure.step or 'before its first step'}"
     shown = "".join(f"\n  {line}" for line in failure.output)
     hint = hint_for(" ".join((*failure.output, failure.error)))
-    if not hint and "requirements.txt" in failure.step:
+    conflict = any(
+        "ResolutionImpossible" in line for line in (*failure.output, failure.error)
+    )  # pip found what it needs, even if one of its indexes is away
+    if "requirements.txt" in failure.step and (conflict or not hint):
         hint = HINT_REQUIREMENTS
     return EngineError(f"{where}\n{failure.error}{shown}", hint)
 

@@ -28,6 +28,8 @@ class Tree(NamedTuple):
     owner: int = 0
     digest: str = ""
     """What launcher.sources.digest_of made of the files when they were listed; empty where nobody did."""
+    group_writes: bool = False
+    """Whether the owner's group may write too."""
 
 
 def write(trees: Iterable[Tree], to: IO[bytes]) -> None:
@@ -49,8 +51,12 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
     What changed since its tag was made must not be pushed under it: the tag would be another content's for good.
     """
     for name in ("", *folders(tree.files)):
-        tar.addfile(entry(posixpath.join(tree.folder, name).rstrip("/"), tree.owner, tarfile.DIRTYPE, 0o775))
-    found = [add(tar, file, posixpath.join(tree.folder, file.name), tree.owner) for file in sorted(tree.files)]
+        path = posixpath.join(tree.folder, name).rstrip("/")
+        tar.addfile(entry(path, tree.owner, tarfile.DIRTYPE, 0o775 if tree.group_writes else 0o755))
+    found = [
+        add(tar, file, posixpath.join(tree.folder, file.name), tree.owner, group_writes=tree.group_writes)
+        for file in sorted(tree.files)
+    ]
     if tree.digest and digest_of(found) != tree.digest:
         raise LaunchError("the code was changed while its image was made", "No image was made; run the command again.")
 
@@ -66,7 +72,7 @@ def folders(files: Iterable[File]) -> list[str]:
     return sorted(found)
 
 
-def add(tar: tarfile.TarFile, file: File, name: str, owner: int) -> bytes:
+def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes: bool = False) -> bytes:
     """One file or link; what counts of it. Raises UsageError."""
     if file.link is not None:
         info = entry(name, owner, tarfile.SYMTYPE, 0o777)
@@ -77,7 +83,8 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int) -> bytes:
         with file.path.open("rb") as content:
             status = os.fstat(content.fileno())
             executable = bool(status.st_mode & 0o100)
-            info = entry(name, owner, tarfile.REGTYPE, 0o775 if executable else 0o664)
+            mode = (0o755 if executable else 0o644) | (0o020 if group_writes else 0)
+            info = entry(name, owner, tarfile.REGTYPE, mode)
             info.size = status.st_size
             hashing = Hashing(content)
             tar.addfile(info, hashing)  # type: ignore[arg-type]  # it reads, and nothing else

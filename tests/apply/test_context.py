@@ -54,7 +54,12 @@ def test_everything_lies_where_the_dockerfile_looks_for_it(tmp_path: Path) -> No
         "train", "train/data", "train/node", "code", "code/pkg", "code/pkg/deep", "torch",
     }  # fmt: skip
     assert {name: one.mode for name, one in found.items() if one.isfile()} == {
-        name: 0o775 if name == "code/run.sh" else 0o664 for name, one in found.items() if one.isfile()
+        name: 0o775 if name == "code/run.sh" else 0o664 if name.startswith("code/") else 0o644
+        for name, one in found.items()
+        if one.isfile()
+    }
+    assert {name: one.mode for name, one in found.items() if one.isdir()} == {
+        name: 0o775 if name.startswith("code") else 0o755 for name, one in found.items() if one.isdir()
     }
     assert found["code/link"].linkname == "pkg/deep/a.py"
     assert {(one.uid, one.gid, one.mtime) for one in found.values()} == {(0, 0, 315_532_800)}

@@ -131,6 +131,15 @@ def test_words_that_have_a_remedy(double: engines.Engine, engine: Engine, said: 
         assert hint in error.value.hint
 
 
+def test_a_conflict_is_of_the_requirements_even_if_an_index_is_away(double: engines.Engine, engine: Engine) -> None:
+    away = "WARNING: Retrying: Failed to establish a new connection: Temporary failure in name resolution\n"
+    output = stream(away, "ERROR: ResolutionImpossible: for help visit https://pip.pypa.io\n")
+    double.says("POST", "/build", failing(*output, failed("returned a non-zero code: 1")))
+    with pytest.raises(EngineError) as error:
+        build(engine)
+    assert "image.requirements" in error.value.hint
+
+
 def test_an_error_of_a_step_without_a_remedy_has_no_hint(double: engines.Engine, engine: Engine) -> None:
     said = stream("Step 1/2 : RUN a", "\n", "output of another step\n", "Step 2/2 : COPY a b", "\n")
     double.says("POST", "/build", Answer(events=[*said, failed("COPY failed: no a")]))

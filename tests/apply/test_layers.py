@@ -32,7 +32,7 @@ def folder(at: Path, mode: int = 0o644) -> Path:
 
 
 def made(at: Path, to: Path, owner: int = 1000) -> Layer:
-    return layer([Tree("workspace", tuple(code(at).files), owner)], to, "COPY")
+    return layer([Tree("workspace", tuple(code(at).files), owner, group_writes=True)], to, "COPY")
 
 
 def test_times_order_and_umask_do_not_matter(tmp_path: Path) -> None:
