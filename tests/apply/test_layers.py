@@ -117,7 +117,7 @@ def test_a_file_that_is_cut_while_it_is_packed(tmp_path: Path) -> None:
 def test_what_changed_since_it_was_hashed_is_not_packed(tmp_path: Path, change: str) -> None:
     at = folder(tmp_path / "a")
     found = tuple(code(at).files)
-    tree = Tree("workspace", found, 1000, content(found).digest)
+    tree = Tree("workspace", found, 1000, content(found).digest, group_writes=True)
     assert layer([tree], tmp_path / "1", "").diff_id == made(at, tmp_path / "2").diff_id
     script = at / "run.sh"
     if change == "content":
