@@ -126,7 +126,7 @@ def test_a_failing_script_ends_with_3_and_says_which_and_why(tmp_path: Path) -> 
     assert ran.returncode == 3
     assert ran.stderr.count("ValueError: bad sample 17\n[") == 1  # printed once, though the script was started twice
     assert "workerpool0-0 exited with 1" in ran.stderr
-    assert "\nerror: the job failed: ValueError: bad sample 17\nworkerpool0-0 exited with 1\n" in ran.stderr
+    assert "\nerror: the job failed: ValueError: bad sample 17 (bad.py:1)\nworkerpool0-0 exited with 1\n" in ran.stderr
     assert "torch/distributed" not in ran.stderr  # nothing of torchrun's own
 
 
