@@ -119,8 +119,10 @@ def gone_vm(entry: Entry, plan: Plan) -> Job | None:
 
 
 def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
-    """That no place is left, or no time to wait: with all that was tried, why it failed and what to do; the exit code
-    is that of what stopped it."""
+    """Return the error of a run for which no attempt is left, or no time to wait for machines.
+
+    It lists what was tried, why each failed and what to do. Its exit code is that of the failure that stopped the run.
+    """
     run, (lines, fixes) = plan.run, told(tries)
     last = tries[-1].end if tries else None
     if is_waited_out(plan, tries) and not (last and last.stops):

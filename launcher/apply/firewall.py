@@ -1,4 +1,4 @@
-"""What a network's VPC firewall rules let through to VMs without network tags. Pure.
+"""Which traffic a network's VPC firewall rules allow to VMs without network tags. Reads nothing by itself.
 
 The rule with the lowest priority number decides, and deny wins among equals; where no rule matches, ingress is denied
 and egress allowed (https://cloud.google.com/firewall/docs/firewalls). Hierarchical and network firewall policies are
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What stops the traffic: a deny rule, or (`rule` empty) that no rule allows it."""
+    """The reason why traffic is blocked: the name of a deny rule, or an empty `rule` if no rule allows it."""
 
     rule: str
     priority: int

@@ -27,10 +27,10 @@ MTIME_NS: Final = TIME * 10**9
 
 
 class Left(NamedTuple):
-    """What one start left in its working directories: a job loses it with its container."""
+    """The files that one start wrote to its working directories. A job loses them with its container."""
 
     folder: Path | None
-    """Where the files are now; None: removed."""
+    """The folder that the files were moved to; None if they were removed."""
     files: dict[str, int]
     """REPLICA/PATH -> bytes."""
     problem: str = ""
@@ -38,7 +38,7 @@ class Left(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What plays the image's folder of user code."""
+    """The user code that a start on this machine runs: in place of the image's /workspace."""
 
     files: Sequence[File] = ()
     in_place: Path | None = None

@@ -54,7 +54,7 @@ def show_begun(job: Job, output: Output) -> None:
 
 
 def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | None = None) -> None:
-    """How the run ended, what was learned, and where it lies. `error` ends the command."""
+    """Print how the run ended, its results and its folder. `error` is the failure that the command ends with."""
     from launcher.cli.documents import printed
     from launcher.cli.status import job_data
     from launcher.cli.summary import as_data, lines

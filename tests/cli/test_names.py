@@ -70,7 +70,7 @@ def options() -> list[tuple[tuple[str, ...], str]]:
     """All options of all commands that take a value."""
     found = []
     commands = typer.main.get_command(app)
-    groups: list[tuple[tuple[str, ...], TyperGroup]] = [((), commands)]  # type: ignore[list-item]
+    groups: list[tuple[tuple[str, ...], TyperGroup]] = [((), commands)]  # type: ignore[list-item]  # Typer types its group as Click's command
     for path, group in groups:
         for name, command in group.commands.items():
             own = path if name == "make" else (*path, name)

@@ -199,7 +199,7 @@ def test_the_trainer_with_code_of_the_users_that_fails_at_a_step(one: Machines) 
 
 def fault(**changed: object) -> Fault:
     usual = Fault("KeyError: 'x'", "work.py:3", 7, 0, 1, peer=False, transient=False, permanent=False)
-    return usual._replace(**changed)  # type: ignore[arg-type]
+    return usual._replace(**changed)  # type: ignore[arg-type]  # a test names fields of any type
 
 
 @pytest.mark.parametrize(
