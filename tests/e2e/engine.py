@@ -219,7 +219,7 @@ def make_base(root: Path, archive: Path, environ: Mapping[str, str]) -> None:
     options = ["--variant=minbase", f"--include={PACKAGES}"]
     env = {**environ, "PATH": search_path(), "DPKG_FORCE": "unsafe-io"}  # it's thrown away if the machine stops
     made = subprocess.run(
-        [program("debootstrap"), *options, DEBIAN, str(root)], env=env, capture_output=True, check=False, timeout=900
+        [program("debootstrap"), *options, DEBIAN, str(root)], env=env, capture_output=True, check=False, timeout=3600
     )
     if made.returncode:
         raise RuntimeError(f"debootstrap failed:\n{made.stdout.decode(errors='replace')[-2000:]}")
