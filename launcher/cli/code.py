@@ -82,7 +82,7 @@ def link(folder: Path, name: str, path: str) -> str:
         UsageError: it leads out of the folder, where the image has something else, or to itself.
     """
     try:
-        target = os.readlink(path)  # noqa: PTH115 -- text, as it stands
+        target = os.readlink(path).replace(os.sep, "/")  # noqa: PTH115 -- text, as it stands
     except OSError as error:
         raise unreadable(path, error) from error
     what = f"{name} is a link to {target}"
@@ -101,7 +101,7 @@ def link(folder: Path, name: str, path: str) -> str:
     parent = os.path.realpath(os.path.dirname(path))  # noqa: PTH120
     # As it stands, unless it names the folder itself (/home/me/code/x, ../code/x), which has another name in the image.
     leaves = os.path.isabs(target) or rises(posixpath.join(posixpath.dirname(name), target))  # noqa: PTH117
-    return os.path.relpath(real, parent) if leaves else target
+    return os.path.relpath(real, parent).replace(os.sep, "/") if leaves else target
 
 
 def rises(name: str) -> bool:

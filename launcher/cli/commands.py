@@ -4,6 +4,7 @@ of them.)"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -20,6 +21,11 @@ NAMES = (
     *("push", "init", "schema", "selftest"),
 )
 """In the order in which they are needed. `push-code` is the function push_code of push_code.py here."""
+
+PLANNED = ("vertex", "vm", "local")
+"""Their --dry-run works on Windows."""
+FILES_ONLY = ("init", "schema")
+"""They work on Windows."""
 
 VM = ("list", "status", "stop", "start", "extend", "delete", "code")
 """`launch vm list` is the function vm_list of vm_list.py."""
@@ -84,8 +90,10 @@ class Commands(TyperGroup):
         self.commands = Loaded()  # type: ignore[assignment]  # Typer only reads it
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the whole command line. Raises UsageError: a value in it is empty."""
+        """Parse the whole command line. Raises UsageError: a value in it is empty, or it does not work on Windows."""
         refuse_empty(args)
+        if sys.platform == "win32":
+            refuse_on_windows(args)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -103,6 +111,21 @@ def refuse_empty(args: Sequence[str]) -> None:
         if not word or (word.startswith("--") and word.endswith("=") and word.count("=") == 1):
             what = before if not word and before.startswith("-") else word.rstrip("=") or "an argument"
             raise UsageError(f"{what} is empty", "Give it a value, or leave it out.")
+
+
+def refuse_on_windows(args: Sequence[str]) -> None:
+    """Refuse what needs POSIX (file locks, process groups, ssh). Raises UsageError."""
+    from launcher.errors import UsageError
+
+    own = args[: args.index("--")] if "--" in args else args
+    name = next((word for word in own if not word.startswith("-")), "")
+    works = {"-h", "--help", *(["--dry-run"] if name in PLANNED else [])}
+    if name in NAMES and name not in FILES_ONLY and works.isdisjoint(own):
+        planned = "\nOr add --dry-run: Windows can plan a job." if name in PLANNED else ""
+        raise UsageError(
+            f"launch {name} needs Linux or macOS; this is Windows",
+            f"Run it in WSL (wsl --install), with launch installed there.{planned}",
+        )
 
 
 class Make(TyperCommand):

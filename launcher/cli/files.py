@@ -47,12 +47,12 @@ def base_image() -> str:
 
 
 def names_below(folder: Path) -> Iterator[str]:
-    """All files below a folder of launch's own."""
-    top = str(folder)
-    for parent, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        below = f"{parent[len(top) + 1 :]}/".lstrip("/")
-        yield from (below + name for name in names)
+    """Yield all files below a folder of launch's own, with forward slashes on every platform."""
+    for entry in os.scandir(folder):
+        if not entry.is_dir():
+            yield entry.name
+        elif entry.name != "__pycache__":
+            yield from (f"{entry.name}/{name}" for name in names_below(Path(entry.path)))
 
 
 def single(field: str, path: Path) -> Content:
@@ -100,7 +100,7 @@ def hashed(path: Path) -> tuple[bool, str, int]:
     """
     try:
         # Unbuffered: for ten thousand small files, Python's buffers cost more than the hashing.
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # Windows: else it translates newlines
         try:
             digest, size = hashlib.sha256(), 0
             while chunk := os.read(file, CHUNK):

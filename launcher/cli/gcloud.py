@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,9 +54,12 @@ def active_configuration(environ: Mapping[str, str]) -> Settings:
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
-    """Where gcloud keeps its configurations; None where nobody is at home."""
+    """Return gcloud's configuration folder (as google-auth's _cloud_sdk.get_config_path does), or None if the user
+    has no home folder."""
     if named := environ.get("CLOUDSDK_CONFIG"):
         return Path(named)
+    if sys.platform == "win32":
+        return Path(environ["APPDATA"], "gcloud") if environ.get("APPDATA") else None
     try:
         return Path.home() / ".config" / "gcloud"
     except RuntimeError:  # no HOME, and no name for this uid, as in some containers

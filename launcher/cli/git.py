@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,8 +76,8 @@ def list_files(folder: str) -> Listed | None:
     unread = re.findall(
         r"^warning: (?:could not open directory|unable to access) '([^/].*)': (.+)$", said, re.MULTILINE
     )
-    below = os.path.relpath(os.path.realpath(folder), top)
-    within = [(os.path.relpath(name, below) + "/" * name.endswith("/"), reason) for name, reason in unread]
+    below = os.path.relpath(os.path.realpath(folder), top).replace(os.sep, "/")
+    within = [(posixpath.relpath(name, below) + "/" * name.endswith("/"), reason) for name, reason in unread]
     return Listed(names, within) if names or unread else None
 
 

@@ -53,8 +53,10 @@ IMPORTED_AS = {
 @cache
 def image_modules() -> frozenset[str]:
     """Return the top-level modules of the image's locked packages, and those that every image has."""
-    lines = [line for lock in data_folder("containers").glob("*.lock") for line in lock.read_text().splitlines()]
-    packages = [found[1] for line in lines if (found := re.match(r"([a-z0-9._-]+)==", line))]
+    locks = [lock.read_text(encoding="utf-8") for lock in data_folder("containers").glob("*.lock")]
+    packages = [
+        found[1] for lock in locks for line in lock.splitlines() if (found := re.match(r"([a-z0-9._-]+)==", line))
+    ]
     return OURS.union(*(modules_of(package) for package in packages))
 
 

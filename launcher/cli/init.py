@@ -25,7 +25,7 @@ def init(
         raise UsageError(f"{path} is there already", "launch init never overwrites: name another file.") from None
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error
-    name = shlex.quote(str(path))
+    name = shlex.quote(path.as_posix())
     print(f"Wrote {path}. Next:")
     print(f"  {program()} local {name} --gpus 2      # the same job on this machine")
     print(f"  {in_project(f'{program()} vertex {name} --dry-run')}    # what would be sent, and what it would cost")

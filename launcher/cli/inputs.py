@@ -217,7 +217,7 @@ def full_path(output: str) -> str:
         UsageError: there is no such home, or the path can't be written as text.
     """
     try:
-        path = str(Path(output).expanduser().resolve())
+        path = Path(output).expanduser().resolve().as_posix()
         path.encode()
     except RuntimeError as error:  # no such user; links that lead to each other
         raise UsageError(f"output {output}: {error}", "Give a full path.", field="output") from None
@@ -297,7 +297,9 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
     name = posixpath.normpath(script)
     if name in names:
         return
-    if not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- names may be too long
+    if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
+        hint = f"Write it with forward slashes: --set run.script={forward}"
+    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- names may be too long
         hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
     else:
         hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."
@@ -335,4 +337,4 @@ def owner(environ: Mapping[str, str]) -> str:
     try:
         return os.fsencode(getpass.getuser()).decode(errors="replace")
     except (KeyError, OSError, ImportError):  # no name for this uid, as in some containers
-        return str(os.getuid())
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
