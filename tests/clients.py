@@ -35,7 +35,8 @@ def main() -> None:
 
 def mask() -> None:
     """Remove the modules and names that Windows lacks."""
-    sys.modules.update(dict.fromkeys(MODULES))  # None: an import fails, as for a module that does not exist
+    for module in MODULES:
+        sys.modules[module] = None  # type: ignore[assignment]  # its import fails, as for one that does not exist
     for module in SHRUNK:
         found = importlib.import_module(module)
         for name in missing(module) & vars(found).keys():

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from launcher.cli.commands import MAKE, NAMES, VM, Loaded
+from launcher.cli.app import app
+from launcher.cli.commands import COMMANDS, MAKE, VM_COMMANDS
 from tests.rendered import JOB_SPECS
 
 HEAVY = {
@@ -60,16 +63,19 @@ def test_a_command_loads_no_other() -> None:
     """Typer makes a command of each function that it is given: for all of them, a fifth of a dry run."""
     loaded = modules_of_launch("vertex", str(SPEC), "--dry-run")
     assert "launcher.cli.vertex" in loaded
-    assert not {f"launcher.cli.{name.replace('-', '_')}" for name in NAMES if name != "vertex"} & loaded
+    assert not {f"launcher.cli.{name.replace('-', '_')}" for name in COMMANDS if name != "vertex"} & loaded
     assert not {name for name in loaded if name.startswith("launcher.cli.vm")}
 
 
 def test_every_command_has_its_name() -> None:
     """And its file: one a command."""
-    shown = {name: Loaded()[name].name for name in NAMES}
-    assert shown == {name: name for name in NAMES}
-    assert list(Loaded()["vm"].commands) == [MAKE, *VM]
-    assert "vmm" not in Loaded()
+    group: Any = typer.main.get_command(app)
+    context = typer.Context(group)
+    assert group.list_commands(context) == [*COMMANDS]
+    assert [group.get_command(context, name).name for name in COMMANDS] == [*COMMANDS]
+    vm = group.get_command(context, "vm")
+    assert [vm.get_command(context, name).name for name in vm.list_commands(context)] == [MAKE, *VM_COMMANDS]
+    assert (group.get_command(context, "vmm"), vm.get_command(context, "vertex")) == (None, None)
 
 
 def test_the_check_sees_a_heavy_module() -> None:

@@ -8,6 +8,7 @@ import typer
 
 from launcher import __version__
 from launcher.cli.commands import PLAIN, Commands
+from launcher.cli.help_page import COMMON, option
 
 app = typer.Typer(
     name="launch",
@@ -20,7 +21,7 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         print(__version__)
         raise typer.Exit
@@ -29,7 +30,8 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=show_version, is_eager=True)
+        bool,
+        option(COMMON, "--version", help="Print the version and exit.", callback=show_version, is_eager=True),
     ] = False,
 ) -> None:
     """One YAML spec and one command for a multi-GPU training run on Google Cloud."""

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from launcher.cli.help_page import MACHINE, OUTPUT, RUN, option
 from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
 from train import contract
@@ -21,19 +20,21 @@ TORCHRUN = str(Path(contract.__file__).parent / "node" / "torchrun.py")
 def bench(
     *,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=16, help="Processes, one for each GPU; left out: one.")
+        int | None,
+        option(MACHINE, "--gpus", min=1, max=16, help="Number of processes, one for each GPU; default: 1."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Half a minute: less of everything.")] = False,
+    quick: Annotated[bool, option(RUN, "--quick", help="Finish in half a minute by measuring less.")] = False,
     only: Annotated[
         str | None,
-        typer.Option("--only", help="Some of matmul,memory,host,allreduce,amp,loader.", metavar="PARTS"),
+        option(RUN, "--only", help="Some of matmul,memory,host,allreduce,amp,loader.", metavar="PARTS"),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 where something is far too slow.")] = False,
+    strict: Annotated[bool, option(OUTPUT, "--strict", help="Exit with code 3 if a result is far too slow.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Measure this machine: matrix products, memory, links, AMP, data loading.
+    """Measure this machine's compute, memory, links and data loading.
 
-    What is far below what its GPUs should give is named. On a rented machine: launch vertex job_specs/bench.yaml.
+    Reports results that are far below what its GPUs should reach. To measure a cloud machine: launch vertex
+    job_specs/bench.yaml.
     """
     from importlib.util import find_spec
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import typer
+
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags
+from launcher.cli.options import Output, OutputFormat, SpecFile, flags_of
 
 
-@with_flags
 def build(
+    ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    flags: Flags,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Build the training image.
 
-    When only code has changed, its layer is appended in the registry, and no Docker engine is needed.
+    If only code has changed, its layer is appended in the registry without a Docker engine.
     """
     from launcher.apply import images
     from launcher.cli.images import run
 
-    run(images.build, spec, flags, builder, create_repository, output_format)
+    run(images.build, spec, flags_of(ctx), builder, create_repository, output_format)

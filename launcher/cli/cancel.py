@@ -22,9 +22,9 @@ def cancel(
     regions: Regions = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Cancel a run, and wait until that is confirmed.
+    """Cancel a run and wait for confirmation.
 
-    What it has saved stays in its folder: --resume RUN goes on from there.
+    Its checkpoints stay in the run's folder; --resume RUN continues from them.
     """
     from launcher.apply.googleapis import UnreachableError
     from launcher.cli.closing import storage_of

@@ -1,33 +1,35 @@
-"""The commands, each loaded when it is asked for, and `launch vm` as a command and a group in one: `launch vm --gpus 2`
-makes a VM, `launch vm stop dev` stops one. (click-default-group does that for click's classes; Typer has its own copy
-of them.)"""
+"""The table of commands, and `launch vm` as a command and a group in one: `launch vm --gpus 2` makes a VM, `launch vm
+stop dev` stops one. (click-default-group does that for click's classes; Typer has its own copy of them.)"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
+
+from launcher.cli.help_page import Command, write_examples, write_groups
 
 MAKE = "make"
-"""The command that is meant where no other is named. A spec file called like one is ./list."""
+"""The command of `launch vm` that runs where no other is named. A spec file called like one is ./list."""
 
-NAMES = (
+COMMANDS = (
     *("vertex", "vm", "ssh", "push-code", "local", "status", "follow", "logs", "metrics", "cancel", "bench", "build"),
     *("push", "init", "schema", "selftest"),
 )
 """In the order in which they are needed. `push-code` is the function push_code of push_code.py here."""
-
+WITH_FLAGS = ("vertex", "vm", "local", "build", "push")
+"""They take the flags that change a spec."""
 PLANNED = ("vertex", "vm", "local")
 """Their --dry-run works on Windows."""
 FILES_ONLY = ("init", "schema")
 """They work on Windows."""
 
-VM = ("list", "status", "stop", "start", "extend", "delete", "code")
+VM_COMMANDS = ("list", "status", "stop", "start", "extend", "delete", "code")
 """`launch vm list` is the function vm_list of vm_list.py."""
 
 # Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
@@ -38,56 +40,32 @@ PLAIN: Final[dict[str, Any]] = {
 }
 
 
-class Loaded(Mapping[str, Any]):
-    """Commands by name. Typer takes a millisecond to make one of its function, and there are two dozen."""
+class LazyGroup(TyperGroup):
+    """A group that loads a command when it is asked for: Typer takes a millisecond to make one of its function."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+    names: ClassVar[tuple[str, ...]]
 
-    def __getitem__(self, name: str) -> Any:
-        """Raises KeyError: there is no such command."""
-        if name not in NAMES:
-            raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = vm_group() if name == "vm" else single(name)
-        return self._made[name]
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return all names in their order."""
+        return list(self.names)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(NAMES)
-
-    def __len__(self) -> int:
-        return len(NAMES)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None if there is none of that name."""
+        raise NotImplementedError
 
 
-def single(name: str) -> Any:
-    """A command that is no group."""
-    made = typer.Typer(**PLAIN)
-    made.command(name)(function(name))
-    return typer.main.get_command(made)
+class Commands(LazyGroup):
+    """All commands."""
 
+    names = COMMANDS
 
-def vm_group() -> Any:
-    """`launch vm` with its commands."""
-    made = typer.Typer(name="vm", cls=VmGroup, help="A VM with GPUs: to work on, or one that trains.", **PLAIN)
-    made.command(MAKE, cls=Make)(function("vm"))
-    for name in VM:
-        made.command(name)(function(f"vm-{name}"))
-    return typer.main.get_command(made)
-
-
-def function(name: str) -> Callable[..., Any]:
-    """Of the file with its name: push_code of push_code.py for `push-code`."""
-    own = name.replace("-", "_")
-    found: Callable[..., Any] = getattr(import_module(f"launcher.cli.{own}"), own)
-    return found
-
-
-class Commands(TyperGroup):
-    """The group of all commands."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = Loaded()  # type: ignore[assignment]  # Typer only reads it
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None if there is none of that name."""
+        if cmd_name not in self.names:
+            return None
+        return (
+            VmGroup(name="vm", help=VM_HELP, rich_markup_mode=None) if cmd_name == "vm" else command(cmd_name, cmd_name)
+        )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the whole command line. Raises UsageError: a value in it is empty, or it does not work on Windows."""
@@ -96,9 +74,34 @@ class Commands(TyperGroup):
             refuse_on_windows(args)
         return super().parse_args(ctx, args)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """In our order: Typer puts groups behind commands."""
-        return list(NAMES)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; fail with the names that are nearest to an unknown one."""
+        if args[0] not in self.names:
+            from difflib import get_close_matches
+
+            if near := get_close_matches(args[0], self.names):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, near))}?")
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, then the options."""
+        self.format_commands(ctx, formatter)
+        write_groups(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        write_examples(ctx, formatter)
+
+
+def command(name: str, function: str, cls: type[Command] | None = None) -> Any:
+    """Make a command of a function: push_code of push_code.py for `push-code`."""
+    own = function.replace("-", "_")
+    called: Callable[..., Any] = getattr(import_module(f"launcher.cli.{own}"), own)
+    if cls is None and function in WITH_FLAGS:
+        from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- it loads what most commands need
+    made = typer.Typer(**PLAIN)
+    made.command(name, cls=cls or Command)(called)
+    return typer.main.get_command(made)
 
 
 def refuse_empty(args: Sequence[str]) -> None:
@@ -120,7 +123,7 @@ def refuse_on_windows(args: Sequence[str]) -> None:
     own = args[: args.index("--")] if "--" in args else args
     name = next((word for word in own if not word.startswith("-")), "")
     works = {"-h", "--help", *(["--dry-run"] if name in PLANNED else [])}
-    if name in NAMES and name not in FILES_ONLY and works.isdisjoint(own):
+    if name in COMMANDS and name not in FILES_ONLY and works.isdisjoint(own):
         planned = "\nOr add --dry-run: Windows can plan a job." if name in PLANNED else ""
         raise UsageError(
             f"launch {name} needs Linux or macOS; this is Windows",
@@ -128,20 +131,23 @@ def refuse_on_windows(args: Sequence[str]) -> None:
         )
 
 
-class Make(TyperCommand):
-    """`launch vm` itself: usage doesn't name it otherwise."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """In the place of the group's own context."""
-        return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
+VM_HELP = "Create and manage VMs with GPUs."
 
 
-class VmGroup(TyperGroup):
-    """Whatever doesn't begin with a command's name is for `make`."""
+class VmGroup(LazyGroup):
+    """`launch vm`. What does not begin with a command's name is for `make`."""
+
+    names = (MAKE, *VM_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None if there is none of that name."""
+        if cmd_name == MAKE:
+            return command(MAKE, "vm", make_command())
+        return command(cmd_name, f"vm-{cmd_name}") if cmd_name in self.names else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments, with the command that they leave out."""
-        if args[:1] and (args[0] in self.commands or args[0] in ctx.help_option_names):
+        """Parse the arguments, with the command that they leave out."""
+        if args[:1] and (args[0] in self.names or args[0] in ctx.help_option_names):
             return super().parse_args(ctx, args)
         self.refuse_typo(args)
         return super().parse_args(ctx, [MAKE, *args])
@@ -153,19 +159,32 @@ class VmGroup(TyperGroup):
 
         from launcher.errors import UsageError
 
-        others = [name for name in self.commands if name != MAKE]
-        near = get_close_matches(args[0], others, n=1) if args and not Path(args[0]).exists() else []
+        near = get_close_matches(args[0], VM_COMMANDS, n=1) if args and not Path(args[0]).exists() else []
         if near:
             raise UsageError(f"launch vm has no command {args[0]!r}", f"Did you mean launch vm {near[0]}?")
 
     def get_help(self, ctx: Any) -> str:
-        """The help of `make`, then the other commands."""
-        make = self.commands[MAKE]
-        shown = make.get_help(type(ctx)(make, info_name=ctx.info_name, parent=ctx.parent))
-        width = max(map(len, self.commands)) + 2
-        others = [
-            f"  {name:<{width}}{command.get_short_help_str(76 - width)}"
-            for name, command in self.commands.items()
-            if name != MAKE
-        ]
-        return "\n".join([shown, "", "Commands (launch vm COMMAND --help):", *others])
+        """Return the help of `make`, which lists the other commands."""
+        make = self.get_command(ctx, MAKE)
+        return str(make.get_help(type(ctx)(make, info_name=ctx.info_name, parent=ctx.parent)))
+
+
+def make_command() -> type[Command]:
+    """Return the class of `launch vm` itself."""
+    from launcher.cli.options import FlagsCommand
+
+    class Make(FlagsCommand):
+        """Its usage and help show it as the group."""
+
+        def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            """Make the context in the place of the group's own."""
+            return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
+
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            """Write the options, then the group's other commands."""
+            super().format_options(ctx, formatter)
+            with formatter.section("Commands (launch vm COMMAND --help)"):
+                made = [command(name, f"vm-{name}") for name in VM_COMMANDS]
+                formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in made])
+
+    return Make

@@ -14,8 +14,8 @@ def follow(
 ) -> None:
     """Watch a run to its end.
 
-    Its states, lines and progress; and its next attempts, where one ends for want of capacity. Ctrl-C leaves it to
-    itself.
+    Prints the job's states, log lines and progress, and starts the next attempt when one ends for lack of capacity.
+    Ctrl-C stops watching; the run continues.
     """
     from launcher.cli.following import follow_run
     from launcher.cli.preemption import seconds_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.help_page import RUN, option
 from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
 
@@ -24,10 +25,11 @@ TITLE = "launch train"
 LABEL = 10
 BuilderFlag = Annotated[
     str,
-    typer.Option("--builder", help="auto, append (needs no engine), docker or cloud-build.", metavar="BUILDER"),
+    option(RUN, "--builder", help="auto, append (needs no Docker), docker or cloud-build.", metavar="BUILDER"),
 ]
 CreateRepository = Annotated[
-    bool, typer.Option("--create-repository", help="Make the Artifact Registry repository first.")
+    bool,
+    option(RUN, "--create-repository", help="Create the Artifact Registry repository first."),
 ]
 
 

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("job.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented starter spec."""
     from launcher.cli.suggestions import in_project, program

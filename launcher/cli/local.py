@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags
+from launcher.cli.help_page import OUTPUT, RUN, option
+from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, flags_of
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,36 +17,39 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 
-@with_flags
 def local(
+    ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    flags: Flags,
     request: Annotated[
-        Path | None, typer.Option("--request", help="Run this CustomJob (JSON) instead of a spec.", metavar="FILE")
+        Path | None,
+        option(RUN, "--request", help="Run this CustomJob (JSON) instead of a spec.", metavar="FILE"),
     ] = None,
     code: Annotated[
-        Path | None, typer.Option("--code", help="With --request: the folder with your code.", metavar="DIR")
+        Path | None,
+        option(RUN, "--code", help="With --request: the folder with your code.", metavar="DIR"),
     ] = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Run in the code's own folder instead of a fresh copy.")
+        bool,
+        option(RUN, "--in-place", help="Run in the code folder itself instead of in a copy."),
     ] = False,
-    new: Annotated[bool, typer.Option("--new", help="A new run, though this job has run before.")] = False,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
     preempt_after: Annotated[
         str | None,
-        typer.Option("--preempt-after", help="Preempt the job then (15s, 2m), and start it again.", metavar="TIME"),
+        option(RUN, "--preempt-after", help="Preempt the job after this time (15s), then restart it.", metavar="TIME"),
     ] = None,
-    docker: Annotated[bool, typer.Option("--docker", help="Run the image: a container for each replica.")] = False,
+    docker: Annotated[bool, option(RUN, "--docker", help="Run the image: one container for each replica.")] = False,
     # For who plays the platform: the run folder is that of whoever submitted the job, and so are its locks.
     as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; start nothing.")] = False,
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the request; start nothing.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Run a job on this machine as Vertex AI would.
 
-    Takes the rendered Vertex request and nothing else: a process for each GPU, and CPUs will do. Each start runs in a
-    fresh copy of the files that the image would have. With --docker the image is run too.
+    Reads only the rendered Vertex AI request. Starts one process for each GPU, on CPUs if there are none. Each start
+    runs in a fresh copy of the files that the image would have; with --docker, in a container of the image.
     """
+    flags = flags_of(ctx)
     check_start(dry_run, new, preempt_after, flags, request)
     check_in_place(in_place, docker)
     seconds = preemption_seconds(preempt_after)

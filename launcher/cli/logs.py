@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Output, Regions, RunName
 
 
@@ -13,13 +12,18 @@ def logs(
     run: RunName,
     *,
     regions: Regions = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines until it ends.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", help="Only the last N lines.", metavar="N", min=0)] = None,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print; json: a line each.")] = Output.text,
+    follow: Annotated[bool, option(OUTPUT, "-f", "--follow", help="Print new lines until the job ends.")] = False,
+    tail: Annotated[
+        int | None,
+        option(OUTPUT, "--tail", help="Print only the last N lines.", metavar="N", min=0),
+    ] = None,
+    output_format: Annotated[
+        Output, option(COMMON, "-o", help="Output format; json: one line for each entry.")
+    ] = Output.text,
 ) -> None:
-    """Print what a run's job has printed.
+    """Print the log of a run's job.
 
-    From Cloud Logging, else from the run's folder. The newest attempt; `launch status` names the others' jobs.
+    Reads Cloud Logging, or else the run's folder. Prints the newest attempt; `launch status` lists the other jobs.
     """
     from launcher.cli.printing import show
     from launcher.cli.runs import one_job, searched

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Output, Regions
 from launcher.errors import LaunchError
 
@@ -27,16 +28,20 @@ LEFT_OUT = frozenset({"time"})
 
 
 def metrics(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, id or folder, or a job's number.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID or folder, or a job's number.")],
     *,
     regions: Regions = None,
-    everything: Annotated[bool, typer.Option("--all", help=f"All steps, not {ROWS} spread over the run.")] = False,
-    output_format: Annotated[Output, typer.Option("-o", help="What to print; data has every step.")] = Output.text,
+    everything: Annotated[
+        bool, option(OUTPUT, "--all", help=f"Print all steps, not {ROWS} spread over the run.")
+    ] = False,
+    output_format: Annotated[
+        Output, option(COMMON, "-o", help="Output format; json and yaml have every step.")
+    ] = Output.text,
 ) -> None:
     """Print the metrics of a run, step by step.
 
-    From the run's folder: of each step the row of its newest attempt; then the evaluations, what happened, and how the
-    GPUs do.
+    Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
+    state of the GPUs follow.
     """
     from launcher.cli.documents import printed
     from launcher.cli.monitored import read_nodes

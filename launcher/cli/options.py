@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.help_page import COMMON, COST, MACHINE, OUTPUT, RUN, WHERE, Command, option
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,50 +24,72 @@ class Output(StrEnum):
     yaml = "yaml"
 
 
-OutputFormat = Annotated[Output, typer.Option("-o", help="What to print.")]
+OutputFormat = Annotated[Output, option(COMMON, "-o", help="Output format.")]
 
 SpecFile = Annotated[
-    Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; left out: the built-in default job.")
+    Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
 ]
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, id or folder (gs://…), or a job's number.")]
-Regions = Annotated[list[str] | None, typer.Option("--region", help="Look only there; repeatable.", metavar="REGION")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; send nothing.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID or folder (gs://…), or a job's number.")]
+Regions = Annotated[
+    list[str] | None,
+    option(WHERE, "--region", help="Search only this region; repeatable.", metavar="REGION"),
+]
+DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]
 WatchFor = Annotated[
-    str | None, typer.Option("--watch-for", help="Stop watching after that time (30m, 2h): exit 6.", metavar="TIME")
+    str | None,
+    option(OUTPUT, "--watch-for", help="Stop watching after this time (30m, 2h); exit code 6.", metavar="TIME"),
 ]
 
 VmName = Annotated[str, typer.Argument(metavar="NAME", help="A VM's name or number, or its resource name.")]
-InZone = Annotated[str | None, typer.Option("--zone", help="Where, if several have that name.", metavar="ZONE")]
-
-
-def _flag(name: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=text, metavar=metavar, rich_help_panel="The job (flags beat the spec)")
+InZone = Annotated[
+    str | None,
+    option(WHERE, "--zone", help="The VM's zone, if several VMs share the name.", metavar="ZONE"),
+]
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Overrides of the spec. None and empty are left out."""
+    """Flags that override the spec. None and empty change nothing."""
 
-    type: Annotated[str | None, _flag("--type", "A GPU (h100, l4 …) or a machine type.", "TYPE")] = None
-    gpus: Annotated[int | None, _flag("--gpus", "GPUs on each node.", "N")] = None
-    nodes: Annotated[int | None, _flag("--nodes", "Machines.", "N")] = None
+    type: Annotated[str | None, option(MACHINE, "--type", help="GPU (h100, l4 …) or machine type.", metavar="TYPE")] = (
+        None
+    )
+    gpus: Annotated[int | None, option(MACHINE, "--gpus", help="GPUs on each node.", metavar="N")] = None
+    nodes: Annotated[int | None, option(MACHINE, "--nodes", help="Number of machines.", metavar="N")] = None
     provisioning: Annotated[
-        list[str] | None, _flag("--provisioning", "standard, spot, flex-start, reservation:…; repeatable.", "MODEL")
+        list[str] | None,
+        option(
+            MACHINE, "--provisioning", help="standard, spot, flex-start, reservation:…; repeatable.", metavar="MODEL"
+        ),
     ] = None
-    flex_start: Annotated[bool, _flag("--flex-start", "Provisioning flex-start.")] = False
-    spot: Annotated[bool, _flag("--spot", "Provisioning spot.")] = False
-    region: Annotated[list[str] | None, _flag("--region", "A region, or any; repeatable.", "REGION")] = None
-    zone: Annotated[list[str] | None, _flag("--zone", "A zone (VMs); repeatable.", "ZONE")] = None
-    image: Annotated[str | None, _flag("--image", "An image of your own: NAME@sha256:….", "IMAGE")] = None
-    output: Annotated[str | None, _flag("--output", "gs://BUCKET/PATH, or a folder for local.", "WHERE")] = None
-    hours: Annotated[float | None, _flag("--hours", "Billed time of the whole run.", "H")] = None
-    usd: Annotated[float | None, _flag("--usd", "Refuse the plan if it could cost more.", "USD")] = None
-    price: Annotated[float | None, _flag("--price", "USD per hour and node, where unknown.", "USD")] = None
-    name: Annotated[str | None, _flag("--name", "The job's name.", "NAME")] = None
-    run_id: Annotated[str | None, _flag("--run-id", "Set the run's id by hand.", "ID")] = None
+    flex_start: Annotated[bool, option(MACHINE, "--flex-start", help="Short for --provisioning flex-start.")] = False
+    spot: Annotated[bool, option(MACHINE, "--spot", help="Short for --provisioning spot.")] = False
+    region: Annotated[
+        list[str] | None, option(WHERE, "--region", help="A region, or any; repeatable.", metavar="REGION")
+    ] = None
+    zone: Annotated[
+        list[str] | None, option(WHERE, "--zone", help="A zone (VMs only); repeatable.", metavar="ZONE")
+    ] = None
+    image: Annotated[str | None, option(RUN, "--image", help="Use a custom image: NAME@sha256:….", metavar="IMAGE")] = (
+        None
+    )
+    output: Annotated[
+        str | None, option(OUTPUT, "--output", help="gs://BUCKET/PATH, or a folder for launch local.", metavar="WHERE")
+    ] = None
+    hours: Annotated[
+        float | None, option(COST, "--hours", help="Upper bound of billed hours for the whole run.", metavar="H")
+    ] = None
+    usd: Annotated[
+        float | None, option(COST, "--usd", help="Refuse the plan if it could cost more.", metavar="USD")
+    ] = None
+    price: Annotated[
+        float | None, option(COST, "--price", help="USD per hour and node, where the price is unknown.", metavar="USD")
+    ] = None
+    name: Annotated[str | None, option(RUN, "--name", help="The job's name.", metavar="NAME")] = None
+    run_id: Annotated[str | None, option(RUN, "--run-id", help="Set the run ID.", metavar="ID")] = None
     set: Annotated[
-        list[str] | None, _flag("--set", "Any field: a.b=VALUE, VALUE being YAML; repeatable.", "A.B=VALUE")
+        list[str] | None, option(RUN, "--set", help="Set any field; VALUE is YAML; repeatable.", metavar="A.B=VALUE")
     ] = field(default=None)
 
 
@@ -168,28 +188,27 @@ def places(flags: Flags) -> list[Override]:
     return changes
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(…, flags: Flags)` a command-line option for each field of `Flags`."""
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "flags"
-    ]
-    fields = get_type_hints(Flags, include_extras=True)
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(Flags, name), annotation=hint)
-        for name, hint in fields.items()
-    ]
+class FlagsCommand(Command):
+    """A command with an option for each field of `Flags`; its function gets them by `flags_of`."""
 
-    @wraps(command)
-    def typed(**values: Any) -> None:
-        flags = Flags(**{name: values.pop(name) for name in fields})
-        command(**values, flags=flags)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        made = typer.Typer(rich_markup_mode=None, add_completion=False)
+        made.command()(Flags)  # Typer makes options of any callable's parameters
+        self._flags = typer.main.get_command(made)
+        self.params = [*self._flags.params, *self.params]
 
-    # Typer reads the signature and the annotations: both list the command's own parameters, then the shared flags.
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    typed.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
-    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
-    del typed.__wrapped__  # else inspect would look through to `command`
-    return typed
+    def invoke(self, ctx: Any) -> Any:
+        """Call the function. Its own options are its arguments; the flags are in the context."""
+        values = {param.name: ctx.params.pop(param.name) for param in self._flags.params if param.name}
+        ctx.meta[FLAGS] = ctx.invoke(self._flags.callback, **values)
+        return super().invoke(ctx)
+
+
+FLAGS = "launcher.flags"
+
+
+def flags_of(ctx: typer.Context) -> Flags:
+    """Return the flags of the command line."""
+    found: Flags = ctx.meta[FLAGS]
+    return found

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import typer
+
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import Flags, Output, OutputFormat, SpecFile, with_flags
+from launcher.cli.options import Output, OutputFormat, SpecFile, flags_of
 
 
-@with_flags
 def push(
+    ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    flags: Flags,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Put the training image into the registry.
+    """Push the training image to the registry.
 
-    Built only if its content is new; the digest is printed.
+    Builds it only if its content is new. Prints the digest.
     """
     from launcher.apply import images
     from launcher.cli.images import run
 
-    run(images.push, spec, flags, builder, create_repository, output_format)
+    run(images.push, spec, flags_of(ctx), builder, create_repository, output_format)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.options import InZone, VmName
 from launcher.cli.reaching import Port, Tunnel, User
 from launcher.errors import UsageError
@@ -20,14 +21,13 @@ SHOWN = 10
 
 def push_code(
     name: VmName,
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR[:DEST]", help="A folder, and where to (~/DIR there, if left out).")
-    ],
+    folder: Annotated[str, typer.Argument(metavar="DIR[:DEST]", help="Folder, and its destination; default: ~/DIR.")],
     *,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Remove there what an earlier push brought and is gone here.")
+        bool,
+        option(RUN, "--delete", help="Delete files that an earlier push copied and that no longer exist here."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go; send nothing.")] = False,
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="List the files; copy nothing.")] = False,
     user: User = None,
     zone: InZone = None,
     port: Port = 22,
@@ -35,7 +35,7 @@ def push_code(
 ) -> None:
     """Copy a folder's code to a VM.
 
-    What .gitignore and .dockerignore leave out, and files that hold secrets, stay here, as they do for images.
+    Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
     """
     from launcher.apply.pushing import push
     from launcher.cli.code import code

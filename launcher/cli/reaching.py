@@ -8,9 +8,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from launcher.cli.gcloud import account
+from launcher.cli.help_page import CONNECTION, option
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -18,9 +17,12 @@ if TYPE_CHECKING:
     from launcher.apply.remote import Answer, Remote
     from launcher.machines import Machine
 
-User = Annotated[str | None, typer.Option("--user", help="The user there; left out: OS Login's.", metavar="USER")]
-Port = Annotated[int, typer.Option("--port", help="The VM's SSH port.", metavar="PORT", min=1, max=65535)]
-Tunnel = Annotated[bool, typer.Option("--iap", help="Through Google's tunnel, external IP or not.")]
+User = Annotated[
+    str | None,
+    option(CONNECTION, "--user", help="User on the VM; default: your OS Login user.", metavar="USER"),
+]
+Port = Annotated[int, option(CONNECTION, "--port", help="The VM's SSH port.", metavar="PORT", min=1, max=65535)]
+Tunnel = Annotated[bool, option(CONNECTION, "--iap", help="Connect through Identity-Aware Proxy.")]
 
 
 def remote(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
@@ -24,24 +25,30 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def selftest(
     bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: use this bundle, run nothing.")
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: read this bundle; run nothing.")
     ] = None,
     *,
-    project: Annotated[str | None, typer.Option("--project", help="Default: gcloud's.", metavar="PROJECT")] = None,
-    region: Annotated[str | None, typer.Option("--region", help="Default: gcloud's.", metavar="REGION")] = None,
-    usd: Annotated[float, typer.Option("--usd", help="Refuse to run if it could cost more.", metavar="USD")] = 5.0,
+    project: Annotated[
+        str | None,
+        option(WHERE, "--project", help="Project; default: gcloud's.", metavar="PROJECT"),
+    ] = None,
+    region: Annotated[
+        str | None, option(WHERE, "--region", help="Region; default: gcloud's.", metavar="REGION")
+    ] = None,
+    usd: Annotated[float, option(COST, "--usd", help="Refuse to run if it could cost more.", metavar="USD")] = 5.0,
     only: Annotated[
-        str, typer.Option("--only", help="Run some of cpu,vertex,vm,preempt,push (all).", metavar="WHAT")
+        str,
+        option(RUN, "--only", help="Some of cpu,vertex,vm,preempt,push; default: all.", metavar="WHAT"),
     ] = "",
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what a killed selftest left, and exit.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="List where the loopback cloud differs.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
+    clean: Annotated[bool, option(RUN, "--clean", help="Delete what a killed selftest left, and exit.")] = False,
+    compare: Annotated[bool, option(RUN, "--compare", help="List where the loopback cloud differs.")] = False,
+    yes: Annotated[bool, option(COMMON, "--yes", help="Skip the confirmation.")] = False,
     repository: Annotated[str, typer.Option("--repository", hidden=True)] = "",
 ) -> None:
-    """Run every feature once in a project, and report what works.
+    """Run every feature once in a project and report what works.
 
-    Shows what it creates and what that costs at most, asks, runs, removes everything, and writes a redacted bundle to
-    attach to a bug report. docs/selftest.md describes the steps.
+    Shows what it creates and the maximum cost, asks for confirmation, runs, deletes everything, and writes a redacted
+    bundle for bug reports. docs/selftest.md describes the steps.
     """
     if bundle and not compare:
         raise UsageError(f"a bundle ({bundle}) needs --compare", f"launch selftest --compare {bundle}")

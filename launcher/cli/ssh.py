@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.help_page import CONNECTION, OUTPUT, option
 from launcher.cli.options import InZone, VmName
 from launcher.cli.reaching import Port, Tunnel, User
 from launcher.errors import UsageError
@@ -21,23 +22,25 @@ if TYPE_CHECKING:
 def ssh(
     name: VmName,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Run that; its exit code is launch's.")
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Command to run; launch returns its exit code.")
     ] = None,
     *,
     port_forward: Annotated[
         list[str] | None,
-        typer.Option("--port-forward", help="A port of the VM, here (8888, LOCAL:REMOTE); repeatable.", metavar="PORT"),
+        option(
+            CONNECTION, "--port-forward", help="Forward this port (8888, LOCAL:REMOTE); repeatable.", metavar="PORT"
+        ),
     ] = None,
-    tty: Annotated[bool, typer.Option("-t", help="Give the command a terminal (htop, an editor).")] = False,
+    tty: Annotated[bool, option(CONNECTION, "-t", help="Give the command a terminal (htop, an editor).")] = False,
     user: User = None,
     zone: InZone = None,
     port: Port = 22,
     iap: Tunnel = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ssh command line; connect to nothing.")] = False,
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the ssh command; connect to nothing.")] = False,
 ) -> None:
     """Open a shell on a VM, or run a command there.
 
-    One word after -- is shell text (launch ssh dev -- 'nvidia-smi | head'); several arrive as they are.
+    One word after -- is shell text (launch ssh dev -- 'nvidia-smi | head'). Several words are passed unchanged.
     """
     from launcher.apply.ssh import command as ssh_command
     from launcher.apply.ssh import forward

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Output, OutputFormat, Regions
 
 if TYPE_CHECKING:
@@ -28,17 +29,17 @@ ANSWER_SECONDS = 20.0
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's name, id or folder, or a job's number; default: list all."),
+        typer.Argument(metavar="[RUN]", help="A run's name, ID or folder, or a job's number; default: list all."),
     ] = None,
     *,
     regions: Regions = None,
-    everything: Annotated[bool, typer.Option("--all", help=f"The list beyond its first {SHOWN}.")] = False,
+    everything: Annotated[bool, option(OUTPUT, "--all", help=f"List all runs, not only the first {SHOWN}.")] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """Show a run, or list the runs in the cloud.
 
-    A run of launch local is found by its path, or in ./runs by its id or name. All others come from the jobs' labels
-    and the run's folder alone: every machine with the same credentials sees the same.
+    Finds a run of launch local by its path, or in ./runs by its ID or name. Finds all others by the labels of their
+    jobs and by the run's folder, so every machine with the same credentials shows the same.
     """
     from launcher.cli.local_runs import LocalRun
     from launcher.cli.runs import all_runs, find_run, searched

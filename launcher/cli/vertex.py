@@ -6,25 +6,23 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, with_flags
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
 from launcher.errors import UsageError
 
 CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
 """A machine type without GPUs in place of the spec's: for `launch selftest`."""
 
 
-@with_flags
 def vertex(
+    ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    flags: Flags,
     dry_run: DryRun = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the job is created.")] = False,
-    resume: Annotated[
-        str | None, typer.Option("--resume", help="Go on with a run that has ended.", metavar="RUN")
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="A new run, though this job has run before.")] = False,
+    detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job is created.")] = False,
+    resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
     watch_for: WatchFor = None,
     builder: BuilderFlag = "auto",
     create_repository: CreateRepository = False,
@@ -33,14 +31,16 @@ def vertex(
 ) -> None:
     """Run a training job on Vertex AI.
 
-    The plan (--dry-run), the image, one job: submitted once, followed to its end, and tried elsewhere where there is
-    no capacity. Typed again while it is active, it is followed.
+    Plans the run (--dry-run shows the plan), builds the image if needed, submits one job and follows it to its end.
+    Where there is no capacity, the next region or provisioning model is tried. The same command on an active run
+    follows that run.
     """
     from launcher.cli.inputs import gather
     from launcher.cli.planning import planned
     from launcher.cli.show import show
     from launcher.plan.cpu import on_cpu
 
+    flags = flags_of(ctx)
     check(dry_run, detach, resume, new, watch_for, flags)
     if dry_run:
         made = planned(gather("vertex", spec, flags))

@@ -9,39 +9,47 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli import vertex
+from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, WHERE, option
 from launcher.cli.images import BuilderFlag, CreateRepository
-from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, with_flags
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.spec.reader import Override
 
 
-ToRun = Annotated[bool, typer.Option("--run", help="Run the spec's job, then delete the VM.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Return once the VM exists.")]
-NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Don't look first whether it can work.")]
-Lease = Annotated[str | None, typer.Option("--lease", help="It stops itself after that time (4h).", metavar="TIME")]
+ToRun = Annotated[bool, option(RUN, "--run", help="Run the spec's job, then delete the VM.")]
+Detach = Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the VM is created.")]
+NoPreflight = Annotated[bool, option(WHERE, "--no-preflight", help="Skip the preflight checks.")]
+Lease = Annotated[str | None, option(COST, "--lease", help="Stop the VM after this time (4h).", metavar="TIME")]
 IdleStop = Annotated[
-    str | None, typer.Option("--idle-stop", help="… or when nothing was done for that long.", metavar="TIME")
+    str | None,
+    option(COST, "--idle-stop", help="Stop the VM when idle for this long (30m).", metavar="TIME"),
 ]
-ExternalIp = Annotated[bool, typer.Option("--external-ip", help="An address on the Internet.")]
+ExternalIp = Annotated[bool, option(MACHINE, "--external-ip", help="Give the VM an external IP address.")]
 ImageFamily = Annotated[
-    str | None, typer.Option("--image-family", help="Another Deep Learning VM image.", metavar="FAMILY")
+    str | None,
+    option(MACHINE, "--image-family", help="Use another Deep Learning VM image.", metavar="FAMILY"),
 ]
 DefaultAccount = Annotated[
-    bool, typer.Option("--allow-default-service-account", help="Though it may change the whole project.")
+    bool,
+    option(
+        MACHINE,
+        "--allow-default-service-account",
+        help="Allow the default service account, despite its project-wide Editor role.",
+    ),
 ]
 Resume = Annotated[
-    str | None, typer.Option("--resume", help="Go on with a run that has ended (as --run).", metavar="RUN")
+    str | None,
+    option(RUN, "--resume", help="Resume a run that has ended (implies --run).", metavar="RUN"),
 ]
-New = Annotated[bool, typer.Option("--new", help="With --run: a new run, though it has run before.")]
+New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, although it ran before.")]
 
 
-@with_flags
 def vm(
+    ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    flags: Flags,
     run: ToRun = False,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -58,13 +66,15 @@ def vm(
     create_repository: CreateRepository = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Make a VM with GPUs to work on over SSH; with --run one that trains and deletes itself.
+    """Create a VM with GPUs to work on over SSH, or with --run one that runs a job.
 
-    To work on: a Deep Learning VM, ready when this returns. It stops itself when its lease is over. With --run the
-    spec's job in its container, followed to its end, and tried in another zone where there is no capacity.
+    Without --run: creates a Deep Learning VM and returns when it is ready. The VM stops itself when its lease ends.
+    With --run: runs the spec's job in its container, follows it to its end and deletes the VM. Where there is no
+    capacity, the next zone is tried.
     """
     from launcher.cli.vmplan import Extra, gathered, shown_plan
 
+    flags = flags_of(ctx)
     run = run or resume is not None  # a VM to work on is started, not resumed
     vertex.check(dry_run, detach, resume, new, watch_for, flags)
     of_run = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}

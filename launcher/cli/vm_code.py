@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import InZone, VmName
 from launcher.cli.reaching import Port, Tunnel, User
 
@@ -16,16 +17,15 @@ from launcher.cli.reaching import Port, Tunnel, User
 def vm_code(
     name: VmName,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Change ~/.ssh/config without asking.")] = False,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Change ~/.ssh/config without asking.")] = False,
     user: User = None,
     zone: InZone = None,
     port: Port = 22,
     iap: Tunnel = False,
 ) -> None:
-    """Make a VM known to ssh by its name.
+    """Add a VM to your ssh configuration by its name.
 
-    Writes it into a settings file of launch's own, which ~/.ssh/config includes by one line: for VS Code Remote, scp
-    and rsync.
+    For VS Code Remote, scp and rsync. Writes a separate file, which one line in ~/.ssh/config includes.
     """
     from launcher.apply import sshconfig, sshkeys
     from launcher.cli.machine import one_machine, open_compute

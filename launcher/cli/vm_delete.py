@@ -6,8 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import InZone, VmName
 from launcher.errors import LaunchError, UsageError
 
@@ -20,9 +19,9 @@ def vm_delete(
     name: VmName,
     *,
     zone: InZone = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Skip the confirmation.")] = False,
 ) -> None:
-    """Delete a VM with its disk, and wait until it is gone. It asks first."""
+    """Delete a VM with its disk and wait until it is deleted. Asks for confirmation."""
     from launcher.cli.machine import NoSuchVm, one_machine, open_compute
 
     compute = open_compute()

@@ -6,8 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from launcher.cli.help_page import COST, option
 from launcher.cli.options import InZone, Output, OutputFormat, VmName
 from launcher.errors import UsageError
 
@@ -21,17 +20,21 @@ if TYPE_CHECKING:
 def vm_extend(
     name: VmName,
     *,
-    lease: Annotated[str | None, typer.Option("--lease", help="From now on: 90m, 4h.", metavar="TIME")] = None,
+    lease: Annotated[
+        str | None,
+        option(COST, "--lease", help="New lease, from now on: 90m, 4h.", metavar="TIME"),
+    ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="22:40, or 2026-11-22T06:40, by this machine's zone.", metavar="WHEN")
+        str | None,
+        option(COST, "--until", help="End of the lease in local time: 22:40, 2026-11-22T06:40.", metavar="WHEN"),
     ] = None,
     zone: InZone = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Move the end of a VM's lease, to later or to earlier.
+    """Move the end of a VM's lease to a later or earlier time.
 
-    Not beyond the time after which Google itself ends it (--hours when it was made): that is counted from its last
-    start, and can't be moved while it runs.
+    The lease cannot end after the time at which Compute Engine ends the VM (--hours at its creation). That time counts
+    from the VM's last start and cannot change while it runs.
     """
     from launcher.apply.lifecycle import google_now
     from launcher.cli.machine import of_work, one_machine, open_compute

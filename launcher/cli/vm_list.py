@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
@@ -24,12 +23,16 @@ it is provisioned."""
 
 def vm_list(
     *,
-    orphans: Annotated[bool, typer.Option("--orphans", help="Only what costs money without need.")] = False,
+    orphans: Annotated[
+        bool,
+        option(OUTPUT, "--orphans", help="List only resources that cost money without need."),
+    ] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
     """List launch's VMs, in all zones.
 
-    From labels alone. $/H and COST are without the disk, since the last start; a stopped VM costs what its disk costs.
+    Finds them by their labels. $/H and COST exclude the disk and count from the last start. A stopped VM costs only its
+    disk.
     """
     import shutil
 

@@ -23,9 +23,9 @@ def vm_start(
     zone: InZone = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Start a stopped VM, and wait until it runs.
+    """Start a stopped VM and wait until it runs.
 
-    Its lease, and the time after which Google itself stops it, begin anew.
+    Its lease, and the time after which Compute Engine stops it, start again.
     """
     from launcher.cli.machine import of_work, one_machine, open_compute
 

@@ -38,7 +38,7 @@ def vm_status(
 ) -> None:
     """Show a VM's state, price, lease and addresses.
 
-    And how to reach it, and what went wrong with it.
+    Also shows how to connect to it and what failed on it.
     """
     from launcher.cli.documents import printed
     from launcher.cli.machine import one_machine, open_compute

@@ -22,9 +22,9 @@ def vm_stop(
     zone: InZone = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
-    """Stop a VM, and wait until it is.
+    """Stop a VM and wait until it has stopped.
 
-    Its boot disk stays, and is billed; what lies on its local SSDs (/mnt/localssd) is lost.
+    Its boot disk is kept and billed. Data on its local SSDs (/mnt/localssd) is lost.
     """
     from launcher.cli.machine import of_work, one_machine, open_compute
 

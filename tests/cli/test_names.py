@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import typer
@@ -72,7 +73,8 @@ def options() -> list[tuple[tuple[str, ...], str]]:
     commands = typer.main.get_command(app)
     groups: list[tuple[tuple[str, ...], TyperGroup]] = [((), commands)]  # type: ignore[list-item]  # Typer types its group as Click's command
     for path, group in groups:
-        for name, command in group.commands.items():
+        for name in group.list_commands(typer.Context(group)):
+            command: Any = group.get_command(typer.Context(group), name)
             own = path if name == "make" else (*path, name)
             if isinstance(command, TyperGroup):
                 groups.append((own, command))

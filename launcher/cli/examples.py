@@ -1,0 +1,104 @@
+"""Two examples for the help of each command. Each line is parsed in tests/cli/test_help.py."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXAMPLES: Final[dict[str, tuple[str, str]]] = {
+    "": (
+        "launch init",
+        "launch vertex job.yaml --dry-run",
+    ),
+    "vertex": (
+        "launch vertex job.yaml --dry-run",
+        "launch vertex job.yaml --type h100 --gpus 2 --spot --hours 6 --usd 100",
+    ),
+    "vm": (
+        "launch vm --type l4 --gpus 1 --lease 4h --name dev",
+        "launch vm job.yaml --run --spot --region us-central1",
+    ),
+    "vm list": (
+        "launch vm list",
+        "launch vm list --orphans -o json",
+    ),
+    "vm status": (
+        "launch vm status dev",
+        "launch vm status dev --zone us-central1-a -o json",
+    ),
+    "vm stop": (
+        "launch vm stop dev",
+        "launch vm stop dev --zone us-central1-a",
+    ),
+    "vm start": (
+        "launch vm start dev",
+        "launch vm start dev --zone us-central1-a",
+    ),
+    "vm extend": (
+        "launch vm extend dev --lease 4h",
+        "launch vm extend dev --until 22:40",
+    ),
+    "vm delete": (
+        "launch vm delete dev",
+        "launch vm delete dev --yes",
+    ),
+    "vm code": (
+        "launch vm code dev",
+        "launch vm code dev --iap --yes",
+    ),
+    "ssh": (
+        "launch ssh dev --port-forward 8888",
+        "launch ssh dev -- nvidia-smi",
+    ),
+    "push-code": (
+        "launch push-code dev .",
+        "launch push-code dev src:work/src --delete --dry-run",
+    ),
+    "local": (
+        "launch local job.yaml --gpus 2",
+        "launch local job.yaml --nodes 2 --preempt-after 30s",
+    ),
+    "status": (
+        "launch status",
+        "launch status train-1a2b3c4d -o json",
+    ),
+    "follow": (
+        "launch follow train-1a2b3c4d",
+        "launch follow train-1a2b3c4d --watch-for 30m",
+    ),
+    "logs": (
+        "launch logs train-1a2b3c4d --tail 100",
+        "launch logs train-1a2b3c4d --follow",
+    ),
+    "metrics": (
+        "launch metrics train-1a2b3c4d",
+        "launch metrics runs/train-1a2b3c4d --all -o json",
+    ),
+    "cancel": (
+        "launch cancel train-1a2b3c4d",
+        "launch cancel train-1a2b3c4d --region us-central1",
+    ),
+    "bench": (
+        "launch bench --gpus 2 --quick",
+        "launch bench --only matmul,allreduce -o json",
+    ),
+    "build": (
+        "launch build job.yaml",
+        "launch build job.yaml --builder docker",
+    ),
+    "push": (
+        "launch push job.yaml",
+        "launch push job.yaml --create-repository",
+    ),
+    "init": (
+        "launch init",
+        "launch init experiments/small.yaml",
+    ),
+    "schema": (
+        "launch schema",
+        "launch schema > schema.json",
+    ),
+    "selftest": (
+        "launch selftest --only cpu",
+        "launch selftest --project my-project --usd 2",
+    ),
+}

@@ -1,0 +1,73 @@
+"""The help of a command: its options in groups, and two examples at the end, in 80 columns.
+
+Plain text: rich's panels cost 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+RUN: Final = "What to run"
+MACHINE: Final = "Machine"
+WHERE: Final = "Where"
+COST: Final = "Time and cost"
+CONNECTION: Final = "Connection"
+OUTPUT: Final = "Output"
+COMMON: Final = "Common options"
+GROUPS: Final = (RUN, MACHINE, WHERE, COST, CONNECTION, OUTPUT, COMMON)
+"""In this order. --help is a common option."""
+COLUMN: Final = 24
+"""Widest option with its text beside it; the text of a wider one starts on the next line."""
+
+
+def option(group: str, *flags: str, help: str, **settings: Any) -> Any:  # noqa: A002 -- Typer's name
+    """Return Typer's option in a group of the help page."""
+    return typer.Option(*flags, help=help, rich_help_panel=group, **settings)
+
+
+class Command(TyperCommand):
+    """A command with such a help page."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options by group."""
+        write_groups(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        write_examples(ctx, formatter)
+
+
+def write_groups(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
+    """Write each group of parameters that is not empty, in the order of GROUPS."""
+    groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
+    for param in params:
+        if (record := param.get_help_record(ctx)) is not None:  # None: hidden
+            is_argument = param.param_type_name == "argument"
+            groups["Arguments" if is_argument else getattr(param, "rich_help_panel", None) or COMMON].append(record)
+    width = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= COLUMN), default=0)
+    for name, rows in groups.items():
+        if rows:
+            with formatter.section(name):
+                formatter.write_dl([(first.ljust(width), second) for first, second in rows], col_max=width)
+
+
+def write_examples(ctx: Any, formatter: Any) -> None:
+    """Write the command's examples."""
+    from launcher.cli.examples import EXAMPLES
+
+    with formatter.section("Examples"):
+        for line in EXAMPLES[command_of(ctx)]:
+            formatter.write(f"  {line}\n")
+
+
+def command_of(ctx: Any) -> str:
+    """Return `vm list` for `launch vm list`; empty for `launch` itself."""
+    names: list[str] = []
+    while ctx.parent is not None:
+        names.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(names)
