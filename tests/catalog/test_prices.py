@@ -188,6 +188,14 @@ def test_no_list_price_is_above_the_bound_of_an_unknown_one() -> None:
             assert region.listed is None or (home and region.listed <= 1.60 * home + 1e-5), (name, region)
 
 
+@pytest.mark.parametrize(("service", "fee"), [("compute", 0.0), ("vertex", 0.15)])
+def test_a_spot_price_may_rise_to_the_list_price_and_no_higher(service: Service, fee: float) -> None:
+    listed = usd("a3-highgpu-8g", "compute", "standard", "us-central1")
+    found = _price("a3-highgpu-8g", service, "spot", "us-central1")
+    assert found.hard_bound == pytest.approx((1 + fee) * (listed or 0), abs=0.1)
+    assert (found.ceiling or 0) < 0.8 * (found.hard_bound or 0)
+
+
 def test_no_price_of_the_tables_is_above_its_bounds() -> None:
     for shapes in CATALOG.machines.values():
         for region in CATALOG.regions(shapes[0]):

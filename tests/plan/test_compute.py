@@ -46,6 +46,21 @@ def test_a_workplace() -> None:
     parse_instance(body)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_vms_and_their_disks_have_the_labels_by_which_their_run_is_found(nodes: int) -> None:
+    plan = planned("vm", **TRAINING, machine={"type": "l4", "gpus": 2, "nodes": nodes}, labels={"team": "vision"})
+    body = plan.attempts[0].request
+    instance = body.get("instanceProperties", body)
+    assert instance["labels"].items() >= {"launch-run": plan.run, "team": "vision"}.items()
+    assert instance["disks"][0]["initializeParams"]["labels"] == instance["labels"]
+
+
+def test_a_vm_that_trains_ends_at_its_time_limit() -> None:
+    scheduling = request("vm", **TRAINING, limits={"hours": 2.5})["scheduling"]
+    assert scheduling["maxRunDuration"] == {"seconds": "9000"}
+    assert scheduling["instanceTerminationAction"] == "DELETE"
+
+
 def test_spot() -> None:
     scheduling = vm(provisioning=["spot"])["scheduling"]
     assert scheduling["provisioningModel"] == "SPOT"

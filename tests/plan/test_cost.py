@@ -50,6 +50,14 @@ def test_the_cap_is_compared_with_the_dearest_attempt() -> None:
         planned(**MIXED, limits={"hours": 10, "usd": at_most - 0.01})
 
 
+def test_the_cap_counts_every_node() -> None:
+    machine = {"type": "h100", "gpus": 8, "nodes": 2}
+    at_most = planned(machine=machine, limits={"hours": 3}).limits.usd_at_most or 0
+    planned(machine=machine, limits={"hours": 3, "usd": at_most + 0.01})
+    with pytest.raises(PlanRefused, match="x 2 nodes"):
+        planned(machine=machine, limits={"hours": 3, "usd": at_most - 0.01})
+
+
 @pytest.mark.parametrize("unknown", [0, 2, 3])
 def test_one_unknown_price_makes_the_sums_unknown(unknown: int) -> None:
     fields = {"usd_per_hour": None, "usd_ceiling": None, "usd_hard_bound": None}

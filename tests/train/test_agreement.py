@@ -17,8 +17,9 @@ def talks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """What this rank has said; the other one wants nothing."""
     said: list[list[int]] = []
 
-    def all_reduce(flags: torch.Tensor, *_: object, async_op: bool) -> SimpleNamespace:
+    def all_reduce(flags: torch.Tensor, op: dist.ReduceOp.RedOpType, _group: object, async_op: bool) -> SimpleNamespace:
         said.append(flags.tolist())
+        flags.copy_({dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum}[op](flags, flags * 0))
         return SimpleNamespace(wait=lambda: async_op)
 
     monkeypatch.setattr(dist, "new_group", lambda **_: object())

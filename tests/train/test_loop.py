@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from train.errors import OutputError, UsageError
 from train.models import build
 from train.recorder import Recorder, ends
 from train.saving import manifests
+from train.setup import Run
 from train.storage import LocalFolder
 from train.techniques.memory import portions
 from train.techniques.precision import choose
@@ -107,6 +109,19 @@ def test_accumulation_changes_nothing_but_the_rounding(tmp_path: Path, text: Pat
     for one, other in zip(steps(whole), steps(parts), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+def test_the_ranks_exchange_gradients_once_a_step(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    @contextmanager
+    def no_sync(now: Run) -> Iterator[None]:
+        entered.append(now.state["step"])
+        yield
+
+    monkeypatch.setattr(Run, "no_sync", no_sync)
+    run(tmp_path / "run", {"data": str(text), "steps": 2, "micro_batch_size": 2})
+    assert entered == [0, 0, 0, 1, 1, 1], "of the four micro-batches of a step all but the last"
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path, text: Path) -> None:

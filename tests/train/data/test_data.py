@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from train.config import parse
 from train.data import open_data
-from train.data.source import HELD_OUT, TRAIN, Source, draw, share
+from train.data.source import HELD_OUT, ORDER, TRAIN, Source, draw, order, share
 from train.data.synthetic import SyntheticImages, SyntheticTokens
 from train.data.text import STDLIB_CAP, Text, prepare, stdlib_files, unigram_entropy
 from train.dist import Ranks
@@ -162,3 +163,9 @@ def test_synthetic_images_have_torchvisions_shape() -> None:
     images, labels = SyntheticImages(10, 32, 1, 64, CPU).train(1, slice(0, 64))
     assert (images.shape, images.dtype) == ((64, 3, 32, 32), torch.float32)
     assert (labels.dtype, set(labels.tolist())) == (torch.int64, set(range(10)))
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
+    orders = [order(seed, ORDER, epoch, 100).tolist() for seed, epoch in ((7, 0), (7, 1), (7, 2), (8, 0))]
+    assert all(sorted(one) == list(range(100)) for one in orders)
+    assert all(one != other for one, other in combinations(orders, 2))
