@@ -7,7 +7,8 @@ INSTALLED := .venv/.installed
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile what they import
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e fuzz lint golden lock audit bench clean
+PART ?= 1/1
+.PHONY: help demo test e2e fuzz mutants lint golden lock audit bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ e2e: $(INSTALLED) ## The whole way, with real processes
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs, and more trials of submitting one run twice
 	$(BIN)/pytest -q -m fuzz tests/spec tests/apply/test_submit_trials.py
+
+mutants: $(INSTALLED) ## One-line breaks that a test must notice; PART=1/4: a quarter
+	$(BIN)/python -m tests.mutate --part $(PART)
 
 lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/ruff format --check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from launcher.spec.schema import json_schema
-from tests import features, fields, recipes, what_ran
+from tests import features, fields, mutants, recipes, what_ran
 from tests.command import SPECS
 from tests.golden.cases import FOLDER, cases, recorded
 
@@ -15,6 +15,7 @@ def main() -> None:
     (SPECS / "schema.json").write_text(json.dumps(json_schema(), indent=2) + "\n")
     fields.PAGE.write_text(fields.renewed(fields.PAGE.read_text()))
     features.PAGE.write_text(features.renewed(features.PAGE.read_text()))
+    mutants.PAGE.write_text(mutants.renewed(mutants.PAGE.read_text()))
     what_ran.renew()
     for case in cases():
         (FOLDER / case.file).write_text(recorded(case))
