@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.jobs import ENDED, GONE
+from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.waiting import LEAST as LEAST_WAIT
 from launcher.verdicts import Kind, Scope, Verdict

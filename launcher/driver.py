@@ -16,7 +16,7 @@ from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.asked import provisioning, tried_by
 from launcher.course import wait_left
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, Job
+from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch

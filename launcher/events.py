@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from launcher.apply.lines import Line
 from launcher.apply.progress import Progress
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 
 Sight = Literal["job", "lines", "progress"]
 """What is looked at."""

@@ -10,7 +10,7 @@ from launcher.apply.googleapis import UnreachableError, retry_after, status_of
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.events import Back, Changed, Eyes, Note, Outage, Printed, Sight, Tell, Went
-from launcher.jobs import GONE, WAITING, Job
+from launcher.jobs.job import GONE, WAITING, Job
 
 JOB_EVERY: Final = (2.0, 10.0)
 """Seconds between two looks at the job: at first, and when nothing happens."""

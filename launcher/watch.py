@@ -15,7 +15,7 @@ from launcher.apply.progress import Progress
 from launcher.apply.running import Clock
 from launcher.errors import StillRunning
 from launcher.events import Back, Changed, Event, Eyes, Note, Outage, Printed, Tell, Went
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.looks import Extras, JobLook, goes_on
 
 __all__ = [

@@ -11,7 +11,7 @@ import pytest
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.jobs import ENDED, GONE, Job
+from launcher.jobs.job import ENDED, GONE, Job
 from launcher.watch import (
     Back,
     Changed,

@@ -14,7 +14,7 @@ from launcher.apply.progress import ProgressReader
 from launcher.apply.running import Clock
 from launcher.apply.vertex import Vertex
 from launcher.errors import NotAuthorised
-from launcher.jobs import GONE, Job
+from launcher.jobs.job import GONE, Job
 from launcher.watch import Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.plan.planning import planned

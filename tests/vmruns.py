@@ -15,7 +15,7 @@ from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
 from launcher.driver import Course, Gave, Took, drive
 from launcher.events import Changed, Event
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from tests.apply.submitting import DIGEST

@@ -20,7 +20,7 @@ from launcher.apply.googleapis import words
 from launcher.apply.resources import as_json, message_of
 from launcher.asked.vm import properties
 from launcher.errors import LaunchError
-from launcher.machines import last
+from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan
 
 SECONDS: Final = 8.0

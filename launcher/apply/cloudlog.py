@@ -16,8 +16,8 @@ from launcher.apply.googleapis import Api, Service, UnreachableError, http_date,
 from launcher.apply.printed import Line, cut
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs import Job
-from launcher.machines import of_instance
+from launcher.jobs.job import Job
+from launcher.jobs.vm import of_instance
 from train import contract
 
 LOGGING: Final = Service("logging", "Cloud Logging", "roles/logging.viewer")

@@ -27,7 +27,7 @@ from launcher.apply.resources import Lists, as_json, changed, message_of, origin
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import GoneError
 from launcher.errors import LaunchError, StillRunning
-from launcher.machines import READY, Machine, last, of_instance
+from launcher.jobs.vm import READY, Machine, last, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import LaunchError
-from launcher.jobs import Failure, Job
+from launcher.jobs.job import Failure, Job
 
 NAME = re.compile(r"projects/[^/]+/locations/(?P<region>[^/]+)/customJobs/\d+")
 ASKED = ("display_name", "job_spec", "labels", "encryption_spec")

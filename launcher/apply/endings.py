@@ -14,7 +14,7 @@ from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Service
 from launcher.course import Entry, EntryEnd, is_waited_out, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
-from launcher.jobs import GONE, Job, command
+from launcher.jobs.job import GONE, Job, command
 from launcher.verdicts import Verdict, exit_code
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, collapse_addresses, ip_network
 from typing import Any, Literal, NamedTuple
 
-from launcher.machines import last
+from launcher.jobs.vm import last
 
 DEFAULT_PRIORITY = 1000
 

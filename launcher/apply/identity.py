@@ -10,7 +10,7 @@ from launcher import asked
 from launcher.apply.book import Book, Facts
 from launcher.apply.looking import Look
 from launcher.errors import UsageError
-from launcher.jobs import GONE, IDENTITY_LABEL, Job
+from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
 
 

@@ -27,7 +27,7 @@ from launcher.apply.printed import cut
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, is_provisional, prevails
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.jobs import RESOURCE
+from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict

@@ -14,8 +14,8 @@ from launcher.apply.records import Record
 from launcher.apply.resources import PAGE, origin_only
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError, StillRunning
-from launcher.machines import Machine, last
-from launcher.orphans import Disk, of_disk
+from launcher.jobs.orphans import Disk, of_disk
+from launcher.jobs.vm import Machine, last
 
 Say = Callable[[str], None]
 LONGEST_SECONDS: Final = 900.0

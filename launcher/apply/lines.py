@@ -12,7 +12,7 @@ from launcher.apply.printed import Line
 from launcher.apply.running import REAL, Clock
 from launcher.apply.textlog import TextLog
 from launcher.errors import LaunchError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from train.storage import Storage
 
 __all__ = ["Line", "Lines"]

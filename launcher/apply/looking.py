@@ -12,7 +12,7 @@ from launcher.apply.book import Book
 from launcher.apply.service import GoneError, Service
 from launcher.course import Entry
 from launcher.errors import UsageError
-from launcher.jobs import GONE, IDENTITY_LABEL, RUN_LABEL, Job
+from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 
 SLACK_SECONDS: Final = 30.0

@@ -12,8 +12,8 @@ from launcher.apply.operations import Operation
 from launcher.apply.records import Record
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError
-from launcher.jobs import RUN_LABEL, Job
-from launcher.machines import DOWN, Machine
+from launcher.jobs.job import RUN_LABEL, Job
+from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
 from launcher.verdicts import Refusal
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 from msgspec import Struct
 
 from launcher.apply.firewall import Block, Traffic, block
-from launcher.machines import last
+from launcher.jobs.vm import last
 from launcher.plan.model import Attempt
 
 IAP: Final = "35.235.240.0/20"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from launcher.machines import last, seconds
+from launcher.jobs.vm import last, seconds
 from launcher.verdicts import Refusal
 
 COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})

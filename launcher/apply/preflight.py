@@ -32,7 +32,7 @@ from launcher.apply.resources import as_json
 from launcher.asked import read
 from launcher.asked.vm import properties
 from launcher.errors import LaunchError
-from launcher.machines import last
+from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan
 from launcher.verdicts import Refusal, Tried, of_refusal
 

@@ -16,7 +16,7 @@ from launcher import asked
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.container import expand
 from launcher.results import PART, Record, figure, records
 from train import contract

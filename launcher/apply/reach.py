@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.machines import DOWN, Machine
+from launcher.jobs.vm import DOWN, Machine
 
 TUNNEL_URL: Final = "LAUNCH_IAP_TUNNEL_URL"
 """Where the tunnel begins, instead of Google's own address (ws://HOST:PORT): a relay of one's own, as in tests."""

@@ -11,7 +11,7 @@ from launcher.apply.remote import Answer
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import GoneError
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 
 LONGEST: Final = 900.0
 """Seconds from when it runs. Installing a driver takes three to five minutes."""

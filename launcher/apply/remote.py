@@ -17,7 +17,7 @@ from launcher.apply import ssh
 from launcher.apply.sshfaults import FAILED, Explained, explained
 from launcher.apply.sshkeys import no_ssh
 from launcher.errors import LaunchError
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 
 ANSWER_SECONDS: Final = 120.0
 """For a command that answers at once: the connection takes most of it."""

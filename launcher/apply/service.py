@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from launcher.errors import LaunchError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
 from launcher.verdicts import Refusal
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.apply.service import Listing, Service
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
 from launcher.spec.kinds import ZONE
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from launcher.apply import ssh
 from launcher.apply.sshkeys import forget, locked, make_folder, text_of, write
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 
 HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)

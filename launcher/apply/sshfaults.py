@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.machines import Machine, last
+from launcher.jobs.vm import Machine, last
 
 FAILED: Final = 255
 """ssh's exit code for a failure of its own; a remote command may end with it too."""

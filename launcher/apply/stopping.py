@@ -6,7 +6,7 @@ from typing import Final
 
 from launcher.apply.book import Book, Facts
 from launcher.course import RUN_ENDS, Entry
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.verdicts import Verdict
 
 CANCELLED: Final = Verdict(scope="permanent", kind="cancelled", cause="cancelled before it was made (launch cancel)")

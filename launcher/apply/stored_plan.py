@@ -14,7 +14,7 @@ from launcher.apply.identity import request_id
 from launcher.apply.service import Service
 from launcher.course import Entry
 from launcher.errors import NotAuthorised
-from launcher.jobs import PLAN_LABEL, Job, command
+from launcher.jobs.job import PLAN_LABEL, Job, command
 from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 

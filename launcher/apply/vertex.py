@@ -19,7 +19,7 @@ from launcher.apply.googleapis import LOG_IN, REQUEST_SECONDS, Api, Service, Unr
 from launcher.apply.running import REAL, Clock
 from launcher.apply.service import GoneError, Listing
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs import RUN_LABEL, Job
+from launcher.jobs.job import RUN_LABEL, Job
 from launcher.plan.model import Attempt
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")

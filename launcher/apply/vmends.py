@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
-from launcher.jobs import GONE, RUN_LABEL, Failure, Job
-from launcher.machines import DOWN, Machine
+from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
+from launcher.jobs.vm import DOWN, Machine
 from launcher.verdicts.machines import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from train.contract import Exit
 

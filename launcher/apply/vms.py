@@ -27,8 +27,8 @@ from launcher.apply.service import GoneError, Listing
 from launcher.apply.vmends import MAKES, ceiling_of, gone, is_on_its_way, job_of, making, of_record, of_records_alone
 from launcher.apply.vmsets import is_head, left_of, nodes_of, set_of
 from launcher.errors import LaunchError
-from launcher.jobs import RUN_LABEL, Job
-from launcher.machines import DOWN, Machine
+from launcher.jobs.job import RUN_LABEL, Job
+from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
 from train.contract import Exit
 from train.storage import Storage

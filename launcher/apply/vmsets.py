@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from launcher.jobs import Job
-from launcher.machines import Machine
+from launcher.jobs.job import Job
+from launcher.jobs.vm import Machine
 
 TOGETHER_SECONDS: Final = 60.0
 """Between the first and the last VM of one bulkInsert."""

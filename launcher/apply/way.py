@@ -18,7 +18,7 @@ from launcher.apply.service import GoneError, Refused, Service
 from launcher.apply.stored_plan import is_bound
 from launcher.course import Entry, following, place_of, spoken, wait_left
 from launcher.errors import LaunchError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan

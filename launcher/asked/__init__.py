@@ -11,7 +11,7 @@ from typing import Any
 from launcher.asked import vertex, vm
 from launcher.asked.model import Asked
 from launcher.errors import JobFailed
-from launcher.jobs import Job, command
+from launcher.jobs.job import Job, command
 from launcher.verdicts import Tried
 from train import contract
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.asked.model import Asked
-from launcher.machines import PARAMETERS, last, parameters, provisioning_of
+from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
 from train import contract
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from launcher.apply.services import Services
     from launcher.cli.runs import Run
     from launcher.cli.world import World
-    from launcher.jobs import Job
+    from launcher.jobs.job import Job
 
 
 def cancel(

@@ -10,7 +10,7 @@ from launcher.cli.options import Output
 from launcher.cli.show import LABEL
 from launcher.cli.telling import attempt_of
 from launcher.errors import LaunchError
-from launcher.jobs import GONE, Job
+from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:

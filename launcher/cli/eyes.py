@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.apply.lines import Lines
 from launcher.apply.progress import ProgressReader
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from launcher.cli.telling import Teller
 from launcher.cli.world import World
 from launcher.driver import Course, Gave, Took, drive, ends_run, failure
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
-from launcher.jobs import Job, command
+from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:

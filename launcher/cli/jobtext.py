@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher import asked
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 
 
 def provisioning_of(job: Job) -> str:

@@ -24,7 +24,7 @@ from launcher.cli.telling import Teller
 from launcher.cli.vmplan import Extra, gathered
 from launcher.cli.world import World, of_project
 from launcher.errors import NotAuthorised, UsageError
-from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
+from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import with_digest
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Target

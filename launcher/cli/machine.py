@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from launcher.apply import running
 from launcher.errors import LaunchError, UsageError
-from launcher.jobs import RUN_LABEL
+from launcher.jobs.job import RUN_LABEL
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute, Fleet
     from launcher.catalog import Price
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
 
 RESOURCE = re.compile(
     r"(?:https://[\w.]+/compute/v1/)?(?:projects/(?P<project>[^/]+)/)?zones/(?P<zone>[a-z0-9-]+)/instances/(?P<name>[^/]+)"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from launcher.machines import last
+from launcher.jobs.vm import last
 
 if TYPE_CHECKING:
     from launcher.catalog import MachineType, Price
-    from launcher.machines import Machine
-    from launcher.orphans import Disk
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
 
 BILLED: Final = frozenset({"RUNNING", "STOPPING", "PENDING_STOP", "SUSPENDING", "REPAIRING"})
 """States in which a VM is charged for: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/

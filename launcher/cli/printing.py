@@ -14,7 +14,7 @@ from launcher.cli.options import Output
 from launcher.cli.telling import Teller
 from launcher.cli.world import World
 from launcher.errors import UsageError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.watch import Back, Event, Note, Outage, Printed, watch
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from launcher.errors import LaunchError
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
     from launcher.apply.remote import Answer, Remote
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
 
 User = Annotated[
     str | None,

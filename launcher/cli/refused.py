@@ -8,7 +8,7 @@ from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 
 if TYPE_CHECKING:
     from launcher.apply.service import Refused
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
     from launcher.verdicts import Verdict
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from launcher import asked, catalog
 from launcher.cli import local_runs
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.jobs import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
+from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
     from launcher.apply.service import Listing

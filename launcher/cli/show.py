@@ -203,7 +203,7 @@ def waiting_text(plan: Plan) -> str:
 
 def lease_text(plan: Plan) -> Iterator[str]:
     """What a VM to work on ends by before that."""
-    from launcher.machines import of_instance
+    from launcher.jobs.vm import of_instance
 
     told = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
     how = "deletes itself" if told.get("on_stop") == "delete" else "stops itself"

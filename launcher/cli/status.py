@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.cli.monitored import Node
     from launcher.cli.runs import Run
     from launcher.course import Entry
-    from launcher.jobs import Job
+    from launcher.jobs.job import Job
     from launcher.watch import Progress
 
 SHOWN = 30

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.printer import LinePrinter
 from launcher.cli.show import LABEL, WIDTH, fitted, labelled
 from launcher.cli.summary import duration
-from launcher.jobs import GONE
+from launcher.jobs.job import GONE
 
 if TYPE_CHECKING:
     from launcher.course import Entry
     from launcher.driver import Gave, Took
-    from launcher.jobs import Job
+    from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
     from launcher.watch import Progress
 

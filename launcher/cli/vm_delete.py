@@ -12,7 +12,7 @@ from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
 
 
 def vm_delete(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from launcher.apply.compute import Compute
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
 
 
 def vm_extend(
@@ -51,7 +51,7 @@ def vm_extend(
 
 def leasing(machine: Machine) -> Machine:
     """The VM, if its lease runs. Raises UsageError."""
-    from launcher.machines import DOWN
+    from launcher.jobs.vm import DOWN
 
     if machine.status in DOWN or machine.started is None:
         raise UsageError(
@@ -121,7 +121,7 @@ def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     from launcher.apply.service import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
-    from launcher.machines import LEASE
+    from launcher.jobs.vm import LEASE
 
     with waited_for(machine):
         try:

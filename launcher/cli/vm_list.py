@@ -11,8 +11,8 @@ from launcher.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
-    from launcher.machines import Machine
-    from launcher.orphans import Disk
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
 
 WIDTH = 80
 """Of the list, unless the terminal is wider."""
@@ -130,7 +130,7 @@ def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
     from launcher.cli.machine import usd_text
     from launcher.cli.machinecost import of_machine, price_of, usd_a_month, usd_so_far
-    from launcher.machines import DOWN
+    from launcher.jobs.vm import DOWN
 
     if machine.status in DOWN:
         own = of_machine(disks, machine)

@@ -13,8 +13,8 @@ from launcher.cli.options import Output
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
     from launcher.apply.records import Record
-    from launcher.machines import Machine
-    from launcher.orphans import Disk
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
 
 
 class Orphan(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def of_machines(
     """The VMs among them."""
     from launcher.cli.machine import state_text
     from launcher.cli.machinecost import of_machine, usd_in_all
-    from launcher.orphans import needless
+    from launcher.jobs.orphans import needless
 
     for machine in machines:
         end = ends.get(machine.id)
@@ -97,7 +97,7 @@ def removal(machine: Machine, *, has_ended: bool) -> str:
 def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
     """The disks among them."""
     from launcher.cli.machinecost import usd_a_month
-    from launcher.orphans import without_vm
+    from launcher.jobs.orphans import without_vm
 
     for disk in without_vm(disks, machines):
         yield Orphan(

@@ -9,7 +9,7 @@ from launcher.cli.vm_stop import STOPPED, STOPPING
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
-    from launcher.machines import Machine
+    from launcher.jobs.vm import Machine
 
 NOTES = {
     "spot": "it is a Spot VM: Google may stop it again at any moment",
@@ -45,7 +45,7 @@ def started(compute: Compute, machine: Machine) -> Machine:
     from launcher.apply.service import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
-    from launcher.machines import UP
+    from launcher.jobs.vm import UP
 
     running = frozenset({"RUNNING"})
     with waited_for(machine):
@@ -66,7 +66,7 @@ def forget_lease(compute: Compute, machine: Machine) -> None:
     """Take away the end that somebody has moved the last lease to: it may be a minute from now. Raises LaunchError."""
     from launcher.apply.lifecycle import begun, finished
     from launcher.cli.machine import say
-    from launcher.machines import LEASE
+    from launcher.jobs.vm import LEASE
 
     if machine.lease_moved_to is not None:
         finished(compute, begun(lambda: compute.set_metadata(machine, LEASE, None)), say)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from launcher.apply.compute import Compute
     from launcher.apply.operations import Operation
     from launcher.catalog import Price
-    from launcher.machines import Machine
-    from launcher.orphans import Disk
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
 
 TOLD = 3
 """Operations that went wrong, or were Google's own, that are shown: the newest."""
@@ -113,7 +113,7 @@ def lines(seen: Seen) -> Iterator[str]:
 def headline(seen: Seen) -> str:
     """`runs for 3 h 12 min`, `is stopped`, `is STAGING`."""
     from launcher.cli.summary import duration
-    from launcher.machines import DOWN
+    from launcher.jobs.vm import DOWN
 
     machine = seen.machine
     if machine.status == "RUNNING" and machine.started is not None:
@@ -125,7 +125,7 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
     from launcher.cli.machine import clock_text, leased, span_text, usd_text
     from launcher.cli.machinecost import usd_a_month, usd_so_far
-    from launcher.machines import DOWN
+    from launcher.jobs.vm import DOWN
 
     machine, now = seen.machine, seen.now
     yield "price", leased(machine, seen.price, now)

@@ -9,8 +9,8 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
     from launcher.apply.compute import Compute
-    from launcher.machines import Machine
-    from launcher.orphans import Disk
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
 
 STOPPED = frozenset({"STOPPED", "TERMINATED"})
 STOPPING = frozenset({"STOPPING", "PENDING_STOP"})

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from launcher.apply.services import Services
     from launcher.catalog import Price
     from launcher.cli.inputs import Inputs
-    from launcher.jobs import Job
-    from launcher.machines import Machine
+    from launcher.jobs.job import Job
+    from launcher.jobs.vm import Machine
     from launcher.plan.model import Plan
     from launcher.watch import Line, Progress
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from launcher.jobs import PLAN_LABEL
+from launcher.jobs.job import PLAN_LABEL
 from launcher.plan import names
 from launcher.plan.model import Plan
 

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from launcher.catalog import Gpu, MachineType
-from launcher.machines import last
+from launcher.jobs.vm import last
 from launcher.plan import startup, waiting
 from launcher.plan.model import Chosen, Context, Place, Shared
 from launcher.plan.vertex import RESERVATION_KEY, given

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from launcher import jobs
+from launcher.jobs.job import job
 from launcher.plan.model import Context
 from launcher.spec.models import JobSpec
 
@@ -62,8 +62,8 @@ def labels(spec: JobSpec, context: Context, run: str, identity: str = "") -> dic
     identity."""
     return {
         **spec.labels,
-        jobs.RUN_LABEL: run,
-        **({jobs.IDENTITY_LABEL: identity} if identity else {}),
+        job.RUN_LABEL: run,
+        **({job.IDENTITY_LABEL: identity} if identity else {}),
         "launch-spec": spec_hash(spec),
         "launch-version": label_value(context.version),
     }

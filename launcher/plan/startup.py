@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from launcher.errors import PlanRefused
-from launcher.machines import PARAMETERS
+from launcher.jobs.vm import PARAMETERS
 from launcher.plan import grants
 from launcher.plan.container import as_json, expanded
 from launcher.plan.model import Container, Context, Place, Shared

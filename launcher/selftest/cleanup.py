@@ -13,8 +13,8 @@ from launcher.selftest import buckets
 from launcher.selftest.kit import LABEL, OWN, PREFIX, Kit
 
 if TYPE_CHECKING:
-    from launcher.jobs import Job
-    from launcher.machines import Machine
+    from launcher.jobs.job import Job
+    from launcher.jobs.vm import Machine
 
 
 class Cleaned(NamedTuple):

@@ -10,7 +10,7 @@ from launcher import catalog
 from launcher.apply.answers import together
 from launcher.apply.googleapis import Api, Service, open_session
 from launcher.errors import LaunchError
-from launcher.machines import last
+from launcher.jobs.vm import last
 from launcher.selftest import buckets
 from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
 

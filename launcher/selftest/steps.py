@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from launcher.jobs import RUN_LABEL
-from launcher.machines import DOWN
+from launcher.jobs.job import RUN_LABEL
+from launcher.jobs.vm import DOWN
 from launcher.selftest import prices, project
 from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, checked, expect
 

@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from launcher.jobs import GONE, Job, command
+from launcher.jobs.job import GONE, Job, command
 from launcher.verdicts.access import number
 from launcher.verdicts.machines import HTTP, of_vm
 from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from launcher.jobs import Failure, Job
+from launcher.jobs.job import Failure, Job
 from launcher.verdicts.model import Refusal, Scope, Tried, Verdict
 from launcher.verdicts.refused import LONGEST, of_refusal, recognised
 from launcher.verdicts.words import plain

@@ -11,7 +11,7 @@ from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
 from launcher.apply.submit import Submitted, submit
 from launcher.apply.vertex import Vertex
-from launcher.jobs import ENDED
+from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from tests.googlecloud import FakeClock, GoogleCloud, Stage

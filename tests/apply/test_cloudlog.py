@@ -13,7 +13,7 @@ from launcher.apply.cloudlog import CloudLog, entry_of, parsed, rfc3339
 from launcher.apply.googleapis import UnreachableError, retry_after, status_of
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
 from tests.googlecloud.effects import Effect, Serve, Step
 from tests.googlecloud.wire import Call, Response

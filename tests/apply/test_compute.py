@@ -14,7 +14,7 @@ from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused
 from launcher.apply.way import CURRENT_SECONDS, YOUNG_SECONDS
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
-from launcher.machines import LEASE
+from launcher.jobs.vm import LEASE
 from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.plan.planning import request

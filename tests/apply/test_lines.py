@@ -15,7 +15,7 @@ from launcher.apply.printed import cleaned, cut
 from launcher.apply.running import Clock
 from launcher.apply.textlog import line_of
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from train import contract
 from train.errors import OutputError

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from launcher.apply.cloudlog import CloudLog, nanoseconds, source
 from launcher.apply.lines import Lines
 from launcher.apply.running import Clock
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from tests.googlecloud import FakeClock, GoogleCloud
 from train import contract
 from train.node.machine import machine_of, source_of

@@ -14,7 +14,7 @@ from launcher.apply.googleapis import UnreachableError
 from launcher.apply.progress import PARTS, Progress, ProgressReader, steps_asked, summary
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.container import escaped
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from train import contract

@@ -15,7 +15,7 @@ from launcher.apply.remote import Answer
 from launcher.apply.running import Clock
 from launcher.apply.sshfaults import Explained, explained
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 from tests.cli.vms import body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from tests.ssh.vms import machine as some_machine

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.apply import sshconfig
 from launcher.apply.ssh import Way
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 from tests.ssh.vms import machine
 
 

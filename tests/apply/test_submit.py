@@ -10,7 +10,7 @@ import pytest
 from launcher.apply.submit import RunSucceeded, Submitted, settle
 from launcher.apply.vertex import Vertex
 from launcher.errors import UsageError
-from launcher.jobs import PLAN_LABEL, Job
+from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict
 from tests.apply.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.apply.identity import facts_of
 from launcher.apply.ledger import Ledger
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.model import Plan
 from tests.apply.submitting import LIST, LONG, Site
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status

@@ -17,7 +17,7 @@ from launcher.apply.submit import RunEnded, RunSucceeded, Submitted, cancel_and_
 from launcher.apply.vertex import Vertex
 from launcher.course import EntryEnd
 from launcher.errors import StillRunning
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict

@@ -18,7 +18,7 @@ from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
 from launcher.apply.submit import RunSucceeded, submit
 from launcher.apply.vertex import Vertex
-from launcher.jobs import ENDED, RUN_LABEL, Job
+from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from tests.apply.submitting import CREATE, DIGEST, LIST, LONG, plan_of
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated

@@ -13,7 +13,7 @@ from launcher.apply.ledger import Ledger
 from launcher.apply.submit import Submitted, settle, submit
 from launcher.apply.vms import Vms
 from launcher.errors import LaunchError, NoCapacity, UsageError
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.verdicts import Verdict, of_end

@@ -16,7 +16,7 @@ from launcher.apply.running import Clock
 from launcher.apply.service import GoneError, Refused
 from launcher.apply.vertex import Vertex, console_url, endpoint_of
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs import Failure
+from launcher.jobs.job import Failure
 from tests.apply.submitting import CANCEL, CREATE, GET, LIST, LONG
 from tests.googlecloud import (
     FakeClock,

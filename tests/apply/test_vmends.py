@@ -11,8 +11,8 @@ from launcher.apply.operations import Operation, operation_of
 from launcher.apply.records import Record
 from launcher.apply.vmends import end_of, gone, job_of, run_of
 from launcher.apply.vmsets import is_head, left_of, set_of
-from launcher.jobs import GONE, Job
-from launcher.machines import Machine
+from launcher.jobs.job import GONE, Job
+from launcher.jobs.vm import Machine
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/my-project/zones/us-central1-a"
 NAME = "projects/my-project/zones/us-central1-a/instances/42"

@@ -11,7 +11,7 @@ from launcher import asked
 from launcher.apply.googleapis import status_of
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError
-from launcher.jobs import GONE, Job
+from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import ZONE, Site, attempt_of, plan_of
 from tests.googlecloud import Fault, Status

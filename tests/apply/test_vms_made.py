@@ -11,7 +11,7 @@ from launcher.apply.endings import cancel_and_confirm
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.service import GoneError, Refused
 from launcher.errors import LaunchError
-from launcher.jobs import GONE
+from launcher.jobs.job import GONE
 from launcher.verdicts import of_refusal
 from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset, Status

@@ -9,7 +9,7 @@ from launcher import asked
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.operations import operation_of
 from launcher.apply.service import Refused
-from launcher.jobs import GONE, Job
+from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset

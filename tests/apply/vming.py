@@ -9,7 +9,7 @@ from typing import Any
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
 from launcher.apply.vms import Vms
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.plan.model import Attempt, Plan
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.plan.planning import planned

@@ -10,7 +10,7 @@ from launcher.catalog import Price
 from launcher.cli.machine import clock_text, leased, one_machine, span_text
 from launcher.cli.machinecost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 from tests.cli.vms import HOUR, Vms
 
 NOW = 1_700_000_000.0

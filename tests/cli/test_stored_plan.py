@@ -19,7 +19,7 @@ from launcher.apply.stored_plan import is_bound
 from launcher.apply.vertex import Vertex, endpoint_of
 from launcher.apply.vms import Vms
 from launcher.errors import LaunchError
-from launcher.jobs import PLAN_LABEL
+from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
 from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts

@@ -19,7 +19,7 @@ from launcher.cli.summary import duration
 from launcher.cli.telling import EVERY_SECONDS, Teller, attempted, progress_text
 from launcher.course import Entry, EntryEnd
 from launcher.driver import Gave, Took
-from launcher.jobs import Job
+from launcher.jobs.job import Job
 from launcher.verdicts import Verdict
 from launcher.watch import Back, Changed, Line, Note, Outage, Printed, Progress, Went
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.apply import running
 from launcher.cli.vm_extend import moment
-from launcher.machines import LEASE
+from launcher.jobs.vm import LEASE
 from tests.cli.vms import HOUR, RUN, Vms
 from tests.googlecloud import Fault, Status
 

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
-from launcher.machines import PARAMETERS, Machine
+from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
+from launcher.jobs.vm import PARAMETERS, Machine
 from tests.command import Ran, launch
 from tests.googlecloud import FakeClock, GoogleCloud
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from launcher import catalog
-from launcher.machines import PARAMETERS
+from launcher.jobs.vm import PARAMETERS
 from launcher.plan.build import plan
 from launcher.plan.model import Content, Context, Plan
 from launcher.spec.models import JobSpec

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from launcher.jobs import PLAN_LABEL
+from launcher.jobs.job import PLAN_LABEL
 from launcher.plan import binding
 from launcher.plan.binding import bound, digest, read
 from launcher.plan.build import with_digest

@@ -18,7 +18,7 @@ from typing import Any
 from launcher.apply.registry import parse
 from launcher.apply.running import Clock
 from launcher.cli.selftest import kit_of
-from launcher.machines import of_instance
+from launcher.jobs.vm import of_instance
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
 from tests.apply.test_append import manifest_of, put, put_base

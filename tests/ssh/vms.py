@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.apply import sshkeys
 from launcher.apply.ssh import Way
-from launcher.machines import Machine
+from launcher.jobs.vm import Machine
 from tests.ssh.server import SshServer, make_key
 
 NUMBER = "5000000000000000001"

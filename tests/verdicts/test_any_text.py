@@ -8,7 +8,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.jobs import ENDED, GONE, Failure
+from launcher.jobs.job import ENDED, GONE, Failure
 from launcher.verdicts import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
 from tests.verdicts.test_ends import ENDS, job
 from tests.verdicts.test_refusals import REFUSALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.jobs import GONE, Failure, Job
+from launcher.jobs.job import GONE, Failure, Job
 from launcher.verdicts import of_end
 from tests.verdicts.wordings import FAMILY, POOL, PULL, VM
 

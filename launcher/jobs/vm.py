@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
+from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 
 PARAMETERS: Final = "launch"
 """The metadata item (JSON) with all that the startup script is told."""

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from launcher.jobs import RUN_LABEL
-from launcher.machines import DOWN, Machine, last, seconds
+from launcher.jobs.job import RUN_LABEL
+from launcher.jobs.vm import DOWN, Machine, last, seconds
 
 LATE_SECONDS: Final = 600.0
 """After a lease's end, within which a watchdog that looks every 30 s has surely stopped its VM; and after the end of a

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.jobs import IDENTITY_LABEL, RUN_LABEL
-from launcher.machines import Machine
-from launcher.orphans import FORGOTTEN_SECONDS, LATE_SECONDS, Disk, needless, without_vm
+from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
+from launcher.jobs.orphans import FORGOTTEN_SECONDS, LATE_SECONDS, Disk, needless, without_vm
+from launcher.jobs.vm import Machine
 
 NOW = 1_700_000_000.0
 WORK = Machine(

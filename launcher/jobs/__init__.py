@@ -1,0 +1,1 @@
+"""Jobs and VMs as data, whichever service runs them. Pure."""

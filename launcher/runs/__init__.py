@@ -1,0 +1,1 @@
+"""One run: its ledger, its attempts, how it is submitted, watched and ended."""

@@ -1,0 +1,1 @@
+"""A run's log lines, from Cloud Logging or the run folder."""

@@ -1,0 +1,1 @@
+"""A run's metrics and progress."""

@@ -1,0 +1,1 @@
+"""Watch a job until it ends: pollers and events."""
