@@ -11,9 +11,9 @@ from msgspec import Struct
 from launcher.apply.book import Book
 from launcher.apply.endings import released
 from launcher.apply.running import REAL, Clock
-from launcher.apply.service import Service
 from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
-from launcher.asked import provisioning, tried_by
+from launcher.backend.base import Service
+from launcher.backend.request import provisioning, tried_by
 from launcher.course import wait_left
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs.job import GONE, Job

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.services import Services
 from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
+from launcher.backend.router import Services
 from launcher.driver import drive
 from launcher.errors import JobFailed, LaunchError, NoCapacity
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status

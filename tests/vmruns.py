@@ -10,9 +10,9 @@ from typing import Any
 from launcher.apply.book import Book, NoLedger
 from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
-from launcher.apply.services import Services
 from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
+from launcher.backend.router import Services
 from launcher.driver import Course, Gave, Took, drive
 from launcher.events import Changed, Event
 from launcher.jobs.job import Job

@@ -17,7 +17,7 @@ from launcher.apply.googleapis import (
     status_of,
     words,
 )
-from launcher.apply.service import Refused
+from launcher.backend.base import Refused
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.verdicts import Refusal
 from launcher.verdicts.refused import BUSY

@@ -18,7 +18,7 @@ from launcher.apply.answers import glance, together
 from launcher.apply.compute import Compute
 from launcher.apply.googleapis import words
 from launcher.apply.resources import as_json, message_of
-from launcher.asked.vm import properties
+from launcher.backend.request.vm import properties
 from launcher.errors import LaunchError
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan

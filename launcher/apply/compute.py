@@ -25,7 +25,7 @@ from launcher.apply.googleapis import (
 from launcher.apply.operations import Operation, operation_of
 from launcher.apply.resources import Lists, as_json, changed, message_of, origin_only
 from launcher.apply.running import REAL, Clock
-from launcher.apply.service import GoneError
+from launcher.backend.base import GoneError
 from launcher.errors import LaunchError, StillRunning
 from launcher.jobs.vm import READY, Machine, last, of_instance
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from launcher.apply.book import Book
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
-from launcher.apply.service import GoneError, Service
+from launcher.backend.base import GoneError, Service
 from launcher.course import Entry, EntryEnd, is_waited_out, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs.job import GONE, Job, command

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from launcher import asked
 from launcher.apply.book import Book, Facts
 from launcher.apply.looking import Look
+from launcher.backend import request as asked
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan

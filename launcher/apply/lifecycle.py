@@ -12,7 +12,7 @@ from launcher.apply.googleapis import UnreachableError, answer_behind, http_date
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
 from launcher.apply.resources import PAGE, origin_only
-from launcher.apply.service import GoneError, Refused
+from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError, StillRunning
 from launcher.jobs.orphans import Disk, of_disk
 from launcher.jobs.vm import Machine, last

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from launcher.apply.book import Book
-from launcher.apply.service import GoneError, Service
+from launcher.backend.base import GoneError, Service
 from launcher.course import Entry
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job

@@ -10,7 +10,7 @@ from launcher.apply.compute import Compute
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
-from launcher.apply.service import GoneError, Refused
+from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine

@@ -29,8 +29,8 @@ from launcher.apply.needs import (
     ssh,
 )
 from launcher.apply.resources import as_json
-from launcher.asked import read
-from launcher.asked.vm import properties
+from launcher.backend.request import read
+from launcher.backend.request.vm import properties
 from launcher.errors import LaunchError
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan

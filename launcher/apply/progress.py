@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher import asked
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import REAL, Clock
+from launcher.backend import request as asked
 from launcher.errors import LaunchError
 from launcher.jobs.job import Job
 from launcher.plan.container import expand

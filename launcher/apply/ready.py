@@ -9,7 +9,7 @@ from launcher.apply.compute import Compute
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.remote import Answer
 from launcher.apply.running import REAL, Clock
-from launcher.apply.service import GoneError
+from launcher.backend.base import GoneError
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.jobs.vm import Machine
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher import asked
 from launcher.apply.book import Book
 from launcher.apply.identity import request_id
-from launcher.apply.service import Service
+from launcher.backend import request
+from launcher.backend.base import Service
 from launcher.course import Entry
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import PLAN_LABEL, Job, command
@@ -29,7 +29,7 @@ def refusal(stored: Stored, jobs: Sequence[Job], ledger: Book, service: Service)
     plan = stored.plan
     job = jobs[0]
     hint = f"{command(vm=job.zone is not None)} --resume {job.run or plan.run} continues the run with your own spec"
-    file = f"{asked.run_folder(job.request) or plan.run_folder}/plan.json"
+    file = f"{request.run_folder(job.request) or plan.run_folder}/plan.json"
     if not job.zone and not any(PLAN_LABEL in one.labels for one in jobs):
         return NotAuthorised(
             f"{file} can't be verified, so none of its attempts is submitted:\n"
@@ -74,7 +74,7 @@ def is_bound(stored: Stored, jobs: Sequence[Job], entries: Sequence[Entry], serv
 def differences(plan: Plan, job: Job, project: str) -> list[str]:
     """Return a line for each field in which the plan differs from a job, as far as the job's record shows it."""
     places = dict.fromkeys(attempt.where for attempt in plan.attempts)
-    folder = asked.run_folder(job.request)
+    folder = request.run_folder(job.request)
     known = {
         "project": (project, plan.project),
         "region": (job.place, ", ".join(places) if job.place not in places else job.place),
@@ -87,4 +87,4 @@ def differences(plan: Plan, job: Job, project: str) -> list[str]:
 def requested(plan: Plan, job: Job) -> Iterator[str]:
     """Yield what the attempts' requests ask for differently from a job: account, image, command, environment."""
     for attempt in plan.attempts:
-        yield from asked.differences(job.request, attempt.request, asked.submitted)
+        yield from request.differences(job.request, attempt.request, request.submitted)

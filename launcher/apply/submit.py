@@ -29,8 +29,8 @@ from launcher.apply.book import Book
 from launcher.apply.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.apply.looking import Looker
 from launcher.apply.running import Clock, stopwatch
-from launcher.apply.service import Service
 from launcher.apply.way import Submitted, Way
+from launcher.backend.base import Service
 from launcher.plan.model import Plan
 
 __all__ = ["RunEnded", "RunSucceeded", "Submitted", "cancel_and_confirm", "settle", "submit"]

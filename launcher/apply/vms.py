@@ -14,7 +14,6 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
-from launcher import asked
 from launcher.apply import records
 from launcher.apply.answers import together
 from launcher.apply.attempts import open_folder
@@ -23,9 +22,10 @@ from launcher.apply.googleapis import UnreachableError, open_session, service_ac
 from launcher.apply.making import Maker
 from launcher.apply.records import Record
 from launcher.apply.running import REAL, Clock
-from launcher.apply.service import GoneError, Listing
 from launcher.apply.vmends import MAKES, ceiling_of, gone, is_on_its_way, job_of, making, of_record, of_records_alone
 from launcher.apply.vmsets import is_head, left_of, nodes_of, set_of
+from launcher.backend import request
+from launcher.backend.base import GoneError, Listing
 from launcher.errors import LaunchError
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
@@ -191,7 +191,7 @@ class Vms:
         zone, number = place_of(name)
         machine = self._seen.get(number)
         base = job_of(machine) if machine else self._made.get(number)
-        folder = self._folder_of(asked.run_folder(base.request) if base else None)
+        folder = self._folder_of(request.run_folder(base.request) if base else None)
         if folder and (record := records.read(folder, number)):
             return of_record(base or of_records_alone(name, record), record)
         operations = self.compute.operations_of(zone, number)

@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from launcher import asked
 from launcher.apply.book import Book
 from launcher.apply.endings import LOST, ended, exhausted, judged, released, settle
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry_of, orphan
 from launcher.apply.running import Clock
-from launcher.apply.service import GoneError, Refused, Service
 from launcher.apply.stored_plan import is_bound
+from launcher.backend import request as asked
+from launcher.backend.base import GoneError, Refused, Service
 from launcher.course import Entry, following, place_of, spoken, wait_left
 from launcher.errors import LaunchError
 from launcher.jobs.job import Job

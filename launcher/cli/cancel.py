@@ -10,7 +10,7 @@ from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.apply.running import Clock
-    from launcher.apply.services import Services
+    from launcher.backend.router import Services
     from launcher.cli.runs import Run
     from launcher.cli.world import World
     from launcher.jobs.job import Job
@@ -80,7 +80,7 @@ def note(world: World, job: Job) -> None:
     """Note how the attempt ended, in the run's folder: nobody may ever launch the run again."""
     from launcher.apply.endings import settle
     from launcher.apply.ledger import Ledger
-    from launcher.asked import tried_by
+    from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.verdicts import of_end
@@ -111,7 +111,7 @@ def barred(world: World, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.apply.ledger import Ledger
     from launcher.apply.stopping import bar
-    from launcher.asked import tried_by
+    from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.verdicts import of_end

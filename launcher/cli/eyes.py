@@ -12,7 +12,7 @@ from launcher.jobs.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.apply.services import Services
+    from launcher.backend.router import Services
     from launcher.cli.world import World
     from launcher.watch import Line, Progress
     from train.storage import Storage

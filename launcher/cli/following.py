@@ -29,7 +29,7 @@ from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
     from launcher.apply.book import Book
-    from launcher.apply.services import Services
+    from launcher.backend.router import Services
     from launcher.watch import Event, Eyes
     from train.storage import Storage
 
@@ -117,7 +117,7 @@ def watched(
 ) -> Job:
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
-    from launcher.asked import tried_by
+    from launcher.backend.request import tried_by
     from launcher.verdicts import of_end
     from launcher.watch import watch
 

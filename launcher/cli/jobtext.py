@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from launcher import asked
+from launcher.backend import request
 from launcher.jobs.job import Job
 
 
 def provisioning_of(job: Job) -> str:
     """`standard`, `spot`, `flex-start` or `reservation`."""
-    return asked.provisioning(job.request).partition(":")[0]
+    return request.provisioning(job.request).partition(":")[0]
 
 
 def machine_of(job: Job) -> str:
     """`2 × a3-highgpu-8g`; without a number for one."""
-    found = asked.read(job.request)
+    found = request.read(job.request)
     name = found.machine_type or "a machine"
     return f"{found.nodes} × {name}" if found.nodes > 1 else name
 
 
 def image_of(job: Job) -> str:
     """The first pool's image."""
-    return asked.image(job.request)
+    return request.image(job.request)
 
 
 def run_folder_of(job: Job) -> str | None:
     """Where it writes; None when it doesn't say."""
-    return asked.run_folder(job.request)
+    return request.run_folder(job.request)
 
 
 def console_url(job: Job) -> str:

@@ -18,7 +18,7 @@ from launcher.jobs.job import Job
 from launcher.watch import Back, Event, Note, Outage, Printed, watch
 
 if TYPE_CHECKING:
-    from launcher.apply.services import Services
+    from launcher.backend.router import Services
     from launcher.watch import Progress
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.service import Refused
+    from launcher.backend.base import Refused
     from launcher.jobs.vm import Machine
     from launcher.verdicts import Verdict
 

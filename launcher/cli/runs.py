@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher import asked, catalog
+from launcher import catalog
+from launcher.backend import request
 from launcher.cli import local_runs
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
-    from launcher.apply.service import Listing
+    from launcher.backend.base import Listing
     from launcher.cli.world import World
 
 ENGINE = "Compute Engine"
@@ -140,7 +141,7 @@ def all_runs(world: World, regions: Sequence[str]) -> tuple[Run, ...]:
 def everywhere(world: World, filter_: str, regions: Sequence[str]) -> Listing:
     """The jobs of these regions, VMs that train among them; what couldn't be read is told. Raises LaunchError: nothing
     could be."""
-    from launcher.apply.service import Listing
+    from launcher.backend.base import Listing
 
     found = world.vertex.find(filter_, regions, partly=True)
     vms, unread = found.jobs[:0], dict(found.unread)
@@ -199,7 +200,7 @@ def in_folder(world: World, folder: str) -> Run | None:
     from launcher.apply.attempts import open_folder
     from launcher.apply.ledger import Ledger
     from launcher.apply.looking import filled, noted_job
-    from launcher.apply.service import GoneError
+    from launcher.backend.base import GoneError
 
     ledger = Ledger.open(folder)
     stored = ledger.stored()
@@ -207,7 +208,7 @@ def in_folder(world: World, folder: str) -> Run | None:
     if stored is None or entry is None or entry.job is None:
         return None
     plan = stored.plan
-    if any(one != folder for one in (plan.run_folder, *(asked.run_folder(each.request) for each in plan.attempts))):
+    if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
         return None
     try:
         job = filled(world.of_run(open_folder(folder)).get(entry.job), entry, plan)

@@ -163,7 +163,7 @@ def clock() -> str:
 
 def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     """The plan's attempt that a job is."""
-    from launcher.asked import provisioning
+    from launcher.backend.request import provisioning
 
     wanted = (job.place, provisioning(job.request).partition(":")[0])
     for one in plan.attempts if plan else ():

@@ -90,7 +90,7 @@ def deleted(compute: Compute, machine: Machine) -> str:
     from launcher.apply import sshkeys
     from launcher.apply.lifecycle import begun, finished
     from launcher.apply.reach import alias
-    from launcher.apply.service import GoneError, Refused
+    from launcher.backend.base import GoneError, Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
 

@@ -118,7 +118,7 @@ def local(at: float) -> datetime:
 def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     """The VM once its watchdog can see the new end. Raises LaunchError."""
     from launcher.apply.lifecycle import begun, finished
-    from launcher.apply.service import Refused
+    from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
     from launcher.jobs.vm import LEASE

@@ -42,7 +42,7 @@ def vm_start(
 def started(compute: Compute, machine: Machine) -> Machine:
     """The VM once it runs. Raises NoCapacity: its zone has no such machine now; LaunchError."""
     from launcher.apply.lifecycle import changed, settled
-    from launcher.apply.service import Refused
+    from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
     from launcher.jobs.vm import UP

@@ -39,7 +39,7 @@ def vm_stop(
 def stopped(compute: Compute, machine: Machine) -> Machine:
     """The VM once it is stopped. Raises LaunchError."""
     from launcher.apply.lifecycle import changed, settled
-    from launcher.apply.service import Refused
+    from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.machinecost import has_local_ssd
     from launcher.cli.refused import explained

@@ -19,7 +19,7 @@ from launcher.driver import Course, until_there
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.services import Services
+    from launcher.backend.router import Services
     from launcher.catalog import Price
     from launcher.cli.inputs import Inputs
     from launcher.jobs.job import Job
@@ -138,7 +138,7 @@ def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -
 def wait(world: World, machine: Machine, teller: Teller) -> Machine:
     """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
     from launcher.apply.ready import wait_ready
-    from launcher.apply.service import GoneError
+    from launcher.backend.base import GoneError
     from launcher.cli.reaching import check
 
     try:

@@ -95,7 +95,7 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 def begin_delete(kit: Kit, machine: Machine) -> Finish:
     """Begin to delete a VM, which may have deleted itself meanwhile."""
     from launcher.apply.lifecycle import begun, finished
-    from launcher.apply.service import GoneError
+    from launcher.backend.base import GoneError
 
     def finish() -> bool:
         try:

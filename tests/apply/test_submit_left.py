@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from launcher import asked
 from launcher.apply import attempts
 from launcher.apply.book import Facts
 from launcher.apply.ledger import Ledger
 from launcher.apply.running import Clock
 from launcher.apply.submit import RunEnded, RunSucceeded, Submitted, cancel_and_confirm, settle, submit
 from launcher.apply.vertex import Vertex
+from launcher.backend import request as asked
 from launcher.course import EntryEnd
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job

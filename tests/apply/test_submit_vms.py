@@ -7,11 +7,11 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from launcher import asked
 from launcher.apply.book import Book, NoLedger
 from launcher.apply.ledger import Ledger
 from launcher.apply.submit import Submitted, settle, submit
 from launcher.apply.vms import Vms
+from launcher.backend import request
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
@@ -65,7 +65,7 @@ def ended(site: Site, got: Submitted) -> tuple[Job, Verdict]:
     vms = site.launcher()
     while not (job := vms.get(got.job.name)).is_over:
         site.clock.advance(5)
-    verdict = of_end(job, asked.tried_by(job, "my-project"))
+    verdict = of_end(job, request.tried_by(job, "my-project"))
     vms.release(job)
     return job, settle(ledger(site), got.number, job, verdict).verdict
 
@@ -158,7 +158,7 @@ def test_preempted_and_resumed_elsewhere_in_the_same_folder(site: Site) -> None:
         assert ended(site, again)[1].kind == "stockout"
         again = launch(site, fresh=False)
     assert again.job.zone == ZONES[1]
-    assert asked.run_folder(again.job.request) == PLAN.run_folder
+    assert request.run_folder(again.job.request) == PLAN.run_folder
     assert again.job.id != got.job.id
 
 
@@ -210,7 +210,7 @@ def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> No
     site.clock.advance(60)
     site.write(got.job.id, exit=75)  # it deletes itself later
     job = site.launcher().get(got.job.name)
-    settle(ledger(site), got.number, job, of_end(job, asked.tried_by(job, "my-project")))
+    settle(ledger(site), got.number, job, of_end(job, request.tried_by(job, "my-project")))
     site.compute.delete(got.job.name)
     again = launch(site, fresh=False, plan=alone)
     assert (again.job.zone, again.job.id == got.job.id, again.made) == (ZONES[0], False, True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher import asked
 from launcher.apply.googleapis import status_of
-from launcher.apply.service import GoneError, Refused
+from launcher.backend import request
+from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
@@ -22,7 +22,7 @@ MINE = f'labels.launch-run="{RUN}"'
 
 
 def verdict(job: Job) -> tuple[str, str]:
-    found = of_end(job, asked.tried_by(job, "my-project"))
+    found = of_end(job, request.tried_by(job, "my-project"))
     return found.scope, found.kind
 
 
@@ -48,7 +48,7 @@ def test_a_job_is_there_at_once_and_waits_for_its_machine(site: Site) -> None:
         site.clock.advance(5)
     assert states == ["PENDING", "PENDING", "RUNNING"]
     now = site.vms.get(job.name)
-    assert (now.run, now.started, asked.image(now.request)) == (RUN, job.created + 5, asked.image(job.request))
+    assert (now.run, now.started, request.image(now.request)) == (RUN, job.created + 5, request.image(job.request))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_stockout_after_90_s(site: Site, known: bool) -> None:
     assert (ended.state, ended.run, verdict(ended)) == ("FAILED", RUN, ("zone", "stockout"))
     assert ended.error
     assert ended.error.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-    assert of_end(ended, asked.tried_by(ended, "my-project")).zones == ("us-central1-b",)
+    assert of_end(ended, request.tried_by(ended, "my-project")).zones == ("us-central1-b",)
     assert (ended.started, ended.billed) == (None, 0.0)
 
 
@@ -129,14 +129,14 @@ def test_what_was_asked_for_is_known_to_who_asked_for_it(site: Site) -> None:
     site.clock.advance(60)
     ended = site.vms.get(job.name)
     assert (ended.request, ended.labels) == (job.request, job.labels)
-    assert "no g2-standard-12 to be had" in of_end(ended, asked.tried_by(ended, "my-project")).cause
+    assert "no g2-standard-12 to be had" in of_end(ended, request.tried_by(ended, "my-project")).cause
 
 
 def test_an_operation_that_has_failed_already_is_a_refusal(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1", late=True)
     with pytest.raises(Refused) as refused:
         site.launch()
-    told = of_refusal(refused.value.refusal, asked.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    told = of_refusal(refused.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
     assert (told.scope, told.kind) == ("region+provisioning", "quota")
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in told.fix
     assert "--dimensions=region=us-central1" in told.fix

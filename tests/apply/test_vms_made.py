@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from launcher import asked
 from launcher.apply.endings import cancel_and_confirm
 from launcher.apply.googleapis import UnreachableError
-from launcher.apply.service import GoneError, Refused
+from launcher.backend import request
+from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE
 from launcher.verdicts import of_refusal
@@ -43,7 +43,7 @@ def test_a_quota_that_refuses_at_once(site: Site) -> None:
     site.cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 0)
     with pytest.raises(Refused) as told:
         site.launch()
-    found = of_refusal(told.value.refusal, asked.tried("my-project", "us-central1", attempt_of().request, ZONE))
+    found = of_refusal(told.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
     assert (found.scope, found.kind) == ("project", "quota")
     assert "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=1;" in found.fix
 
@@ -71,7 +71,7 @@ def test_the_name_is_still_that_of_an_attempt_before(site: Site, way: str) -> No
         site.write(before.id, exit=75)
     with pytest.raises(Refused) as told:
         site.launch(2)
-    tried = asked.tried("my-project", "us-central1", attempt_of().request, ZONE)
+    tried = request.tried("my-project", "us-central1", attempt_of().request, ZONE)
     found = of_refusal(told.value.refusal, tried)
     assert (found.scope, found.kind, found.retry_after) == ("transient", "busy", 15.0)
     assert site.sent("DELETE") == (0 if way == "ended" else 1)

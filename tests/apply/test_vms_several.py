@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher import asked
 from launcher.apply.googleapis import UnreachableError
 from launcher.apply.operations import operation_of
-from launcher.apply.service import Refused
+from launcher.backend import request
+from launcher.backend.base import Refused
 from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import UUID, ZONE, Site, attempt_of, plan_of, work_body
@@ -35,10 +35,10 @@ def site(site: Site) -> Site:
 def test_a_job_is_its_first_vm(site: Site) -> None:
     job = launched(site)
     assert job.id == site.cloud.compute.vm(NAMES[0]).number
-    assert (job.state, job.run, asked.read(job.request).nodes) == ("PENDING", RUN, NODES)
+    assert (job.state, job.run, request.read(job.request).nodes) == ("PENDING", RUN, NODES)
     site.clock.advance(20)
     [found] = site.vms.find(MINE, [ZONE]).jobs
-    assert (found.name, found.state, asked.read(found.request).nodes) == (job.name, "RUNNING", NODES)
+    assert (found.name, found.state, request.read(found.request).nodes) == (job.name, "RUNNING", NODES)
 
 
 def test_the_lost_answer_makes_no_second_set(site: Site) -> None:
@@ -55,7 +55,7 @@ def test_all_or_none(site: Site, left: int) -> None:
     site.clock.advance(200)
     for vms in (site.vms, site.launcher(told=False)):
         ended = vms.get(job.name)
-        told = of_end(ended, asked.tried_by(ended, "my-project"))
+        told = of_end(ended, request.tried_by(ended, "my-project"))
         assert (ended.state, told.scope, told.kind) == ("FAILED", "zone", "stockout")
     assert site.cloud.compute.names() == []
 
@@ -128,7 +128,7 @@ def test_a_peer_whose_container_never_started_ends_the_job(site: Site) -> None:
     peer = site.cloud.compute.vm(NAMES[1])
     site.write(peer.number, NODES, exit=70, reason="docker pull: manifest unknown", name=NAMES[1])
     ended = site.vms.get(job.name)
-    told = of_end(ended, asked.tried_by(ended, "my-project"))
+    told = of_end(ended, request.tried_by(ended, "my-project"))
     assert (ended.state, told.kind) == ("FAILED", "image")
 
 
@@ -158,7 +158,7 @@ def test_a_quota_for_all_of_them(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 2, "us-central1")
     with pytest.raises(Refused) as told:
         launched(site)
-    tried = asked.tried("my-project", "us-central1", attempt_of(NODES).request, ZONE)
+    tried = request.tried("my-project", "us-central1", attempt_of(NODES).request, ZONE)
     found = of_refusal(told.value.refusal, tried)
     assert (found.scope, found.kind) == ("region+provisioning", "quota")
     assert "--preferred-value=5 " in found.fix

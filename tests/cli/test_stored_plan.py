@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from launcher import asked
 from launcher.apply import running
 from launcher.apply.compute import Compute
 from launcher.apply.identity import request_id
@@ -18,6 +17,7 @@ from launcher.apply.ledger import Ledger
 from launcher.apply.stored_plan import is_bound
 from launcher.apply.vertex import Vertex, endpoint_of
 from launcher.apply.vms import Vms
+from launcher.backend import request as asked
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.asked.model import Asked
+from launcher.backend.request.model import Asked
 
 STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
 

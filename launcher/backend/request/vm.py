@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.asked.model import Asked
+from launcher.backend.request.model import Asked
 from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
 from train import contract
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.apply.service import Listing, Service
+from launcher.backend.base import Listing, Service
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
 from launcher.spec.kinds import ZONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.asked import differences, image, machine_type, provisioning, tried, within_hours
+from launcher.backend.request import differences, image, machine_type, provisioning, tried, within_hours
 from launcher.errors import JobFailed
 from tests.plan.planning import planned, request
 

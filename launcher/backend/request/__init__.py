@@ -8,8 +8,8 @@ from math import ceil
 from types import ModuleType
 from typing import Any
 
-from launcher.asked import vertex, vm
-from launcher.asked.model import Asked
+from launcher.backend.request import vertex, vm
+from launcher.backend.request.model import Asked
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
 from launcher.verdicts import Tried

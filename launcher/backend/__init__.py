@@ -1,0 +1,1 @@
+"""What a service that runs jobs must do, and the router between Vertex AI and Compute Engine."""
