@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import ENDED, GONE, Job
 from launcher.watch import (
     Back,
@@ -38,7 +38,7 @@ class Answer(Exception):
 
 
 def refusal(code: int) -> LaunchError:
-    """As launcher.apply.googleapis raises it."""
+    """As launcher.gcp.api raises it."""
     error = UnreachableError(f"HTTP {code}") if code == 429 else LaunchError(f"HTTP {code}")
     error.__cause__ = Answer(code)
     return error

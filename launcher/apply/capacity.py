@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from launcher.apply.answers import glance, together
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import words
 from launcher.apply.resources import as_json, message_of
 from launcher.backend.request.vm import properties
 from launcher.errors import LaunchError
+from launcher.gcp.api import words
+from launcher.gcp.parallel import glance, together
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan
 

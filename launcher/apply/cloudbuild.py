@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from launcher.apply.cloudsource import LOGS, WITH_DOCKER, Log, Sent, send
-from launcher.apply.default_bucket import NAME_IT, check_default_bucket
-from launcher.apply.googleapis import Api, Service, UnreachableError, open_client
 from launcher.apply.running import REAL, Clock
 from launcher.errors import LaunchError, UsageError
+from launcher.gcp.api import Api, Service, UnreachableError, open_client
+from launcher.gcp.default_bucket import NAME_IT, check_default_bucket
 from launcher.plan.model import Image
 from launcher.sources import Source
 from train.loopback import is_loopback, is_plain_loopback

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from launcher.apply.googleapis import Api, Service, UnreachableError, http_date, open_session
 from launcher.apply.printed import Line, cut
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import Api, Service, UnreachableError, http_date, open_session
 from launcher.jobs.job import Job
 from launcher.jobs.vm import of_instance
 from train import contract

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from launcher.apply.book import Book
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.backend.base import GoneError, Service
 from launcher.course import Entry, EntryEnd, is_waited_out, told
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
 from launcher.verdicts import Verdict, exit_code
 

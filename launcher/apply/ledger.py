@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from launcher.apply.attempts import open_folder
 from launcher.apply.book import Book, Facts, Lock, NoLedger, end_of, entry_of, lock_of
-from launcher.apply.googleapis import LOG_IN, UnreachableError, status_of
 from launcher.apply.printed import cut
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, is_provisional, prevails
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.gcp.api import LOG_IN, UnreachableError, status_of
 from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from launcher.apply import records
-from launcher.apply.answers import Asking
 from launcher.apply.compute import SERVICE, Compute
-from launcher.apply.googleapis import UnreachableError, answer_behind, http_date, open_session, refusal_of
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
 from launcher.apply.resources import PAGE, origin_only
 from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError, StillRunning
+from launcher.gcp.api import UnreachableError, answer_behind, http_date, open_session, refusal_of
+from launcher.gcp.parallel import Asking
 from launcher.jobs.orphans import Disk, of_disk
 from launcher.jobs.vm import Machine, last
 

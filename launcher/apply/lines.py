@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Final
 
 from launcher.apply.cloudlog import CloudLog
-from launcher.apply.googleapis import UnreachableError, status_of
 from launcher.apply.printed import Line
 from launcher.apply.running import REAL, Clock
 from launcher.apply.textlog import TextLog
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError, status_of
 from launcher.jobs.job import Job
 from train.storage import Storage
 

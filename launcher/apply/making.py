@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
 from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt

@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from launcher import catalog
-from launcher.apply.answers import glance, together
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import status_of, words
 from launcher.apply.needs import (
     Finding,
     Net,
@@ -32,6 +30,8 @@ from launcher.apply.resources import as_json
 from launcher.backend.request import read
 from launcher.backend.request.vm import properties
 from launcher.errors import LaunchError
+from launcher.gcp.api import status_of, words
+from launcher.gcp.parallel import glance, together
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan
 from launcher.verdicts import Refusal, Tried, of_refusal

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import REAL, Clock
 from launcher.backend import request as asked
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
 from launcher.results import PART, Record, figure, records

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.remote import Answer
 from launcher.apply.running import REAL, Clock
 from launcher.backend.base import GoneError
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
 
 LONGEST: Final = 900.0

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from launcher.apply.attempts import told
-from launcher.apply.googleapis import UnreachableError
+from launcher.gcp.api import UnreachableError
 from train import contract
 from train.storage import Storage
 from train.storage import UnreachableError as NoAnswer

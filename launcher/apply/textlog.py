@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.printed import Line, cleaned, last_drawn
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
 from train import contract
 from train.storage import OutputError, Storage
 from train.storage import UnreachableError as AwayError

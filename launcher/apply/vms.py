@@ -15,10 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from launcher.apply import records
-from launcher.apply.answers import together
 from launcher.apply.attempts import open_folder
 from launcher.apply.compute import SERVICE, Compute
-from launcher.apply.googleapis import UnreachableError, open_session, service_account, status_of
 from launcher.apply.making import Maker
 from launcher.apply.records import Record
 from launcher.apply.running import REAL, Clock
@@ -27,6 +25,8 @@ from launcher.apply.vmsets import is_head, left_of, nodes_of, set_of
 from launcher.backend import request
 from launcher.backend.base import GoneError, Listing
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError, open_session, service_account, status_of
+from launcher.gcp.parallel import together
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt

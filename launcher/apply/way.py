@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from launcher.apply.book import Book
 from launcher.apply.endings import LOST, ended, exhausted, judged, released, settle
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.apply.looking import Look, Looker, check_workplaces, choose, entry_of, orphan
 from launcher.apply.running import Clock
@@ -18,6 +17,7 @@ from launcher.backend import request as asked
 from launcher.backend.base import GoneError, Refused, Service
 from launcher.course import Entry, following, place_of, spoken, wait_left
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest

@@ -26,11 +26,11 @@ def cancel(
 
     Its checkpoints stay in the run's folder; --resume RUN continues from them.
     """
-    from launcher.apply.googleapis import UnreachableError
     from launcher.cli.closing import storage_of
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.runs import one_run, searched
     from launcher.cli.world import here
+    from launcher.gcp.api import UnreachableError
 
     world = here()
     found = one_run(world, run, searched(regions))

@@ -220,7 +220,7 @@ def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | N
 def check_output(made: Plan, world: World) -> None:
     """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
     UsageError."""
-    from launcher.apply.default_bucket import check_default_bucket
+    from launcher.gcp.default_bucket import check_default_bucket
 
     if made.run_folder and not made.spec.get("output"):
         check_default_bucket(made.project, os.environ, world.clock, region=made.attempts[0].region)

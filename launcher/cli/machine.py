@@ -100,7 +100,7 @@ def named(text: str, zone: str | None, project: str) -> tuple[str, str | None]:
 
 def missing(name: str, zone: str | None, ours: Sequence[Machine], fleet: Fleet, compute: Compute) -> Exception:
     """That there is no such VM, or that it can't be said."""
-    from launcher.apply.googleapis import UnreachableError
+    from launcher.gcp.api import UnreachableError
 
     where = f"in {zone}" if zone else f"in project {compute.project}"
     if unread := [place for place in fleet.unread if zone in (None, place)]:

@@ -76,9 +76,9 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
 def look_ahead(compute: Compute) -> None:
     """Look whether anything here would keep us out of a VM that is still to be made. Raises LaunchError."""
     from launcher.apply import sshkeys
-    from launcher.apply.googleapis import UnreachableError
     from launcher.apply.oslogin import OsLogin
     from launcher.cli.machine import say
+    from launcher.gcp.api import UnreachableError
 
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:

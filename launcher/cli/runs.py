@@ -61,8 +61,8 @@ def find_run(text: str, regions: Sequence[str] | None) -> local_runs.LocalRun | 
         UsageError: no such run, a folder that is not a run's, or a name that several runs have.
         LaunchError: the cloud can't be searched, and no run on this machine has that name.
     """
-    from launcher.apply.googleapis import UnreachableError
     from launcher.cli.gcloud import setting
+    from launcher.gcp.api import UnreachableError
 
     if not regions and (exact := local_runs.exact_run(text)):
         return exact
@@ -116,7 +116,7 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
     if not runs and (kept := in_default_folder(world, text)):
         return (kept,)
     if not runs and listing.unread:
-        from launcher.apply.googleapis import UnreachableError
+        from launcher.gcp.api import UnreachableError
 
         count = len(listing.unread.keys() - {ENGINE})
         unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
@@ -182,7 +182,7 @@ def of_folder(world: World, folder: str) -> Run:
 def in_default_folder(world: World, text: str) -> Run | None:
     """Find a run by its id in the default output. None: it doesn't exist or isn't readable, or the bucket isn't the
     project's."""
-    from launcher.apply.default_bucket import check_default_bucket
+    from launcher.gcp.default_bucket import check_default_bucket
     from launcher.plan.names import default_output
 
     if not RUN_ID.fullmatch(text):

@@ -55,10 +55,10 @@ def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
 
     Raises LaunchError: the VMs can't be listed.
     """
-    from launcher.apply.answers import together
     from launcher.apply.lifecycle import google_now, stock
     from launcher.cli.machine import OURS, say, tell_unread
     from launcher.errors import LaunchError
+    from launcher.gcp.parallel import together
 
     calls: dict[str, Callable[[], Any]] = {
         "fleet": lambda: compute.instances(OURS),

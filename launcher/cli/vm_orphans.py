@@ -49,10 +49,10 @@ def show_orphans(
 
 def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
     """How the VMs that train have ended, by their numbers; folders that can't be read are told."""
-    from launcher.apply.answers import together
     from launcher.apply.lifecycle import end_of
     from launcher.cli.machine import say
     from launcher.errors import LaunchError
+    from launcher.gcp.parallel import together
 
     training = {machine.id: machine for machine in machines if machine.trains}
     found = {}

@@ -58,11 +58,11 @@ def look(compute: Compute, machine: Machine) -> Seen:
     """What else is to be known of a VM; what can't be read is told, and left out."""
     import time
 
-    from launcher.apply.answers import together
     from launcher.apply.lifecycle import Stock, google_now, stock
     from launcher.cli.machine import say
     from launcher.cli.machinecost import of_machine, price_of
     from launcher.errors import LaunchError
+    from launcher.gcp.parallel import together
 
     found = together(
         {

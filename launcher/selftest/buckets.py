@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from launcher.apply.googleapis import Service, explain
 from launcher.errors import LaunchError
+from launcher.gcp.api import Service, explain
 
 SERVICE: Final = Service("storage", "Cloud Storage", "roles/storage.admin")
 SECONDS: Final = {"timeout": 30.0, "retry": None}

@@ -163,7 +163,7 @@ def cancel_build(kit: Kit, number: str) -> Finish:
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     """The repositories, with their images."""
     from launcher.apply import repositories as artifacts
-    from launcher.apply.googleapis import Api
+    from launcher.gcp.api import Api
 
     api = Api(artifacts.SERVICE, kit.project, artifacts.client(kit.environ), kit.clock)
     for found in artifacts.listed(api, "us"):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import subprocess
 
     from launcher.apply.compute import Compute
-    from launcher.apply.googleapis import Api
     from launcher.apply.running import Clock
     from launcher.apply.vertex import Vertex
+    from launcher.gcp.api import Api
     from train.storage import Storage
 
 PREFIX: Final = "launch-selftest"
@@ -109,7 +109,7 @@ class Kit:
     def cloud_build(self) -> Api:
         """Open Cloud Build's API."""
         from launcher.apply import cloudbuild
-        from launcher.apply.googleapis import Api
+        from launcher.gcp.api import Api
 
         return Api(cloudbuild.SERVICE, self.project, cloudbuild.client(self.environ), self.clock)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from launcher import catalog
-from launcher.apply.googleapis import Api, Service, open_session
 from launcher.errors import LaunchError
+from launcher.gcp.api import Api, Service, open_session
 from launcher.selftest.kit import GPU, Kit, NotTried, expect
 
 BILLING: Final = Service("cloudbilling", "Cloud Billing", "roles/billing.viewer")

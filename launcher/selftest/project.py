@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 from launcher import catalog
-from launcher.apply.answers import together
-from launcher.apply.googleapis import Api, Service, open_session
 from launcher.errors import LaunchError
+from launcher.gcp.api import Api, Service, open_session
+from launcher.gcp.parallel import together
 from launcher.jobs.vm import last
 from launcher.selftest import buckets
 from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
@@ -122,7 +122,7 @@ def differences(kit: Kit) -> Iterator[str]:
 
 def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
     """Yield the differences of a zone's machine type."""
-    from launcher.apply.googleapis import status_of
+    from launcher.gcp.api import status_of
 
     try:
         asked = {"project": kit.project, "zone": zone, "machine_type": machine.name}
@@ -142,7 +142,7 @@ def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[
 
 def exists(kit: Kit, family: catalog.ImageFamily) -> bool:
     """Return whether an image family exists. Raises LaunchError."""
-    from launcher.apply.googleapis import status_of
+    from launcher.gcp.api import status_of
 
     try:
         kit.compute.api("ImagesClient").ask("get_from_family", project=family.project, family=family.family)

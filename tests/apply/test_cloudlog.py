@@ -10,9 +10,9 @@ import pytest
 
 from launcher.apply import cloudlog
 from launcher.apply.cloudlog import CloudLog, entry_of, parsed, rfc3339
-from launcher.apply.googleapis import UnreachableError, retry_after, status_of
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import Job
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
 from tests.googlecloud.effects import Effect, Serve, Step
@@ -126,7 +126,7 @@ def test_a_page_that_fails_is_read_again(
 
 
 def test_a_stalled_answer(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, log: CloudLog) -> None:
-    monkeypatch.setattr("launcher.apply.googleapis.REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr("launcher.gcp.api.REQUEST_SECONDS", 0.2)
     write(cloud, "a")
     cloud.faults.add(Fault(LIST, Stalled("half")))
     with pytest.raises(UnreachableError):
@@ -136,7 +136,7 @@ def test_a_stalled_answer(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, l
 
 def test_torn_bytes_break_nothing(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each bit of an answer may flip: the lines after it come all the same."""
-    monkeypatch.setattr("launcher.apply.googleapis.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("launcher.gcp.api.REQUEST_SECONDS", 0.5)
     write(cloud, "first")
     for at in range(3, 450, 25):
         log = open_log(cloud)

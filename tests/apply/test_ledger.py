@@ -13,10 +13,10 @@ import pytest
 
 from launcher.apply import attempts
 from launcher.apply.book import Book, Facts, NoLedger
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.ledger import EntryEnd, Ledger
 from launcher.apply.running import Clock
 from launcher.errors import NotAuthorised, UsageError
+from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.spec.reader import read

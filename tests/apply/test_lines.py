@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.apply import textlog
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.lines import Line, Lines
 from launcher.apply.printed import cleaned, cut
 from launcher.apply.running import Clock
 from launcher.apply.textlog import line_of
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from train import contract

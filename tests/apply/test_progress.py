@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.progress import PARTS, Progress, ProgressReader, steps_asked, summary
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import escaped
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status

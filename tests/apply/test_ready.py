@@ -9,12 +9,12 @@ import pytest
 
 from launcher.apply import ready
 from launcher.apply.compute import Compute
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.ready import wait_ready
 from launcher.apply.remote import Answer
 from launcher.apply.running import Clock
 from launcher.apply.sshfaults import Explained, explained
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
 from tests.cli.vms import body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status

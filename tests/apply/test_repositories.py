@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 
-from launcher.apply.googleapis import Api
 from launcher.apply.registry.reference import Place
 from launcher.apply.repositories import SERVICE, client, create, find, listed
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.gcp.api import Api
 from tests.googlecloud import Fault, GoogleCloud, Reset, Status
 from tests.googlecloud.clock import FakeClock
 from tests.googlecloud.faults import Serve, Step

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.ledger import Ledger
 from launcher.apply.submit import settle
 from launcher.apply.vertex import Vertex
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.verdicts import Verdict
 from tests.apply.submitting import CREATE, LIST, LONG, Site, plan_of

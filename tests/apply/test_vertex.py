@@ -11,11 +11,11 @@ import pytest
 
 from launcher.apply import vertex as module
 from launcher.apply.customjobs import job_of
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.running import Clock
 from launcher.apply.vertex import Vertex, console_url, endpoint_of
 from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Failure
 from tests.apply.submitting import CANCEL, CREATE, GET, LIST, LONG
 from tests.googlecloud import (

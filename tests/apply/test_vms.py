@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.googleapis import status_of
 from launcher.backend import request
 from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError
+from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import ZONE, Site, attempt_of, plan_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.googleapis import UnreachableError
 from launcher.apply.operations import operation_of
 from launcher.backend import request
 from launcher.backend.base import Refused
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
 from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import UUID, ZONE, Site, attempt_of, plan_of, work_body

@@ -9,8 +9,8 @@ import pytest
 from google.cloud import artifactregistry_v1
 
 from launcher.apply import cloudbuild
-from launcher.apply.googleapis import Api
 from launcher.apply.repositories import create
+from launcher.gcp.api import Api
 from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv

@@ -167,7 +167,7 @@ TRUE = ("true", "1", "yes", "on", "y")
 
 def of_file(file: str) -> Any:
     """Credentials that follow gcloud's token file. Raises NotAuthorised."""
-    from launcher.apply.tokens import file_credentials
+    from launcher.gcp.token_file import file_credentials
 
     try:
         return file_credentials(Path(file))

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from launcher.apply.googleapis import (
+from launcher.backend.base import Refused
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import (
     Api,
     Service,
     UnreachableError,
@@ -17,8 +19,6 @@ from launcher.apply.googleapis import (
     status_of,
     words,
 )
-from launcher.backend.base import Refused
-from launcher.errors import LaunchError, NotAuthorised
 from launcher.verdicts import Refusal
 from launcher.verdicts.refused import BUSY
 

@@ -20,7 +20,8 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status as RpcStatus
 from grpc_status import rpc_status
 
-from launcher.apply.googleapis import (
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.gcp.api import (
     Service,
     UnreachableError,
     credentials,
@@ -31,7 +32,6 @@ from launcher.apply.googleapis import (
     retry_after,
     status_of,
 )
-from launcher.errors import LaunchError, NotAuthorised
 from launcher.verdicts import Refusal
 from tests.googlecloud import Fault, GoogleCloud, Status
 from tests.googlecloud.effects import Effect, Serve, Step

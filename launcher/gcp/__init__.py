@@ -1,0 +1,1 @@
+"""Google's APIs: clients, credentials, errors and retries."""
