@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from launcher.diagnosis import Kind, Scope, Verdict
 from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.waiting import LEAST as LEAST_WAIT
-from launcher.verdicts import Kind, Scope, Verdict
 
 RETRIES: Final = 5
 """How often a place is tried again after something that passes."""

@@ -15,10 +15,10 @@ from launcher.apply.submit import Submitted, cancel_and_confirm, settle, submit
 from launcher.backend.base import Service
 from launcher.backend.request import provisioning, tried_by
 from launcher.course import wait_left
+from launcher.diagnosis import Verdict, exit_code, of_end
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict, exit_code, of_end
 from launcher.watch import Event, Eyes, watch
 
 FLEX_SLACK_SECONDS = 120.0

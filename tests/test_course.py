@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.course import LONGEST_WAIT, RETRIES, Entry, EntryEnd, following, prevails, told
+from launcher.diagnosis import Kind, Scope
 from launcher.plan.model import Attempt, Plan
-from launcher.verdicts import Kind, Scope
 from tests.plan.planning import planned
 
 PLAN: Plan = planned(regions=["us-central1", "us-east5"], provisioning=["spot", "flex-start"])

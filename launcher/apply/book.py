@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, prevails
+from launcher.diagnosis import Verdict
 from launcher.plan.binding import Stored, digest
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict
 
 
 class Facts(Struct, frozen=True, kw_only=True):

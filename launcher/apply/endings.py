@@ -12,10 +12,10 @@ from launcher.apply.book import Book
 from launcher.apply.running import Clock
 from launcher.backend.base import GoneError, Service
 from launcher.course import Entry, EntryEnd, is_waited_out, told
+from launcher.diagnosis import Verdict, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.verdicts import Verdict, exit_code
 
 if TYPE_CHECKING:
     from launcher.apply.looking import Look

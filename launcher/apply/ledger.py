@@ -25,12 +25,12 @@ from launcher.apply.book import Book, Facts, Lock, NoLedger, end_of, entry_of, l
 from launcher.apply.printed import cut
 from launcher.apply.running import REAL, Clock
 from launcher.course import Entry, EntryEnd, is_provisional, prevails
+from launcher.diagnosis import Verdict
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import LOG_IN, UnreachableError, status_of
 from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict
 from train import contract
 from train.storage import OutputError, Storage
 from train.storage import UnreachableError as FolderUnreachable

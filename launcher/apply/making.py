@@ -10,12 +10,12 @@ from launcher.apply.compute import Compute
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
 from launcher.backend.base import GoneError, Refused
+from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
-from launcher.verdicts import Refusal
 
 APPEAR_SECONDS: Final = 30.0
 """Within which the first VM of several is there, or the request has failed."""

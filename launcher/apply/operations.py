@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from launcher.diagnosis import Refusal
 from launcher.jobs.vm import last, seconds
-from launcher.verdicts import Refusal
 
 COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
 """Codes that only say that another error of the same operation had its effect."""

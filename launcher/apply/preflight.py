@@ -29,12 +29,12 @@ from launcher.apply.needs import (
 from launcher.apply.resources import as_json
 from launcher.backend.request import read
 from launcher.backend.request.vm import properties
+from launcher.diagnosis import Refusal, Tried, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
 from launcher.gcp.parallel import glance, together
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt, Plan
-from launcher.verdicts import Refusal, Tried, of_refusal
 
 SECONDS: Final = 8.0
 """For one answer. All are asked for at once."""

@@ -6,8 +6,8 @@ from typing import Final
 
 from launcher.apply.book import Book, Facts
 from launcher.course import RUN_ENDS, Entry
+from launcher.diagnosis import Verdict
 from launcher.jobs.job import Job
-from launcher.verdicts import Verdict
 
 CANCELLED: Final = Verdict(scope="permanent", kind="cancelled", cause="cancelled before it was made (launch cancel)")
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from launcher.apply.operations import Operation
 from launcher.apply.records import Record
+from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
 from launcher.jobs.vm import DOWN, Machine
-from launcher.verdicts.machines import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from train.contract import Exit
 
 WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})

@@ -16,13 +16,13 @@ from launcher.apply.stored_plan import is_bound
 from launcher.backend import request as asked
 from launcher.backend.base import GoneError, Refused, Service
 from launcher.course import Entry, following, place_of, spoken, wait_left
+from launcher.diagnosis import Verdict, of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
-from launcher.verdicts import Verdict, of_end, of_refusal
 
 CURRENT_SECONDS: Final = 20.0
 """For so long a look, and then a lock, may be acted upon."""

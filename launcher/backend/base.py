@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
-from launcher.verdicts import Refusal
 
 
 class Refused(LaunchError):

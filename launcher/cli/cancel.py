@@ -83,7 +83,7 @@ def note(world: World, job: Job) -> None:
     from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
-    from launcher.verdicts import of_end
+    from launcher.diagnosis import of_end
 
     if not (folder := run_folder_of(job)):
         return
@@ -114,7 +114,7 @@ def barred(world: World, run: Run) -> bool:
     from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
-    from launcher.verdicts import of_end
+    from launcher.diagnosis import of_end
 
     folder, say = run_folder_of(run.job), Teller(None).say
     verdict = of_end(run.job, tried_by(run.job, world.project))

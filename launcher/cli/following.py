@@ -118,7 +118,7 @@ def watched(
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
     from launcher.backend.request import tried_by
-    from launcher.verdicts import of_end
+    from launcher.diagnosis import of_end
     from launcher.watch import watch
 
     screen.tell(Took(job=job, number=0, made=False))

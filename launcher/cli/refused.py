@@ -8,13 +8,13 @@ from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 
 if TYPE_CHECKING:
     from launcher.backend.base import Refused
+    from launcher.diagnosis import Verdict
     from launcher.jobs.vm import Machine
-    from launcher.verdicts import Verdict
 
 
 def explained(error: Refused, machine: Machine) -> LaunchError:
     """By what the refusal means."""
-    from launcher.verdicts import Tried, exit_code, of_refusal
+    from launcher.diagnosis import Tried, exit_code, of_refusal
 
     tried = Tried(
         project=machine.project,

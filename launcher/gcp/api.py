@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from launcher.apply.running import REAL, Clock, stopwatch
+from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.verdicts import Refusal
 from train.loopback import is_plain_loopback
 
 REQUEST_SECONDS = 30.0

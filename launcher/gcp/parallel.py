@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from launcher.backend.base import Refused
+from launcher.diagnosis import Refusal
+from launcher.diagnosis.api_error import BUSY
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import (
     Api,
@@ -19,8 +21,6 @@ from launcher.gcp.api import (
     status_of,
     words,
 )
-from launcher.verdicts import Refusal
-from launcher.verdicts.refused import BUSY
 
 T = TypeVar("T")
 

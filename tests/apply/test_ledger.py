@@ -15,12 +15,12 @@ from launcher.apply import attempts
 from launcher.apply.book import Book, Facts, NoLedger
 from launcher.apply.ledger import EntryEnd, Ledger
 from launcher.apply.running import Clock
+from launcher.diagnosis import Verdict
 from launcher.errors import NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.spec.reader import read
-from launcher.verdicts import Verdict
 from tests.apply.submitting import DIGEST, plan_of
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from train import contract

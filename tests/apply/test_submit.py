@@ -9,10 +9,10 @@ import pytest
 
 from launcher.apply.submit import RunSucceeded, Submitted, settle
 from launcher.apply.vertex import Vertex
+from launcher.diagnosis import Verdict
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict
 from tests.apply.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc

@@ -16,11 +16,11 @@ from launcher.apply.submit import RunEnded, RunSucceeded, Submitted, cancel_and_
 from launcher.apply.vertex import Vertex
 from launcher.backend import request as asked
 from launcher.course import EntryEnd
+from launcher.diagnosis import Verdict
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict
 from tests.apply.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from train import contract

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from launcher.apply.ledger import Ledger
 from launcher.apply.submit import settle
 from launcher.apply.vertex import Vertex
+from launcher.diagnosis import Verdict
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.verdicts import Verdict
 from tests.apply.submitting import CREATE, LIST, LONG, Site, plan_of
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 

@@ -12,11 +12,11 @@ from launcher.apply.ledger import Ledger
 from launcher.apply.submit import Submitted, settle, submit
 from launcher.apply.vms import Vms
 from launcher.backend import request
+from launcher.diagnosis import Verdict, of_end
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.verdicts import Verdict, of_end
 from tests.apply.submitting import DIGEST
 from tests.apply.vming import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.googlecloud import Fault, Meanwhile, Status

@@ -9,10 +9,10 @@ import pytest
 
 from launcher.backend import request
 from launcher.backend.base import GoneError, Refused
+from launcher.diagnosis import of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
-from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import ZONE, Site, attempt_of, plan_of
 from tests.googlecloud import Fault, Status
 from train import contract

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from launcher.apply.operations import operation_of
 from launcher.backend import request
 from launcher.backend.base import Refused
+from launcher.diagnosis import of_end, of_refusal
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
-from launcher.verdicts import of_end, of_refusal
 from tests.apply.vming import UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset
 

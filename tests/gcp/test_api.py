@@ -20,6 +20,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status as RpcStatus
 from grpc_status import rpc_status
 
+from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import (
     Service,
@@ -32,7 +33,6 @@ from launcher.gcp.api import (
     retry_after,
     status_of,
 )
-from launcher.verdicts import Refusal
 from tests.googlecloud import Fault, GoogleCloud, Status
 from tests.googlecloud.effects import Effect, Serve, Step
 from tests.googlecloud.wire import Call, Response

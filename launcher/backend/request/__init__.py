@@ -10,9 +10,9 @@ from typing import Any
 
 from launcher.backend.request import vertex, vm
 from launcher.backend.request.model import Asked
+from launcher.diagnosis import Tried
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
-from launcher.verdicts import Tried
 from train import contract
 
 __all__ = ["Asked"]

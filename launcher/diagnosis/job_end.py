@@ -6,13 +6,13 @@ import re
 
 from msgspec.structs import replace
 
+from launcher.diagnosis.api_error import LONGEST, recognised
+from launcher.diagnosis.capacity import stockout
+from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.permissions import number
+from launcher.diagnosis.text import first, plain
+from launcher.diagnosis.vm_end import HTTP, of_vm
 from launcher.jobs.job import GONE, Job, command
-from launcher.verdicts.access import number
-from launcher.verdicts.machines import HTTP, of_vm
-from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
-from launcher.verdicts.places import stockout
-from launcher.verdicts.refused import LONGEST, recognised
-from launcher.verdicts.words import first, plain
 from train.contract import Exit
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)

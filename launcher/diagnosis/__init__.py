@@ -6,9 +6,9 @@ Google's own words, and judged by its status.
 
 from __future__ import annotations
 
-from launcher.verdicts.ended import of_end
-from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
-from launcher.verdicts.refused import of_refusal
+from launcher.diagnosis.api_error import of_refusal
+from launcher.diagnosis.job_end import of_end
+from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
 
 __all__ = ["Kind", "Refusal", "Scope", "Tried", "Verdict", "exit_code", "of_end", "of_refusal"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from launcher.diagnosis import of_end
 from launcher.jobs.job import GONE, Failure, Job
-from launcher.verdicts import of_end
-from tests.verdicts.wordings import FAMILY, POOL, PULL, VM
+from tests.diagnosis.wordings import FAMILY, POOL, PULL, VM
 
 SAID = "The replica gpt2-1234 exited with a non-zero status of {}."
 

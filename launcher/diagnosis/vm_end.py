@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from launcher.diagnosis.api_error import LONGEST, of_refusal, recognised
+from launcher.diagnosis.model import Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.text import plain
 from launcher.jobs.job import Failure, Job
-from launcher.verdicts.model import Refusal, Scope, Tried, Verdict
-from launcher.verdicts.refused import LONGEST, of_refusal, recognised
-from launcher.verdicts.words import plain
 
 PREEMPTED: Final = "preempted"
 HOST_ERROR: Final = "hostError"

@@ -8,13 +8,13 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.diagnosis import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
 from launcher.jobs.job import ENDED, GONE, Failure
-from launcher.verdicts import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
-from tests.verdicts.test_ends import ENDS, job
-from tests.verdicts.test_refusals import REFUSALS
-from tests.verdicts.test_vm_ends import job as vm_job
-from tests.verdicts.test_vm_refusals import REFUSALS as VM_REFUSALS
-from tests.verdicts.wordings import FLEX, PLAIN, SPOT, VM, told
+from tests.diagnosis.test_api_error import REFUSALS
+from tests.diagnosis.test_job_end import ENDS, job
+from tests.diagnosis.test_vm_end import job as vm_job
+from tests.diagnosis.test_vm_errors import REFUSALS as VM_REFUSALS
+from tests.diagnosis.wordings import FLEX, PLAIN, SPOT, VM, told
 
 CODES = {
     0: {"succeeded"},

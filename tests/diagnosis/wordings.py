@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher.verdicts import Refusal, Tried
+from launcher.diagnosis import Refusal, Tried
 
 SPOT = Tried(
     project="my-project",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from launcher.diagnosis import Tried, of_end
 from launcher.jobs.job import GONE, Failure, Job
-from launcher.verdicts import Tried, of_end
-from tests.verdicts.wordings import FLEX, PULL, SPOT, T4
+from tests.diagnosis.wordings import FLEX, PULL, SPOT, T4
 
 NODE_0 = "The replica workerpool0-0 exited with a non-zero status of {}."
 LOGS = "To find out more about why your job exited please check the logs: https://console.cloud.google.com/logs/viewer"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.text import plain
 from launcher.spec.kinds import ZONE
-from launcher.verdicts.model import Kind, Refusal, Scope, Tried, Verdict
-from launcher.verdicts.words import plain
 
 STOCKOUT = (
     r"resources are insufficient|enough resources available|\bstockout\b|insufficient.?capacity|resource pool exhausted"

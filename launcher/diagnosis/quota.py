@@ -11,8 +11,8 @@ import re
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.verdicts.model import Refusal, Scope, Tried, Verdict
-from launcher.verdicts.words import first
+from launcher.diagnosis.model import Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.text import first
 
 LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
 """Vertex AI, when a job is created and as a job's own error."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from launcher.verdicts.model import Refusal, Tried, Verdict
-from launcher.verdicts.words import either, first, plain
+from launcher.diagnosis.model import Refusal, Tried, Verdict
+from launcher.diagnosis.text import either, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
 LAUNCHER = '"user:$(gcloud config get account)"'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.verdicts import Refusal, Tried, of_refusal
-from tests.verdicts.wordings import FAMILY, POOL, VM, told, vm
+from launcher.diagnosis import Refusal, Tried, of_refusal
+from tests.diagnosis.wordings import FAMILY, POOL, VM, told, vm
 
 REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     (

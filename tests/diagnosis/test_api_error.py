@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.verdicts import Refusal, Tried, of_refusal
-from tests.verdicts.wordings import (
+from launcher.diagnosis import Refusal, Tried, of_refusal
+from tests.diagnosis.wordings import (
     ABSENT,
     ACT_AS,
     AGENT_READS,

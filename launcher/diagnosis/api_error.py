@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from launcher.verdicts.access import of_access
-from launcher.verdicts.model import Refusal, Tried, Verdict
-from launcher.verdicts.places import of_machine, of_stockout
-from launcher.verdicts.quota import of_quota
-from launcher.verdicts.words import first, plain
+from launcher.diagnosis.capacity import of_machine, of_stockout
+from launcher.diagnosis.model import Refusal, Tried, Verdict
+from launcher.diagnosis.permissions import of_access
+from launcher.diagnosis.quota import of_quota
+from launcher.diagnosis.text import first, plain
 
 LONGEST = 20_000
 """Characters of a message that are read."""
