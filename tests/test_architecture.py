@@ -75,7 +75,7 @@ def test_a_circle_is_seen(copy: Path, line: str) -> None:
         ("launcher/errors.py", "import launcher.spec.models", "launcher.errors -> launcher.spec.models"),
         ("launcher/apply/__init__.py", "import launcher.cli.app", "launcher.apply -> launcher.cli.app"),
         ("train/contract.py", "import launcher.errors", "train.contract -> launcher.errors"),
-        ("launcher/plan/vertex.py", "import train.node", "launcher.plan.vertex -> train"),
+        ("launcher/plan/vertex_request.py", "import train.node", "launcher.plan.vertex_request -> train"),
         ("train/storage/local.py", "import train.metrics", "train.storage.local -> train.metrics"),
         ("train/techniques/optim.py", "import train.setup", "train.techniques.optim -> train.setup"),
     ],

@@ -93,7 +93,7 @@ def stamp(inputs: Inputs) -> Stamp:
 
 def warnings(inputs: Inputs) -> tuple[str, ...]:
     """What the image doesn't get."""
-    from launcher.plan.notes import of_code
+    from launcher.plan.warnings import of_code
 
     return tuple(of_code(inputs.context))
 

@@ -47,7 +47,7 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
         yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that is rehearsed."
         yield as_yaml(first.request)
         return
-    from launcher.plan.vertex import gcloud_command
+    from launcher.plan.vertex_request import gcloud_command
 
     yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
     yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image (launch push), then:"
@@ -273,7 +273,7 @@ def price_text(attempt: Attempt) -> str:
 
 def expected_price(attempt: Attempt) -> str:
     """Return the expected price of a node and hour."""
-    from launcher.plan.places import in_words
+    from launcher.plan.placement import in_words
 
     known, highest = attempt.usd_per_hour, attempt.usd_ceiling
     return in_words(known, highest, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound)

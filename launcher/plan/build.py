@@ -8,15 +8,15 @@ import msgspec
 
 from launcher.catalog import AfterLimit, Catalog, MachineType, Nccl, Price
 from launcher.errors import PlanRefused
-from launcher.plan import compute, cost, names, refusals, vertex, waiting
+from launcher.plan import cost, names, validate, vertex_request, vm_request, waiting
 from launcher.plan.binding import bound
 from launcher.plan.container import container
 from launcher.plan.image import plan_image
-from launcher.plan.machines import choose, figures, has_many_networks
+from launcher.plan.machine import choose, figures, has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context, Image, Place, Plan, PlannedLimits, Shared
-from launcher.plan.notes import warnings
-from launcher.plan.places import SERVICE, places, provisioning
+from launcher.plan.placement import SERVICE, places, provisioning
 from launcher.plan.trained_model import check_model
+from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
 
 HOURS = 24.0
@@ -36,18 +36,18 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     Raises:
         PlanRefused: the spec can't work, or could cost more than its cap.
     """
-    refusals.of_spec(spec, context)
+    validate.of_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
-    refusals.of_machine(spec, catalog, context, chosen)
+    validate.of_machine(spec, catalog, context, chosen)
     if context.training:
-        refusals.of_processes(spec, chosen)
-        refusals.of_precision(spec, context, chosen)
-        refusals.of_attention(spec, context, chosen)
-        refusals.of_image(spec, catalog, context, chosen)
+        validate.of_processes(spec, chosen)
+        validate.of_precision(spec, context, chosen)
+        validate.of_attention(spec, context, chosen)
+        validate.of_image(spec, catalog, context, chosen)
         check_model(spec, catalog)
     where = tried(spec, catalog, context, chosen)
     shared = in_common(spec, catalog, context, chosen, where)
-    refusals.of_places(spec, context, where)
+    validate.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
     nodes, total = spec.machine.nodes, names.seconds(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
@@ -83,7 +83,7 @@ def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
         PlanRefused: there is no such machine, or it can't run this image.
     """
     chosen = choose(spec, catalog, context.target)
-    refusals.of_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is rented
+    validate.of_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is rented
     return plan_image(spec, catalog, context, chosen)
 
 
@@ -122,7 +122,7 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen,
     if not context.training:
         return shared
     made = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
-    refusals.of_environment(spec, context, made)
+    validate.of_environment(spec, context, made)
     return msgspec.structs.replace(shared, container=made)
 
 
@@ -198,8 +198,8 @@ def request(
 ) -> dict[str, Any]:
     """The JSON body that goes over the wire."""
     if context.target != "vm":
-        return vertex.custom_job(spec, chosen, shared, place, project=context.project)
-    return compute.request(spec, context, chosen, shared, place, family=image_family(spec, catalog, chosen))
+        return vertex_request.custom_job(spec, chosen, shared, place, project=context.project)
+    return vm_request.request(spec, context, chosen, shared, place, family=image_family(spec, catalog, chosen))
 
 
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from launcher.catalog import Catalog, Component, Price
 from launcher.errors import PlanRefused
-from launcher.plan import startup
-from launcher.plan.compute import boot_disk_of
+from launcher.plan import vm_metadata
 from launcher.plan.model import Attempt, Chosen, Context, Place
 from launcher.plan.names import seconds
-from launcher.plan.refusals import LOCAL_SSD_GIB
-from launcher.plan.vertex import disk_spec
+from launcher.plan.validate import LOCAL_SSD_GIB
+from launcher.plan.vertex_request import disk_spec
+from launcher.plan.vm_request import boot_disk_of
 from launcher.spec.models import JobSpec, Limits
 
 MONTH_HOURS = 730
@@ -67,7 +67,7 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
     """Return what the sum excludes."""
     if context.target == "local":
         return ()
-    kept = context.target == "vm" and startup.on_stop(spec, training=context.training) == "stop"
+    kept = context.target == "vm" and vm_metadata.on_stop(spec, training=context.training) == "stop"
     return (
         *(item for item in price.excludes if item not in known),
         *(["the boot disk after a stop"] if kept else ()),

@@ -11,9 +11,9 @@ from typing import Any
 
 from launcher.catalog import Gpu, MachineType
 from launcher.jobs.vm import last
-from launcher.plan import startup, waiting
+from launcher.plan import vm_metadata, waiting
 from launcher.plan.model import Chosen, Context, Place, Shared
-from launcher.plan.vertex import RESERVATION_KEY, given
+from launcher.plan.vertex_request import RESERVATION_KEY, given
 from launcher.spec.models import JobSpec
 
 IMAGE_PROJECT = "deeplearning-platform-release"
@@ -29,7 +29,7 @@ def request(
 
     `family` is the image family to boot unless the spec names an image.
     """
-    names = startup.nodes(spec, shared)
+    names = vm_metadata.nodes(spec, shared)
     body = instance(spec, context, chosen, shared, place, family)
     if len(names) == 1:
         return {"name": names[0], **body}
@@ -69,8 +69,8 @@ def instance(
         "networkInterfaces": [network_interface(spec, place.region)],
         "scheduling": scheduling(spec, machine, kind, shared),
         **given(reservationAffinity=reservation_affinity(place.provisioning, context.project)),
-        "serviceAccounts": [{"email": startup.account_of(spec, context), "scopes": [SCOPE]}],
-        "metadata": {"items": startup.metadata(spec, context, shared, place, family)},
+        "serviceAccounts": [{"email": vm_metadata.account_of(spec, context), "scopes": [SCOPE]}],
+        "metadata": {"items": vm_metadata.metadata(spec, context, shared, place, family)},
         # Secure Boot stays off: it refuses NVIDIA's kernel module unless that is signed with a key the image trusts.
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,
@@ -158,7 +158,7 @@ def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
 def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
     """The provisioning model, and the lease: the time after which Google itself ends the VM."""
     training = shared.container is not None
-    on_stop = startup.on_stop(spec, training=training)
+    on_stop = vm_metadata.on_stop(spec, training=training)
     discard = on_stop == "stop" and has_local_ssd(spec, machine)
     return {
         "provisioningModel": provisioning_model(machine, kind),

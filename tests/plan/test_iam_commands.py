@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from launcher.plan import grants
+from launcher.plan import iam_commands
 
 
 def commands(text: str) -> list[list[str]]:
@@ -13,7 +13,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_the_account_of_a_vm_to_work_on() -> None:
-    create, logs, images, bucket = commands(grants.account("p", "gs://b/x/y", deletes=None))
+    create, logs, images, bucket = commands(iam_commands.account("p", "gs://b/x/y", deletes=None))
     assert create == ["gcloud", "iam", "service-accounts", "create", "launch", "--project=p"]
     assert "--member=serviceAccount:launch@p.iam.gserviceaccount.com" in logs
     assert "--role=roles/logging.logWriter" in logs
@@ -23,7 +23,7 @@ def test_the_account_of_a_vm_to_work_on() -> None:
 
 
 def test_one_that_trains_may_delete_itself_and_nothing_else() -> None:
-    *_, grant = commands(grants.account("p", None, deletes="job-"))
+    *_, grant = commands(iam_commands.account("p", None, deletes="job-"))
     assert grant[3] == "p"
     assert "--role=roles/compute.instanceAdmin.v1" in grant
     (condition,) = [word for word in grant if word.startswith("--condition=")]
@@ -35,15 +35,15 @@ def test_one_that_trains_may_delete_itself_and_nothing_else() -> None:
 
 
 def test_without_runs_no_bucket_is_named() -> None:
-    assert "buckets" not in grants.account("p", None, deletes=None)
+    assert "buckets" not in iam_commands.account("p", None, deletes=None)
 
 
 def test_no_line_is_wide_but_that_of_the_condition() -> None:
-    lines = grants.account("my-project", "gs://my-bucket/runs", deletes="gpt2-").splitlines()
+    lines = iam_commands.account("my-project", "gs://my-bucket/runs", deletes="gpt2-").splitlines()
     assert max(len(line) for line in lines if "condition=" not in line) <= 78
 
 
 def test_what_a_spec_names_is_quoted() -> None:
     email = "$(id);'x'@p.iam.gserviceaccount.com"
-    (words,) = commands(grants.self_delete("p", email, "job-"))
+    (words,) = commands(iam_commands.self_delete("p", email, "job-"))
     assert f"--member=serviceAccount:{email}" in words

@@ -6,9 +6,9 @@ import re
 
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
-from launcher.plan import grants, names
+from launcher.plan import iam_commands, names
 from launcher.plan.model import Chosen, Container, Context, Place
-from launcher.plan.places import SERVICE
+from launcher.plan.placement import SERVICE
 from launcher.plan.waiting import LEAST
 from launcher.spec.models import JobSpec
 from train.loopback import is_loopback
@@ -100,7 +100,7 @@ def of_default_account(spec: JobSpec, context: Context) -> None:
     raise PlanRefused(
         "the VM would run as the default compute service account, which can change the whole project",
         "Make an account that can do little, and name it in identity.service_account (or leave that out):\n"
-        f"{grants.account(context.project, output, deletes=deletes)}\n"
+        f"{iam_commands.account(context.project, output, deletes=deletes)}\n"
         "--allow-default-service-account takes the default one all the same.",
         field="identity.service_account",
     )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from launcher.catalog import Catalog
 from launcher.plan import names
-from launcher.plan.compute import has_local_ssd
-from launcher.plan.machines import has_many_networks
+from launcher.plan.machine import has_many_networks
 from launcher.plan.model import Attempt, Chosen, Context
-from launcher.plan.places import SERVICE, is_ai_zone
-from launcher.plan.startup import on_stop
+from launcher.plan.placement import SERVICE, is_ai_zone
+from launcher.plan.vm_metadata import on_stop
+from launcher.plan.vm_request import has_local_ssd
 from launcher.plan.waiting import flex_start_vm
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex

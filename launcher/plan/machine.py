@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.catalog import Catalog, MachineType
 from launcher.errors import PlanRefused
 from launcher.plan.model import Chosen, Gpus, Target
-from launcher.plan.places import SERVICE
+from launcher.plan.placement import SERVICE
 from launcher.spec.models import JobSpec
 
 

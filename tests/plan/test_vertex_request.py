@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import PlanRefused
 from launcher.plan.container import escaped, expand
-from launcher.plan.vertex import gcloud_command
+from launcher.plan.vertex_request import gcloud_command
 from tests.googlecloud.custom_jobs import parse_custom_job
 from tests.plan.planning import CATALOG, env_of, planned, request
 from train import contract

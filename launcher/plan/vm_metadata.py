@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import PlanRefused
 from launcher.jobs.vm import PARAMETERS
-from launcher.plan import grants
+from launcher.plan import iam_commands
 from launcher.plan.container import as_json, expanded
 from launcher.plan.model import Container, Context, Place, Shared
 from launcher.plan.names import default_service_account, seconds
@@ -89,7 +89,7 @@ def training(spec: JobSpec, context: Context, shared: Shared, place: Place, cont
         "nodes": list(nodes(spec, shared)),
         "domain": domain(context.project, place),
         "account": account,
-        "grant": grants.self_delete(context.project, account, prefix(spec, shared.run)),
+        "grant": iam_commands.self_delete(context.project, account, prefix(spec, shared.run)),
     }
 
 
