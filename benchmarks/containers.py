@@ -169,7 +169,7 @@ def cold(spec: Path, runs: int) -> list[str]:
 
 def _layer_bytes(reference: str) -> int:
     """The compressed layers of an image."""
-    from launcher.apply.registry import Registry, parse
+    from launcher.images.registry import Registry, parse
 
     parsed = parse(reference)
     with Registry(parsed.host, os.environ) as registry:

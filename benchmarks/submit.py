@@ -183,7 +183,7 @@ def table(taken: Mapping[str, list[Taken]]) -> str:
 
 def pinned(registry: OciRegistry) -> str:
     """A small image in the registry, by its digest."""
-    from tests.apply.test_append import put_base
+    from tests.images.test_append import put_base
 
     return f"{registry.host}/p/train@{put_base(registry, name='p/train')}"
 

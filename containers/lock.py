@@ -51,8 +51,8 @@ def renewed(table: str, find: Digest) -> tuple[str, list[str]]:
 
 def digest(reference: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The digest of an image in its registry; None: it isn't there, or can't be reached."""
-    from launcher.apply.registry import Registry, parse
     from launcher.errors import LaunchError
+    from launcher.images.registry import Registry, parse
 
     name = parse(reference)
     try:

@@ -120,7 +120,7 @@ def told(problem: str) -> Iterator[None]:
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    from launcher.apply.streams import EngineError, hint_for
+    from launcher.images.docker_events import EngineError, hint_for
 
     try:
         yield

@@ -24,12 +24,12 @@ from launcher.apply.replicas import named, replicas
 from launcher.apply.requests import Job
 from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
 from launcher.apply.settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
-from launcher.apply.streams import EngineError
 from launcher.apply.workdirs import Left
 from launcher.errors import LaunchError, UsageError
+from launcher.images.docker_events import EngineError
 
 if TYPE_CHECKING:
-    from launcher.apply.engine import Engine
+    from launcher.images.docker_engine import Engine
 
 MODIFIED, ADDED = 0, 1
 """Kinds of the engine's changes (docs.docker.com/reference/api/engine: ContainerChanges)."""
@@ -99,7 +99,7 @@ def rehearse(
 
 def connect(environ: Mapping[str, str]) -> Engine:
     """The engine. Raises EngineError: there is none, or one on another machine, whose files aren't ours."""
-    from launcher.apply.engine import Engine
+    from launcher.images.docker_engine import Engine
 
     engine = Engine.connect(environ)
     if not settings.is_here(engine.api.base_url):

@@ -18,7 +18,7 @@ from launcher.apply.remote import Remote, scratch
 from launcher.apply.sshfaults import FAILED, explained, told
 from launcher.apply.sshkeys import no_ssh
 from launcher.errors import LaunchError, UsageError
-from launcher.sources import File
+from launcher.images.source_files import File
 
 THERE: Final = Path(__file__).with_name("pushed.py")
 """What runs on the VM."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.apply.running import GRACE_SECONDS
 from launcher.apply.settings import LABEL
-from launcher.apply.streams import EngineError
+from launcher.images.docker_events import EngineError
 
 if TYPE_CHECKING:
-    from launcher.apply.engine import Engine
+    from launcher.images.docker_engine import Engine
 
 REMOVAL_SECONDS = 20.0
 """How long a removal that another has begun is waited for."""
@@ -44,7 +44,7 @@ def main(job: str) -> int:
 
 def engine() -> Engine:
     """The engine, which may be starting again: then what ended launch is that it was gone. Raises EngineError."""
-    from launcher.apply.engine import Engine
+    from launcher.images.docker_engine import Engine
 
     deadline = time.monotonic() + AWAY_SECONDS
     while True:

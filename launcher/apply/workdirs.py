@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from launcher.apply.tars import TIME, folders
 from launcher.errors import LaunchError
-from launcher.sources import File
+from launcher.images.reproducible_tar import TIME, folders
+from launcher.images.source_files import File
 
 MTIME_NS: Final = TIME * 10**9
 """Of every file of a copy, as in the image's layer: any other means that the file was written to."""

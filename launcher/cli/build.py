@@ -20,7 +20,7 @@ def build(
 
     If only code has changed, its layer is appended in the registry without a Docker engine.
     """
-    from launcher.apply import images
     from launcher.cli.images import run
+    from launcher.images import pipeline
 
-    run(images.build, spec, flags_of(ctx), builder, create_repository, output_format)
+    run(pipeline.build, spec, flags_of(ctx), builder, create_repository, output_format)

@@ -12,7 +12,7 @@ from launcher.cli import dockerignore
 from launcher.cli.files import unreadable
 from launcher.cli.listing import Listing
 from launcher.errors import UsageError
-from launcher.sources import File
+from launcher.images.source_files import File
 from launcher.spec.secretive import secret_file
 
 LARGEST = 5

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.images.source_files import File, counted, digest_of
 from launcher.plan.model import Content
-from launcher.sources import File, counted, digest_of
 
 CHUNK = 1 << 18
 """Bytes that are hashed at once: files of this size and less are read in one go."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from launcher.cli.progress import in_bytes
+from launcher.images.source_files import File
 from launcher.plan.binding import read
 from launcher.plan.model import Content, Plan
-from launcher.sources import File
 from train import contract
 
 MUCH: Final = 1_000_000

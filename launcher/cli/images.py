@@ -16,10 +16,10 @@ from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.append import Stamp
-    from launcher.apply.dependencies import Wanted
-    from launcher.apply.images import Made
     from launcher.cli.inputs import Inputs
+    from launcher.images.append import Stamp
+    from launcher.images.dependency_image import Wanted
+    from launcher.images.pipeline import Made
 
 TITLE = "launch train"
 LABEL = 10
@@ -56,8 +56,8 @@ def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_reposit
 
 def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
     """The image of a spec, and what goes into it. Raises UsageError: there is no such builder."""
-    from launcher.apply.dependencies import BUILDERS, Wanted
     from launcher.cli.planning import planned_image
+    from launcher.images.dependency_image import BUILDERS, Wanted
 
     known = next((one for one in BUILDERS if one == builder), None)
     if known is None:
@@ -80,9 +80,9 @@ def bucket_of(output: str | None) -> str:
 
 def stamp(inputs: Inputs) -> Stamp:
     """The labels of the OCI image specification; the commit is that of the user's code."""
-    from launcher.apply.append import OCI, Stamp
-    from launcher.apply.dependencies import NO_TIME
     from launcher.cli.git import commit
+    from launcher.images.append import OCI, Stamp
+    from launcher.images.dependency_image import NO_TIME
 
     found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
     known = {"title": TITLE, "version": inputs.context.version}
@@ -100,10 +100,11 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
 
 def create(job: Wanted, say: Callable[[str], None]) -> None:
     """Make the repository unless it is there. Raises LaunchError."""
-    from launcher.apply import repositories, running
+    from launcher.apply import running
+    from launcher.images import artifact_registry
 
     repository = job.image.uri.rpartition("/")[0]
-    made = repositories.create(repository, os.environ, running.REAL)
+    made = artifact_registry.create(repository, os.environ, running.REAL)
     say(f"{repository} {'was made' if made else 'is there'}")
 
 

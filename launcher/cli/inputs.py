@@ -21,8 +21,8 @@ from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
 from launcher.cli.python_files import check_module, check_syntax, module_beside
 from launcher.errors import UsageError
+from launcher.images.source_files import Source
 from launcher.plan.model import EMPTY, Context, Target
-from launcher.sources import Source
 from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, Override, read_located

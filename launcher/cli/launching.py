@@ -186,9 +186,9 @@ def image(inputs: Inputs, wish: Wish, world: World) -> Callable[[Plan], Plan]:
     to be created."""
 
     def ready(made: Plan) -> Plan:
-        from launcher.apply import images
         from launcher.cli.images import create, wanted
         from launcher.cli.progress import progress, report
+        from launcher.images import pipeline
 
         made = looked(made, world, wish)
         job = wanted(inputs, wish.builder)
@@ -196,7 +196,7 @@ def image(inputs: Inputs, wish: Wish, world: World) -> Callable[[Plan], Plan]:
             if wish.create_repository:
                 create(job, bars.line)
             try:
-                found = images.push(job, os.environ, report(bars))
+                found = pipeline.push(job, os.environ, report(bars))
             except NotAuthorised as error:
                 if not job.image.pinned:
                     raise

@@ -206,13 +206,13 @@ def for_this_machine(inputs: Inputs) -> Inputs:
 
 def in_engine(made: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """The plan with its image in this machine's engine, and the name that it has there. Raises LaunchError."""
-    from launcher.apply import images
     from launcher.cli.images import wanted
     from launcher.cli.progress import progress, report
+    from launcher.images import pipeline
     from launcher.plan.build import with_digest
 
     with progress() as bars:
-        found = images.here(wanted(inputs), os.environ, report(bars))
+        found = pipeline.here(wanted(inputs), os.environ, report(bars))
     return (with_digest(made, found.reference) if "@" in found.reference else made), found.reference
 
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from launcher.apply.dependencies import Report
+    from launcher.images.dependency_image import Report
 
 
 def in_bytes(count: int) -> str:
@@ -92,6 +92,6 @@ def progress() -> Lines:
 
 def report(to: Lines) -> Report:
     """The seam that apply reports through."""
-    from launcher.apply.dependencies import Report
+    from launcher.images.dependency_image import Report
 
     return Report(line=to.line, layer=to.layer)

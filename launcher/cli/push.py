@@ -20,7 +20,7 @@ def push(
 
     Builds it only if its content is new. Prints the digest.
     """
-    from launcher.apply import images
     from launcher.cli.images import run
+    from launcher.images import pipeline
 
-    run(images.push, spec, flags_of(ctx), builder, create_repository, output_format)
+    run(pipeline.push, spec, flags_of(ctx), builder, create_repository, output_format)

@@ -145,9 +145,9 @@ def refuse_unread(places: Iterable[str]) -> None:
 
 def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     """The builds that run, known by the bucket that their source is in."""
-    from launcher.apply import cloudbuild
+    from launcher.images import cloud_build
 
-    active = [build for build in kit.builds(scope) if build.status.name in cloudbuild.ACTIVE]
+    active = [build for build in kit.builds(scope) if build.status.name in cloud_build.ACTIVE]
     ours = set(names_of_buckets(kit, scope)) if active else set()
     for build in active:
         if build.source.storage_source.bucket in ours:
@@ -162,8 +162,8 @@ def cancel_build(kit: Kit, number: str) -> Finish:
 
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     """The repositories, with their images."""
-    from launcher.apply import repositories as artifacts
     from launcher.gcp.api import Api
+    from launcher.images import artifact_registry as artifacts
 
     api = Api(artifacts.SERVICE, kit.project, artifacts.client(kit.environ), kit.clock)
     for found in artifacts.listed(api, "us"):

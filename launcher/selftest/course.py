@@ -42,7 +42,7 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
     """Return what the steps create. Raises LaunchError: the region lacks the machine, or its price is unknown."""
     found = [Item("bucket", kit.bucket)]
     if any(step.group == "push" for step in steps):
-        from launcher.apply.cloudbuild import Options
+        from launcher.images.cloud_build import Options
 
         minutes = Options().timeout_seconds / 60
         usd = catalog.load().rates["cloud-build-minute"].usd * minutes

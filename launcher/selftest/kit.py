@@ -108,8 +108,8 @@ class Kit:
 
     def cloud_build(self) -> Api:
         """Open Cloud Build's API."""
-        from launcher.apply import cloudbuild
         from launcher.gcp.api import Api
+        from launcher.images import cloud_build as cloudbuild
 
         return Api(cloudbuild.SERVICE, self.project, cloudbuild.client(self.environ), self.clock)
 

@@ -46,12 +46,12 @@ def access(kit: Kit) -> str:
 
 def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
     """Return one read of each API that launch uses."""
-    from launcher.apply import repositories
     from launcher.apply.cloudlog import LOGGING, LogClient
+    from launcher.images import artifact_registry
 
     def repository_names() -> Any:
-        api = Api(repositories.SERVICE, kit.project, repositories.client(kit.environ), kit.clock)
-        return repositories.listed(api, "us")
+        api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
+        return artifact_registry.listed(api, "us")
 
     def entries() -> Any:
         api = Api(LOGGING, kit.project, LogClient(kit.environ), kit.clock)

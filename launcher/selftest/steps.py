@@ -75,9 +75,9 @@ def build(kit: Kit) -> str:
     """Build the dependency image with Cloud Build, and append the code."""
     code(kit).write_text("1\n")
     if not kit.repository:
-        from launcher.apply import repositories
+        from launcher.images import artifact_registry
 
-        repositories.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
+        artifact_registry.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
     made = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
     states = [build.status.name for build in kit.builds(kit.prefix)]
     expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")

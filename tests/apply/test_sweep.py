@@ -12,7 +12,7 @@ import pytest
 from launcher.apply import sweep
 from launcher.apply.containers import watch
 from launcher.apply.settings import LABEL
-from launcher.apply.streams import EngineError
+from launcher.images.docker_events import EngineError
 
 
 class Engine:
@@ -102,7 +102,7 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(sweep, "AWAY_SECONDS", 60)
-    monkeypatch.setattr("launcher.apply.engine.Engine.connect", connect)
+    monkeypatch.setattr("launcher.images.docker_engine.Engine.connect", connect)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     assert sweep.engine() is found
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.apply.workdirs import Code, Left, copy, numbered, snapshot, working_directories, written
 from launcher.errors import LaunchError
-from launcher.sources import File
+from launcher.images.source_files import File
 
 
 def source(folder: Path) -> list[File]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.apply import running
-from tests.apply.test_append import put_base
 from tests.cli.cloudjobs import WELL, Job
 from tests.cli.vms import Vms
 from tests.googlecloud import FakeClock, GoogleCloud
+from tests.images.test_append import put_base
 from tests.registry import OciRegistry
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli import code, files
 from launcher.errors import UsageError
-from launcher.sources import File
+from launcher.images.source_files import File
 
 
 def written(folder: Path, **texts: str) -> Path:

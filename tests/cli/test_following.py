@@ -67,7 +67,7 @@ def test_ctrl_c_before_there_is_a_job(job: Job, monkeypatch: pytest.MonkeyPatch)
     def push(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.apply.images.push", push)
+    monkeypatch.setattr("launcher.images.pipeline.push", push)
     ran = job.launch("vertex", "job.yaml", code=130)
     assert "interrupted before a job was seen" in ran.err
     assert "launch status job-" in ran.err

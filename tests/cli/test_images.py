@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from launcher import catalog
-from launcher.apply import images
-from launcher.apply.dependencies import Report
 from launcher.cli.images import wanted
 from launcher.cli.inputs import gather
 from launcher.cli.options import Flags
 from launcher.errors import LaunchError
+from launcher.images import pipeline
+from launcher.images.dependency_image import Report
 from launcher.plan.build import image
-from tests.apply.test_append import manifest_of, put, put_base
 from tests.command import WORLD, Ran, launch
+from tests.images.test_append import manifest_of, put, put_base
 from tests.registry import Bearer, OciRegistry
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///no/such/socket", "DOCKER_CONFIG": "/no/such/folder"}
@@ -208,10 +208,10 @@ def test_code_that_is_changed_meanwhile_gets_no_tag(job: Path, registry: OciRegi
         made = wanted(gather("vertex", job, Flags(), image_only=True))
     (job.parent / "mine.py").write_text("print(2)\n")
     with pytest.raises(LaunchError, match="the code was changed while its image was made"):
-        images.push(made, NO_ENGINE, Report())
+        pipeline.push(made, NO_ENGINE, Report())
     assert not registry.store.repository("p/r/train").tags
     (job.parent / "mine.py").write_text("print(1)\n")
-    assert images.push(made, NO_ENGINE, Report()).how == "appended"
+    assert pipeline.push(made, NO_ENGINE, Report()).how == "appended"
 
 
 @pytest.mark.parametrize("builder", ["auto", "docker", "cloud-build"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from containers import lock
-from launcher.apply.registry import parse
 from launcher.cli import files
+from launcher.images.registry import parse
 
 HERE = Path(lock.__file__).parent
 LOCKS = ("requirements.lock", "torch-cu130.lock")

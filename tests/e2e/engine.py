@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from launcher.apply.engine import Engine, EngineError
+from launcher.images.docker_engine import Engine, EngineError
 from tests.command import ROOT
 
 CACHE = ROOT / ".launch" / "cache" / "containers"

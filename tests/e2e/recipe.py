@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.apply.test_append import put_base
 from tests.command import ROOT, WORLD
 from tests.e2e.running import LAUNCH
 from tests.googlecloud import GoogleCloud, Runner
+from tests.images.test_append import put_base
 from tests.recipes import Step
 from tests.registry import OciRegistry
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.apply.engine import Engine, EngineError
 from launcher.cli import code, files
+from launcher.images.docker_engine import Engine, EngineError
+from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
-from launcher.sources import File, Source
 from tests.e2e.engine import Running
 
 pytestmark = pytest.mark.e2e

@@ -19,8 +19,8 @@ from urllib.request import urlopen
 import docker
 import pytest
 
-from launcher.apply.engine import Engine
-from launcher.apply.registry import Manifest, Registry, parse
+from launcher.images.docker_engine import Engine
+from launcher.images.registry import Manifest, Registry, parse
 from tests.e2e import shapes
 from tests.e2e.engine import Running
 from tests.e2e.running import losses, only_run, run

@@ -36,7 +36,7 @@ def cloud() -> Iterator[GoogleCloud]:
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud) -> Iterator[Job]:
-    from tests.apply.test_append import put_base
+    from tests.images.test_append import put_base
 
     with OciRegistry() as registry:
         image = f"{registry.host}/p/train@{put_base(registry, name='p/train')}"

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.apply.test_append import put_base
 from tests.e2e.running import TINY, run, started
 from tests.googlecloud import GoogleCloud, Pace
+from tests.images.test_append import put_base
 from tests.registry import OciRegistry
 from tests.startup.park import Park
 

@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launcher.apply.reach import TUNNEL_URL
-from tests.apply.test_append import put_base
 from tests.command import ROOT, WORLD
 from tests.e2e.recipe import IMAGE, cache, printed, recorded, steps
 from tests.googlecloud import GoogleCloud, Pace
+from tests.images.test_append import put_base
 from tests.registry import OciRegistry
 from tests.ssh import Relay, SshServer
 from tests.ssh.server import make_key

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher import catalog
-from launcher.apply.registry import parse
 from launcher.errors import PlanRefused
+from launcher.images.registry import parse
 from launcher.plan.build import image, with_digest
 from launcher.plan.model import Content, Image
 from tests.plan.planning import CATALOG, context, planned, spec

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from google.cloud import artifactregistry_v1
 
-from launcher.apply import cloudbuild
-from launcher.apply.repositories import create
 from launcher.gcp.api import Api
+from launcher.images import cloud_build
+from launcher.images.artifact_registry import create
 from launcher.selftest.cleanup import clean, stop
 from launcher.selftest.kit import LABEL, Kit
 from launcher.selftest.steps import argv
@@ -112,7 +112,7 @@ def images(kit: Kit) -> str:
 def begin_build(world: World, bucket: str) -> None:
     source = {"storage_source": {"bucket": bucket, "object_": "source/x.tgz"}}
     build = {"source": source, "steps": [{"name": "docker", "args": ["build"]}], "tags": ["launch"]}
-    api = Api(cloudbuild.SERVICE, "my-project", cloudbuild.client(world.cloud.environ()), world.time)
+    api = Api(cloud_build.SERVICE, "my-project", cloud_build.client(world.cloud.environ()), world.time)
     build |= {"logs_bucket": f"gs://{bucket}/logs"}
     api.once("create_build", parent="projects/my-project/locations/global", build=build)
 

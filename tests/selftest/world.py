@@ -15,18 +15,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.apply.registry import parse
 from launcher.apply.running import Clock
 from launcher.cli.selftest import kit_of
+from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
-from tests.apply.test_append import manifest_of, put, put_base
 from tests.cli.cloudjobs import RUNS, WELL
 from tests.command import WORLD, Ran, as_process, launch
 from tests.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
 from tests.googlecloud.cloudbuild import Outcome, played
 from tests.googlecloud.vms import Vm
+from tests.images.test_append import manifest_of, put, put_base
 from tests.registry import OciRegistry
 from train import contract
 

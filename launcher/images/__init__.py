@@ -1,0 +1,1 @@
+"""The training image: built, appended to, and pushed."""

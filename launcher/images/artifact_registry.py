@@ -1,0 +1,163 @@
+"""Artifact Registry's repositories: made once, before the first push."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from launcher.apply.running import REAL, Clock
+from launcher.errors import LaunchError, UsageError
+from launcher.gcp.api import Api, Service, UnreachableError, open_client, status_of
+from launcher.images.registry.reference import Place, parse, place
+
+SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")
+"""The role holds artifactregistry.repositories.create
+(https://cloud.google.com/artifact-registry/docs/access-control#permissions)."""
+WAIT_SECONDS = 120.0
+POLL_SECONDS = 1.0
+PAGE = 1000
+
+
+def create(
+    reference: object, environ: Mapping[str, str], clock: Clock = REAL, labels: Mapping[str, str] | None = None
+) -> bool:
+    """Make the repository that an image or repository reference names; False if it was there.
+
+    Raises:
+        UsageError: it isn't one of Artifact Registry's, the location is unknown, or it holds something else.
+        NotAuthorised: no credentials, or a permission is missing.
+        LaunchError: the API is disabled, or gives no answer.
+    """
+    where = find(str(reference))
+    api = Api(SERVICE, where.project, client(environ), clock)
+    with known_location(where):
+        return not exists(api, where) and make(api, where, labels or {})
+
+
+def find(reference: str) -> Place:
+    """The repository in a reference to it, or to an image in it. Raises UsageError."""
+    parsed = parse(reference)
+    found = place(parsed.host, parsed.repository)
+    if found is None:
+        raise UsageError(
+            f"{reference} is no repository of Artifact Registry",
+            "Only those can be made, and they look like this: us-docker.pkg.dev/my-project/launch",
+        )
+    return found
+
+
+def parent(where: Place) -> str:
+    """The location's resource name."""
+    return f"projects/{where.project}/locations/{where.location}"
+
+
+def resource(where: Place) -> str:
+    """The repository's resource name."""
+    return f"{parent(where)}/repositories/{where.repository}"
+
+
+def client(environ: Mapping[str, str]) -> Any:
+    """Google's client. Raises LaunchError."""
+    try:
+        from google.cloud import artifactregistry_v1
+    except ImportError as error:
+        raise LaunchError(
+            "making a repository needs google-cloud-artifact-registry", 'pip install "gcp-launch[gcp]"'
+        ) from error
+    return open_client(artifactregistry_v1.ArtifactRegistryClient, SERVICE, environ)
+
+
+def exists(api: Api, where: Place) -> bool:
+    """Whether it is there, for containers. Raises LaunchError."""
+    try:
+        found = api.ask("get_repository", name=resource(where))
+    except LaunchError as error:
+        if status_of(error) == 404:
+            return False
+        raise
+    if found.format_.name != "DOCKER":
+        raise UsageError(
+            f"{resource(where)} holds {found.format_.name} packages, not containers",
+            "Choose another name: image.repository",
+        )
+    return True
+
+
+def make(api: Api, where: Place, labels: Mapping[str, str]) -> bool:
+    """Make what was not there a moment ago; False if another launch was quicker. Raises LaunchError."""
+    repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
+    request = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
+    unsure = False
+    while True:
+        try:
+            operation = api.once("create_repository", **request).operation
+        except UnreachableError:
+            if unsure:
+                raise
+            unsure = True  # it may have been made all the same: then the second request is refused with 409
+            api.clock.sleep(POLL_SECONDS)
+        except LaunchError as error:
+            if status_of(error) != 409:
+                raise
+            wait_for(api, where)
+            return unsure
+        else:
+            finish(api, where, operation)
+            return True
+
+
+def listed(api: Api, location: str) -> list[Any]:
+    """Return a location's repositories (artifactregistry_v1.Repository; first page only). Raises LaunchError."""
+    found = api.ask("list_repositories", parent=f"projects/{api.project}/locations/{location}", page_size=PAGE)
+    return [*next(iter(found.pages)).repositories]
+
+
+def delete(api: Api, name: str) -> None:
+    """Delete a repository with its images, by resource name, if it exists. Raises LaunchError."""
+    try:
+        operation = api.ask("delete_repository", name=name).operation
+    except LaunchError as error:
+        if status_of(error) != 404:
+            raise
+        return
+    _, project, _, location, _, repository = name.split("/")
+    finish(api, Place(location, project, repository), operation, "deleted")
+
+
+def wait_for(api: Api, where: Place) -> None:
+    """Wait until another's operation has made it. Raises LaunchError."""
+    until = api.clock.now() + WAIT_SECONDS
+    while not exists(api, where):
+        if api.clock.now() > until:
+            raise LaunchError(f"{resource(where)} is still being made after {WAIT_SECONDS:.0f} s", "Try again later.")
+        api.clock.sleep(POLL_SECONDS)
+
+
+def finish(api: Api, where: Place, operation: Any, done: str = "made") -> None:
+    """Wait for the operation (google.longrunning.Operation). Raises LaunchError."""
+    until = api.clock.now() + WAIT_SECONDS
+    while not operation.done:
+        if api.clock.now() > until:
+            raise LaunchError(
+                f"{resource(where)} is still being {done} after {WAIT_SECONDS:.0f} s", f"Look at {operation.name}"
+            )
+        api.clock.sleep(POLL_SECONDS)
+        operation = api.ask("get_operation", name=operation.name)
+    if operation.error.code:
+        raise LaunchError(f"{resource(where)} could not be {done}: {operation.error.message}")
+
+
+@contextmanager
+def known_location(where: Place) -> Iterator[None]:
+    """Artifact Registry answers a location that it hasn't got as any bad argument, with 400 and no more; the name has
+    been checked before, so little else is left."""
+    try:
+        yield
+    except LaunchError as error:
+        if status_of(error) != 400:
+            raise
+        raise UsageError(
+            f"Artifact Registry refuses {resource(where)}; is {where.location} one of its locations? ({error.problem})",
+            f"gcloud artifacts locations list --project={where.project}",
+        ) from error

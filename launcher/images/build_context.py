@@ -1,0 +1,54 @@
+"""The build context: the files of an image as one archive, the same for this machine's engine and for Cloud Build."""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+import tempfile
+from io import BytesIO
+from typing import IO
+
+from launcher.images import reproducible_tar
+from launcher.images.reproducible_tar import Tree
+from launcher.images.source_files import File, Source
+
+DOCKERFILE = "train.Dockerfile"
+"""Which of the recipe's files says how to build."""
+
+IN_MEMORY = 32_000_000
+"""Bytes of a context that are held in memory; a larger one lies in a file that nobody else sees."""
+
+
+def build_context(source: Source) -> IO[bytes]:
+    """The context as a tar, at its start; the same files give the same bytes. Closing it removes it.
+
+    At the top lie the recipe's files and requirements.txt (empty where the user has none); train/, code/ and torch/
+    are folders, which may be empty.
+
+    Raises:
+        UsageError: a file can't be read.
+    """
+    file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 -- the caller closes it
+    try:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            write(tar, source)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+def write(tar: tarfile.TarFile, source: Source) -> None:
+    """All files of the context. Raises UsageError."""
+    for one in sorted(source.recipe):
+        reproducible_tar.add(tar, one, one.name, 0)
+    text = source.requirements.encode()
+    info = reproducible_tar.entry("requirements.txt", 0, tarfile.REGTYPE, 0o644)
+    info.size = len(text)
+    tar.addfile(info, BytesIO(text))
+    wheel = (File(source.torch.name, source.torch),) if source.torch else ()
+    trainer = tuple(one._replace(name=posixpath.relpath(one.name, "train")) for one in source.trainer)
+    for folder, files in (("train", trainer), ("code", source.code), ("torch", wheel)):
+        own = folder == "code"
+        reproducible_tar.put(tar, Tree(folder, files, digest=source.digest if own else "", group_writes=own))

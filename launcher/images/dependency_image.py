@@ -1,0 +1,143 @@
+"""The dependency image: made once by an engine or by Cloud Build, with a list of what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, get_args
+
+from msgspec import Struct
+
+from launcher.apply import running
+from launcher.errors import LaunchError
+from launcher.images import sbom
+from launcher.images.source_files import Source
+from launcher.plan.model import Image
+
+if TYPE_CHECKING:
+    from launcher.images.append import Stamp
+    from launcher.images.docker_engine import Engine
+    from launcher.images.package_inventory import Inventory
+    from launcher.images.registry import Reference, Registry
+
+Builder = Literal["auto", "docker", "append", "cloud-build"]
+BUILDERS: tuple[Builder, ...] = get_args(Builder)
+NO_TIME = "1980-01-01T00:00:00Z"
+"""Of an image that comes from no commit: a real time would give the same content another digest."""
+VERSION = "org.opencontainers.image.version"
+LONGEST = 100
+"""Characters of a build's line."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which image is wanted, and the way to it: the plan's image, its files, and what it says of itself."""
+
+    image: Image
+    source: Source
+    stamp: Stamp
+    builder: Builder = "auto"
+    project: str = ""
+    """Whose Cloud Build may be used."""
+    bucket: str = ""
+    """Where Cloud Build finds the source (gs://NAME); empty: in the project's own."""
+
+
+class Report(Struct, frozen=True):
+    """Where progress goes: a line now and then, and the bytes of a layer (its name, done, all)."""
+
+    line: Callable[[str], None] = lambda _text: None
+    layer: Callable[[str, int, int], None] = lambda _name, _done, _all: None
+
+
+def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report) -> None:
+    """The dependency image with its SBOM, in the registry; once, so that its tag stays what others have built upon.
+
+    Raises LaunchError, before anything is built where nothing can be pushed.
+    """
+    if wanted.builder == "append":
+        raise LaunchError(
+            f"the registry has no dependency image {base} yet, and without one nothing can be appended",
+            "Make it once: launch push --builder docker, or launch push --builder cloud-build",
+        )
+    registry.check_write(base.repository)
+    if wanted.builder == "cloud-build":
+        from launcher.images.cloud_build import build as build_in_cloud
+
+        digest = build_in_cloud(
+            wanted.source,
+            wanted.image,
+            project=wanted.project,
+            environ=environ,
+            bucket=wanted.bucket,
+            on_line=report.line,
+            clock=running.REAL,
+        )
+        add_sbom(registry, base, digest, lambda: sbom.of_source(wanted.source, wanted.image), wanted, report)
+        return
+    engine = engine_of(environ, wanted)
+    by_engine(engine, wanted, "dependencies", wanted.image.dependencies, report)
+    report.line(f"pushing {base}")
+    digest = engine.push(wanted.image.dependencies, report.layer)
+    add_sbom(registry, base, digest, lambda: inventory_in(engine, wanted), wanted, report)
+
+
+def inventory_in(engine: Engine, wanted: Wanted) -> Inventory:
+    """What a container of the dependency image finds installed. Raises LaunchError."""
+    from launcher.images.docker_engine import told
+
+    with told(wanted.image.dependencies, "can't be looked into"):
+        return sbom.inventory(sbom.in_container(engine.api, wanted.image.dependencies))
+
+
+def created(registry: Registry, image: Reference, digest: str) -> str:
+    """When an image was made, by its own config (RFC 3339). Raises LaunchError."""
+    manifest = registry.manifest(image.repository, digest)
+    config = registry.blob(image.repository, manifest.body["config"]["digest"]) if manifest else b"{}"
+    return str(json.loads(config).get("created") or NO_TIME)
+
+
+def add_sbom(
+    registry: Registry,
+    base: Reference,
+    digest: str,
+    inventory: Callable[[], Inventory],
+    wanted: Wanted,
+    report: Report,
+) -> None:
+    """A list of all packages (CycloneDX) beside the image, which is as good without: a failure is only told."""
+    try:
+        about = {"time": created(registry, base, digest), "version": wanted.stamp.labels.get(VERSION, "")}
+        sbom.attach(registry, base, digest, sbom.document(inventory(), base, digest, **about))
+    except LaunchError as error:
+        report.line(f"the image has no SBOM: {error.problem}")
+    else:
+        report.line(f"its SBOM is {base.name}:{sbom.tag_of(digest)}")
+
+
+# --- With an engine -------------------------------------------------------------------------------------------------
+
+
+def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
+    """This machine's Docker engine. Raises LaunchError: there is none, and what else can be done."""
+    from launcher.images.docker_engine import Engine, EngineError
+    from launcher.images.registry.reference import is_googles
+
+    try:
+        return Engine.connect(environ)
+    except EngineError as error:
+        if wanted.builder == "docker" or not is_googles(wanted.image.uri.partition("/")[0]):
+            raise
+        more = "Without an engine, Cloud Build can make the dependency image: launch push --builder cloud-build"
+        raise EngineError(error.problem, f"{error.hint}\n{more}" if error.hint else more) from error
+
+
+def by_engine(engine: Engine, wanted: Wanted, stage: str, reference: str, report: Report) -> None:
+    """One stage of the Dockerfile, built under a name. Raises LaunchError."""
+    report.line(f"building {reference} with the Docker engine")
+    labels = wanted.stamp.labels if stage == "train" else {}
+    engine.build(wanted.source, wanted.image, target=stage, tag=reference, labels=labels, on_line=clipped(report.line))
+
+
+def clipped(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Steps of a Dockerfile may be a screen long; a failing one is told whole by its error."""
+    return lambda text: say(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")

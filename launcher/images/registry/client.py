@@ -1,0 +1,269 @@
+"""A client of one registry: the part of the OCI distribution API that appending a layer and pushing it need.
+
+oras-py, the client library that there is, was looked at: its import takes 1.1 s where a whole "nothing to do" has 0.5,
+and it neither mounts blobs across repositories nor goes on with an upload that was cut off.
+https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
+
+from launcher.apply.running import REAL, Clock
+from launcher.images.registry.errors import RegistryError, done
+from launcher.images.registry.http import Ask
+from launcher.images.registry.reference import is_digest, is_googles
+from launcher.images.registry.retry import Passing, Patience
+from launcher.images.registry.session import Deed, Wire, may_pull, may_push
+from launcher.images.registry.upload import CHUNK, Blob, Upload
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from requests import Response
+
+ACCEPTED: Final = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+"""Media types of manifests: of an image and of an index, Docker's and OCI's."""
+
+LARGEST: Final = 16 << 20
+"""Bytes of a manifest or of a blob that is read into memory; registries themselves take manifests up to 4 MiB."""
+
+T = TypeVar("T")
+
+Heard = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest as the registry has it: `digest` is that of `raw`, `body` is what it says."""
+
+    digest: str
+    media_type: str
+    body: Mapping[str, Any]
+    raw: bytes
+
+
+class Registry:
+    """One registry, for all threads. Credentials are looked for when it asks for some.
+
+    All methods raise:
+        NotAuthorised: none of the credentials that there are is taken, or they lack the right.
+        RepositoryMissing: the repository isn't there.
+        RegistryError: it can't be reached, or refuses for another reason.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        environ: Mapping[str, str],
+        *,
+        clock: Clock = REAL,
+        patience: Patience | None = None,
+        chunk: int | None = CHUNK,
+    ) -> None:
+        """`chunk`: bytes of an upload's request; None: a blob goes in one.
+
+        Raises:
+            LaunchError: the extra `docker` is not installed.
+        """
+        self.host = host
+        # "Artifact Registry does not support Docker chunked uploads":
+        # https://cloud.google.com/artifact-registry/docs/reference/docker-api, read in 2026.
+        self._chunk = None if is_googles(host) else chunk
+        self._wire = Wire(host, environ, patience or Patience(clock))
+
+    @property
+    def sent(self) -> int:
+        """Bytes of bodies sent so far, those sent again included."""
+        return self._wire.http.sent
+
+    def head(self, repository: str, reference: str) -> str | None:
+        """The digest of a tag (or of a digest that is there); None: there is none."""
+        deed = self._reading("HEAD", repository, f"manifests/{reference}", f"look for {reference}")
+        response = self._wire.do(deed)
+        if response.status_code == 404:
+            return None
+        self._expect(response, deed, 200)
+        found = response.headers.get("Docker-Content-Digest")
+        if found and is_digest(found):
+            return str(found)
+        manifest = self.manifest(repository, reference)  # a registry need not say it in a header
+        return manifest.digest if manifest else None
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """The manifest at a tag or a digest, its digest checked; None: there is none."""
+        deed = self._reading("GET", repository, f"manifests/{reference}", f"read {reference}")
+
+        def read() -> Manifest | None:
+            response = self._wire.once(deed)
+            if response.status_code == 404:
+                response.close()
+                return None
+            self._expect(response, deed, 200)
+            raw = self._whole(response, deed)
+            said = response.headers.get("Docker-Content-Digest", "")
+            digest = reference if ":" in reference else said if is_digest(said) else None
+            return self._understood(raw, _checked(raw, digest), response, deed)
+
+        return self._again(deed, read)
+
+    def blob(self, repository: str, digest: str) -> bytes:
+        """A small blob, such as an image's configuration, its digest checked."""
+        deed = self._reading("GET", repository, f"blobs/{digest}", f"read {digest}")
+
+        def read() -> bytes:
+            response = self._wire.once(deed)
+            self._expect(response, deed, 200)
+            raw = self._whole(response, deed)
+            _checked(raw, digest)
+            return raw
+
+        return self._again(deed, read)
+
+    def has(self, repository: str, digest: str) -> bool:
+        """Whether the repository has a blob."""
+        deed = self._reading("HEAD", repository, f"blobs/{digest}", f"look for {digest}")
+        response = self._wire.do(deed)
+        if response.status_code == 404:
+            return False
+        self._expect(response, deed, 200)
+        return True
+
+    def mount(self, repository: str, digest: str, source: str) -> bool:
+        """Let the repository have a blob of the repository `source` too; False: it must be uploaded."""
+        if source == repository:
+            return self.has(repository, digest)
+        params = (("mount", digest), ("from", source))
+        ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"), params=params)
+        scopes = (may_push(repository), may_pull(source))
+        deed = Deed(f"take {digest} over from {source}", repository, scopes, ask)
+        response = self._wire.do(deed)
+        if response.status_code == 202:
+            self._cancel(repository, response)
+            return False
+        self._expect(response, deed, 201)
+        return True
+
+    def check_write(self, repository: str) -> None:
+        """Begin an upload and give it up: what can't be pushed to should be known before an hour of building."""
+        ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
+        deed = Deed("begin an upload", repository, (may_push(repository),), ask)
+        response = self._wire.do(deed)
+        self._expect(response, deed, 202)
+        self._cancel(repository, response)
+
+    def upload(
+        self,
+        repository: str,
+        digest: str,
+        size: int,
+        open: Callable[[], BinaryIO],  # noqa: A002 - it is what it does
+        on_bytes: Heard = lambda total: None,
+    ) -> None:
+        """Send a blob that the repository hasn't got (asking first is the caller's).
+
+        `open` opens its `size` bytes anew, from the first one. `on_bytes` is told how many of them the registry has;
+        the number falls when a part must be sent again. Once this returns, the blob is there.
+        """
+        Upload(self._wire, Blob(repository, digest, size, open), self._chunk, on_bytes).run()
+
+    def put_manifest(self, repository: str, reference: str, raw: bytes, media_type: str) -> str:
+        """Write a manifest, all of whose blobs are there, to a tag or its digest; answers its digest."""
+        url = self._wire.url(f"/v2/{repository}/manifests/{reference}")
+        ask = Ask("PUT", url, {"Content-Type": media_type}, body=raw)
+        deed = Deed(f"write {reference}", repository, (may_push(repository),), ask)
+        digest = digest_of(raw)
+        response = self._wire.do(deed)
+        if not done(response):
+            if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
+                return digest  # a tag that can't be moved, and somebody (or a lost try of ours) put it there
+            raise self._wire.refusal(deed, response)
+        said = response.headers.get("Docker-Content-Digest", digest)
+        if said != digest:
+            raise RegistryError(f"{self._wire.words(deed)}: the registry understood {said} where {digest} was sent")
+        return digest
+
+    def stop(self) -> None:
+        """Let what other threads do here fail soon; nothing can be done afterwards."""
+        self._wire.http.stop()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._wire.http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _reading(self, method: str, repository: str, path: str, what: str) -> Deed:
+        headers = {"Accept": ", ".join(ACCEPTED)} if path.startswith("manifests/") else {}
+        ask = Ask(method, self._wire.url(f"/v2/{repository}/{path}"), headers, stream=method == "GET")
+        return Deed(what, repository, (may_pull(repository),), ask)
+
+    def _again(self, deed: Deed, read: Callable[[], T]) -> T:
+        """What `read` answers, the first time that it was not damaged or cut off."""
+        tries = self._wire.patience.begin(self._wire.words(deed))
+        while True:
+            try:
+                return read()
+            except Passing as error:
+                tries.wait(error)
+
+    def _expect(self, response: Response, deed: Deed, status: int) -> None:
+        if response.status_code != status:
+            raise self._wire.refusal(deed, response)
+
+    def _whole(self, response: Response, deed: Deed) -> bytes:
+        """The body of an answer that is still to be read. Raises Passing: it was cut off."""
+        from requests.exceptions import RequestException
+
+        pieces: list[bytes] = []
+        try:
+            for piece in response.iter_content(1 << 18):
+                pieces.append(piece)
+                if sum(map(len, pieces)) > LARGEST:
+                    raise RegistryError(f"{self._wire.words(deed)}: it is larger than {LARGEST >> 20} MiB")
+        except RequestException as error:
+            raise Passing(f"the answer was cut off: {error}") from error
+        finally:
+            response.close()
+        return b"".join(pieces)
+
+    def _understood(self, raw: bytes, digest: str, response: Response, deed: Deed) -> Manifest:
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise RegistryError(f"{self._wire.words(deed)}: what the registry has there is no manifest")
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
+        return Manifest(digest, str(body.get("mediaType") or media_type), body, raw)
+
+    def _cancel(self, repository: str, response: Response) -> None:
+        """End the upload that a registry begins where it can't mount; one that it keeps, it forgets by itself."""
+        ask = Ask("DELETE", self._wire.url(response.headers.get("Location", "")))
+        self._wire.unheeded(Deed("cancel an upload", repository, (may_push(repository),), ask))
+
+
+def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
+    """The digest of bytes, as it stands in references."""
+    return f"{algorithm}:{hashlib.new(algorithm, raw).hexdigest()}"
+
+
+def _checked(raw: bytes, digest: str | None) -> str:
+    """The digest of `raw`. Raises Passing: it should be another; the bytes were damaged on their way."""
+    found = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
+    if digest and found != digest:
+        raise Passing(f"damaged: it has the digest {found}, and should have {digest}")
+    return found

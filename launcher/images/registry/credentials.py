@@ -1,0 +1,252 @@
+"""Where credentials for a registry may lie, and in which order they are looked for.
+
+gcloud's access token in the environment, docker's own configuration, Google's application default credentials, the
+gcloud command, nobody. Google's are for Google's registries alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.images.registry.reference import is_googles
+
+OAUTH2: Final = "oauth2accesstoken"
+"""The name under which Artifact Registry takes an access token as a password:
+https://cloud.google.com/artifact-registry/docs/docker/authentication#token, read in 2026."""
+
+TRUE: Final = ("true", "1", "yes", "on", "y")
+"""What gcloud takes for true (googlecloudsdk.core.properties)."""
+
+HELPER_SECONDS: Final = 60.0
+"""For a helper that is stuck; gcloud takes about one."""
+
+SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+
+
+class SourceError(Exception):
+    """A place where credentials should be, and can't be read."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A name and a password; or an identity token, which a token service takes in their place."""
+
+    username: str
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+
+
+class Source:
+    """One place. What it says is kept, until it is asked anew."""
+
+    def __init__(self, name: str, find: Callable[[], Credentials | None] | None = None) -> None:
+        self.name = name
+        self.anonymous = find is None
+        self.known = False
+        self._find = find
+        self._found: Credentials | None = None
+
+    def credentials(self, *, anew: bool = False) -> Credentials | None:
+        """What is there; None: nothing for this registry. Raises SourceError."""
+        if self._find and (anew or not self.known):
+            self._found = self._find()
+            self.known = True
+        return self._found
+
+
+def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
+    """The places to look in, in their order; the last one is nobody's."""
+    docker = Source("docker's configuration", partial(from_docker, host, environ))
+    nobody = Source("no credentials")
+    if not is_googles(host) or environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
+        return docker, nobody
+    return (
+        Source("CLOUDSDK_AUTH_ACCESS_TOKEN", partial(from_environment, environ)),
+        docker,
+        Source("application default credentials", partial(from_google, environ)),
+        Source("gcloud", partial(from_gcloud, environ)),
+        nobody,
+    )
+
+
+def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
+    """The first credentials for a registry, None where there are none. A place that can't be read has none."""
+    for source in sources(host, environ):
+        try:
+            if found := source.credentials():
+                return found
+        except SourceError:
+            continue
+    return None
+
+
+def from_environment(environ: Mapping[str, str]) -> Credentials | None:
+    """gcloud's access token, from the environment or the file that it names."""
+    token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
+    if not token and file:
+        try:
+            token = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise SourceError(f"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE: {file} can't be read: {_reason(error)}") from error
+    return Credentials(OAUTH2, token.strip()) if token else None
+
+
+def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
+    """What docker login left, in its file or with a credential helper."""
+    path = _docker_config(environ)
+    content = _read_json(path) if path else {}
+    config = {key: content[key] for key in ("auths", "credHelpers", "credsStore") if content.get(key)}
+    if not config:
+        return None
+    try:
+        from docker.auth import load_config
+        from docker.errors import DockerException
+    except ImportError as error:
+        raise SourceError('not read: pip install "gcp-launch[docker]"') from error
+    try:
+        auth = load_config(config_dict=config, credstore_env=dict(environ))
+        _check_helper(auth.get_credential_store(host), environ)
+        found = auth.resolve_authconfig(host)
+    except DockerException as error:
+        raise SourceError(f"{path}: {' '.join(str(error).split())}") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:  # what docker.auth makes of a wrong entry
+        problem = f"an entry of auths or a credential helper's answer can't be read ({type(error).__name__})"
+        raise SourceError(f"{path}: {problem}") from error
+    return _of_docker(found or {})
+
+
+def _docker_config(environ: Mapping[str, str]) -> Path | None:
+    """Where docker's command line has its configuration; None where nobody is at home."""
+    folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
+    if folder:
+        return Path(folder) / "config.json"
+    return Path(home) / ".docker" / "config.json" if home else None
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty where there is no file. Raises SourceError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} can't be read: {_reason(error)}") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{path} is not a JSON object")
+    return content
+
+
+def _check_helper(name: str | None, environ: Mapping[str, str]) -> None:
+    """docker.auth only warns of a helper that isn't there, and names another reason then."""
+    command = f"docker-credential-{name}"
+    if name and shutil.which(command, path=environ.get("PATH", "")) is None:
+        raise SourceError(f"its credential helper {command} is not on PATH")
+
+
+def _of_docker(found: Mapping[str, Any]) -> Credentials | None:
+    """docker.auth writes the keys of a helper's answer large and those of the file small."""
+    values = {key.lower(): str(value or "") for key, value in found.items()}
+    if token := values.get("identitytoken"):
+        return Credentials("<token>", identity_token=token)
+    if not values.get("password"):
+        return None
+    return Credentials(values.get("username", ""), values["password"])
+
+
+def from_google(environ: Mapping[str, str]) -> Credentials | None:
+    """Application default credentials: of a file, or of the machine where it is one of Google's.
+
+    Elsewhere nobody asks for the machine's: the metadata server that isn't there costs seconds.
+    """
+    path = _default_file(environ)
+    if path is None and not _on_googles_machine(environ):
+        return None
+    try:
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import Request
+    except ImportError as error:
+        raise SourceError('not read: pip install "gcp-launch[gcp]"') from error
+    try:
+        found = _loaded(path)
+        found.refresh(Request())
+    except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but the first: a file that is none
+        raise SourceError(f"{path or 'this machine'}: {_first_line(error)}") from error
+    return Credentials(OAUTH2, found.token) if found.token else None
+
+
+def _loaded(path: Path | None) -> Any:
+    """google.auth.default() would do too, and ask gcloud for the project: a second that nobody needs."""
+    import google.auth
+    from google.auth import compute_engine
+
+    if path is None:
+        return compute_engine.Credentials()
+    with warnings.catch_warnings():  # that a file from somewhere else may be bad: this one is the user's own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return google.auth.load_credentials_from_file(str(path), scopes=[SCOPE])[0]
+
+
+def _default_file(environ: Mapping[str, str]) -> Path | None:
+    """Where google.auth would read application default credentials; None: there is no file."""
+    if named := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return Path(named)
+    folder, home = environ.get("CLOUDSDK_CONFIG"), environ.get("HOME")
+    if not folder and not home:
+        return None
+    path = Path(folder or f"{home}/.config/gcloud") / "application_default_credentials.json"
+    return path if path.is_file() else None
+
+
+def _on_googles_machine(environ: Mapping[str, str]) -> bool:
+    """As google.auth itself tells: https://cloud.google.com/compute/docs/instances/detect-compute-engine."""
+    try:
+        product = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        product = ""
+    return bool(environ.get("GCE_METADATA_HOST")) or product.startswith("Google")
+
+
+def from_gcloud(environ: Mapping[str, str]) -> Credentials | None:
+    """The access token of the account that gcloud is logged in with."""
+    if command := shutil.which("gcloud", path=environ.get("PATH", "")):
+        token = _output([command, "auth", "print-access-token", "--quiet"], environ).strip()
+        return Credentials(OAUTH2, token) if token else None
+    return None
+
+
+def _output(command: list[str], environ: Mapping[str, str]) -> str:
+    """What a command prints. Raises SourceError: it fails, or hangs; with its words, never with what it printed."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HELPER_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SourceError(f"{name} has not answered for {HELPER_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise SourceError(f"{name} can't be started: {_reason(error)}") from error
+    if done.returncode:
+        raise SourceError(f"{name} failed: {_first_line(done.stderr) or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _first_line(text: object) -> str:
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")[:300]
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

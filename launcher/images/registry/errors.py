@@ -1,0 +1,77 @@
+"""What a registry can refuse, in words that say what to do next."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from launcher.errors import LaunchError, NotAuthorised
+from launcher.images.registry.reference import is_googles, place
+
+if TYPE_CHECKING:
+    from requests import Response
+
+
+class RegistryError(LaunchError):
+    """A registry that can't be reached, or says no for a reason of its own."""
+
+
+class RepositoryMissing(RegistryError):
+    """The registry has no such repository; Artifact Registry makes none by itself."""
+
+
+def refusal(response: Response, host: str, repository: str, what: str, tried: str = "") -> LaunchError:
+    """The error for an answer that says no. `what` was being done ("put manifest x"); `tried` are the credentials."""
+    where, text = f"{host}/{repository}", said(response)
+    if response.status_code in (401, 403):
+        return denied(host, f"{where}: {what}: {text}", tried)
+    if response.status_code == 404 and "NAME_UNKNOWN" in codes(response):
+        return RepositoryMissing(f"{where}: there is no such repository ({text})", _create(host, repository))
+    return RegistryError(f"{where}: {what}: {text}")
+
+
+def denied(host: str, problem: str, tried: str) -> NotAuthorised:
+    """No access to a registry, with the credentials that were tried and the ways to better ones."""
+    ways = f"docker login {host}"
+    if is_googles(host):
+        ways = (
+            f"gcloud auth login, then gcloud auth configure-docker {host}. Pushing needs "
+            "roles/artifactregistry.writer on the repository; one that doesn't exist is refused in the same way."
+        )
+    return NotAuthorised(problem, f"Tried: {tried or 'no credentials'}.\nLog in: {ways}")
+
+
+def _create(host: str, repository: str) -> str:
+    found = place(host, repository)
+    if found is None:
+        return "Make the repository first, or name another: image.repository"
+    return (
+        "launch build --create-repository makes it; or gcloud artifacts repositories create "
+        f"{found.repository} --project={found.project} --location={found.location} --repository-format=docker"
+    )
+
+
+def done(response: Response) -> bool:
+    """Whether it did what was asked. (requests counts a redirect as well, which has written nothing.)"""
+    return 200 <= response.status_code < 300
+
+
+def codes(response: Response) -> tuple[str, ...]:
+    """The codes in an answer's errors, such as BLOB_UPLOAD_UNKNOWN; empty when it has none."""
+    return tuple(code for code, _ in _errors(response))
+
+
+def said(response: Response) -> str:
+    """The registry's own words on one line: code and message of each error, else the text, else the status."""
+    words = "; ".join(f"{code}: {message}" if message else code for code, message in _errors(response))
+    words = words or " ".join(response.text[:300].split())
+    return f"HTTP {response.status_code} {words or response.reason}"
+
+
+def _errors(response: Response) -> list[tuple[str, str]]:
+    """As in https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes."""
+    try:
+        errors = json.loads(response.content)["errors"]
+        return [(str(one["code"]), str(one.get("message") or "")) for one in errors]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []

@@ -1,0 +1,193 @@
+"""HTTP as a registry's client needs it: one session, no hidden credentials, and errors in two kinds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from launcher.errors import LaunchError
+from launcher.images.registry.errors import RegistryError
+from launcher.images.registry.retry import Passing
+from train.loopback import is_loopback
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response
+
+CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+"""For a connection, and for each of its silences: a registry may take long to move a large blob into place."""
+
+CONNECTIONS: Final = 16
+"""Kept open for the threads of one registry."""
+
+MOST_REDIRECTS: Final = 5
+
+
+class Body(Protocol):
+    """Bytes of known length, read once."""
+
+    def read(self, size: int = -1) -> bytes: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+Bodies = Callable[[], AbstractContextManager[Body]]
+"""Opens a body; again for each request that sends it."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `authorization` is the header's value; `stream`: the answer's body is read by the caller."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: tuple[tuple[str, str], ...] = ()
+    body: bytes | Bodies = b""
+    authorization: str | None = None
+    stream: bool = False
+
+
+class Http:
+    """One session for all threads. `sent` counts the bytes of bodies, those sent again included.
+
+    Raises:
+        LaunchError: the extra `docker` is not installed.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.sent = 0
+        self.stopped = False
+        self._host = host
+        self._reached: set[str] = set()
+        self._lock = threading.Lock()
+        try:
+            import requests
+        except ImportError as error:
+            raise LaunchError("speaking to a registry needs requests", 'pip install "gcp-launch[docker]"') from error
+        self._session = requests.Session()
+        # This machine is reached without a proxy, and nobody's ~/.netrc or proxy settings are read for each request.
+        self._session.trust_env = not is_loopback(host)
+        # Digests are of the bytes as they are stored: nothing may be packed on the way.
+        self._session.headers.update({"User-Agent": "gcp-launch", "Accept-Encoding": "identity"})
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))
+
+    def go_on(self) -> None:
+        """Raises RegistryError: everything is to stop."""
+        if self.stopped:
+            raise RegistryError(f"{self._host}: stopped", "Start again: what has arrived is not sent again.")
+
+    def count(self, size: int) -> None:
+        """Add to what was sent."""
+        with self._lock:
+            self.sent += size
+
+    def send(self, ask: Ask) -> Response:
+        """The answer, whatever its status. Redirects of a GET or a HEAD are followed, without credentials.
+
+        Raises:
+            Passing: there is none, and the same request may work later.
+            RegistryError: there can't be one.
+        """
+        response = self._once(ask)
+        for _ in range(MOST_REDIRECTS):
+            target = response.headers.get("Location")
+            if ask.method not in ("GET", "HEAD") or not response.is_redirect or not target:
+                return response
+            url = urljoin(str(response.url), target)
+            response.close()
+            response = self._once(Ask(ask.method, self.allowed(url), stream=ask.stream))
+        raise RegistryError(f"{self._host}: {ask.url} leads in circles (more than {MOST_REDIRECTS} redirects)")
+
+    def stop(self) -> None:
+        """Let all threads end soon: each fails at the next request or piece of a body."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._session.close()
+
+    def allowed(self, url: str) -> str:
+        """`url`, unless a registry with TLS sends its client to a place without. Raises RegistryError."""
+        if urlsplit(url).scheme == "https" or is_loopback(url):
+            return url
+        raise RegistryError(f"{self._host}: the registry leads to an address without TLS: {url}")
+
+    def _once(self, ask: Ask) -> Response:
+        from requests import exceptions
+
+        self.go_on()
+        place = urlsplit(ask.url).netloc
+        opened = nullcontext(ask.body) if isinstance(ask.body, bytes) else ask.body()
+        if isinstance(ask.body, bytes):
+            self.count(len(ask.body))
+        try:
+            with opened as data:
+                response = self._session.request(
+                    ask.method,
+                    ask.url,
+                    params=list(ask.params),
+                    headers=dict(ask.headers),
+                    data=data,
+                    auth=_Authorization(ask.authorization),
+                    timeout=(self._for_sending(place, ask), SILENCE_SECONDS),
+                    allow_redirects=False,
+                    stream=ask.stream,
+                )
+        except exceptions.RequestException as error:
+            raise self._failure(error, place) from error
+        self._reached.add(place)
+        return response
+
+    def _for_sending(self, place: str, ask: Ask) -> float:
+        """Seconds for a connection; urllib3 also gives them to each silence of a registry while it takes a body."""
+        return SILENCE_SECONDS if ask.body and place in self._reached else CONNECT_SECONDS
+
+    def _failure(self, error: Exception, place: str) -> Exception:
+        """A connection that never came about at first contact is a wrong name or no registry at all: no more tries."""
+        from requests import exceptions
+
+        hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
+        if hopeless or (place not in self._reached and _never_connected(error)):
+            hint = "Is the name right, and is this machine online? Behind a proxy: HTTPS_PROXY, REQUESTS_CA_BUNDLE"
+            if is_loopback(place):
+                hint = "Start the registry, or name another: image.repository"
+            return RegistryError(f"{place}: the registry can't be reached: {_innermost(error)}", hint)
+        return Passing(_innermost(error))
+
+
+class _Authorization:
+    """Sets the header, or sees to it that there is none: requests itself would take one from ~/.netrc."""
+
+    def __init__(self, value: str | None) -> None:
+        self._value = value
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        if self._value:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+def _never_connected(error: Exception) -> bool:
+    from requests.exceptions import ConnectTimeout, ProxyError, SSLError
+    from urllib3.exceptions import NewConnectionError
+
+    reason = getattr(error.args[0], "reason", None) if error.args else None
+    return isinstance(error, (ConnectTimeout, ProxyError, SSLError)) or isinstance(reason, NewConnectionError)
+
+
+def _innermost(error: BaseException) -> str:
+    """requests wraps urllib3's errors, which wrap the socket's: that one says what happened."""
+    while True:
+        reason = getattr(error, "reason", None)
+        inner = reason if isinstance(reason, BaseException) else None
+        inner = inner or next((each for each in reversed(error.args) if isinstance(each, BaseException)), None)
+        if inner is None:
+            return " ".join(str(error).split()) or type(error).__name__
+        error = inner

@@ -1,0 +1,242 @@
+"""One blob's way into a registry, in pieces that a broken connection costs no more than one of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
+
+from launcher.images.registry.errors import RegistryError, codes, done, said
+from launcher.images.registry.http import Ask, Http
+from launcher.images.registry.retry import Passing
+from launcher.images.registry.session import Deed, Wire, may_push
+
+if TYPE_CHECKING:
+    from requests import Response
+
+T = TypeVar("T")
+
+CHUNK: Final = 16 << 20
+"""Bytes of one PATCH."""
+
+SINGLE: Final = 8 << 20
+"""Bytes up to which a blob goes in one PUT: two requests where pieces take three."""
+
+BLOCK: Final = 1 << 16
+"""Bytes read at a time."""
+
+FORGOTTEN: Final = (404, 410, 416)
+"""Answers about an upload after which it must be asked about, or begun anew: not known, or at another byte."""
+
+DAMAGED: Final = ("DIGEST_INVALID", "SIZE_INVALID")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes to send; `open` opens them anew, from the first one."""
+
+    repository: str
+    digest: str
+    size: int
+    open: Callable[[], BinaryIO]
+
+
+class Upload:
+    """One blob's upload: begun by a POST, sent by PATCHes, ended by a PUT; or whole in the PUT.
+
+    After a failure the registry is asked whether the blob is there (the lost answer may have been the last one), then
+    how far it got, and the upload goes on from there; a registry that can't say lets it begin anew. Docker's registry
+    2.8 says so only between two pieces: https://github.com/distribution/distribution/pull/3755.
+    """
+
+    def __init__(self, wire: Wire, blob: Blob, chunk: int | None, on_bytes: Callable[[int], None]) -> None:
+        self._wire = wire
+        self._blob = blob
+        self._chunk = chunk if chunk and blob.size > SINGLE else None
+        self._on_bytes = on_bytes
+        self._location: str | None = None
+        self._offset = 0
+        self._furthest = 0
+        self._damaged = False
+        self._broken = False
+        self._done = False
+        self._tries = wire.patience.begin(wire.words(self._deed("POST", "")))
+
+    def run(self) -> None:
+        """Until the blob is there. Raises what Registry.upload does."""
+        while not self._done:
+            try:
+                if self._broken:
+                    self._take_up()
+                else:
+                    self._go_on()
+            except Passing as error:
+                self._broken = True
+                self._tries.wait(error)
+        self._on_bytes(self._blob.size)
+
+    def _go_on(self) -> None:
+        if self._location is None:
+            self._begin()
+        elif self._chunk is None:
+            self._finish(self._location, 0)
+        elif self._offset < self._blob.size:
+            self._send(self._location, min(self._chunk, self._blob.size - self._offset))
+        else:
+            self._finish(self._location, self._offset)
+
+    def _take_up(self) -> None:
+        """Find out after a failure what the registry has."""
+        if self._is_there():
+            self._done = True
+            return
+        if self._location and self._chunk:
+            self._ask_how_far(self._location)
+        else:
+            self._location = None
+        self._broken = False
+
+    def _begin(self) -> None:
+        deed = self._deed("POST", f"/v2/{self._blob.repository}/blobs/uploads/")
+        response = self._wire.once(deed)
+        if response.status_code not in (201, 202):
+            raise self._wire.refusal(deed, response)
+        self._moved(response)
+        self._reached(0)
+
+    def _send(self, location: str, size: int) -> None:
+        """One piece. The registry says how much of it is there; one that doesn't has it all. One that takes no pieces
+        gets the blob whole."""
+        first = self._offset
+        headers = {"Content-Range": f"{first}-{first + size - 1}", "Content-Type": "application/octet-stream"}
+        response = self._answer(self._deed("PATCH", location, headers, body=self._part(first, size)))
+        self._moved(response)
+        reached = _end(response) or first + size
+        if not first < reached <= first + size:
+            raise Passing(f"the registry has {reached} bytes, after {first} and a piece of {size}")
+        self._reached(reached)
+
+    def _finish(self, location: str, first: int) -> None:
+        """End the upload, with the bytes from `first`."""
+        params, size = (("digest", self._blob.digest),), self._blob.size - first
+        body = self._part(first, size) if size else b""
+        headers = {"Content-Type": "application/octet-stream"}
+        response = self._answer(self._deed("PUT", location, headers, params, body))
+        found = response.headers.get("Docker-Content-Digest", self._blob.digest)
+        if found != self._blob.digest:
+            raise RegistryError(f"{self._tries.what}: the registry stored {found}")
+        self._done = True
+
+    def _answer(self, deed: Deed) -> Response:
+        """A piece's answer. Raises Passing: the upload is not where this piece goes, or bytes were damaged."""
+        response = self._wire.once(deed)
+        if done(response):
+            return response
+        problem = codes(response)
+        if set(problem) & set(DAMAGED) and not self._damaged:
+            self._damaged, self._location = True, None
+            raise Passing(said(response))
+        if deed.ask.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
+            self._chunk, self._location = None, None
+            raise Passing(said(response))
+        if response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
+            self._location = self._location if response.status_code == 416 else None
+            raise Passing(said(response))
+        raise self._wire.refusal(deed, response)
+
+    def _is_there(self) -> bool:
+        deed = self._deed("HEAD", f"/v2/{self._blob.repository}/blobs/{self._blob.digest}")
+        return self._wire.once(deed).status_code == 200
+
+    def _ask_how_far(self, location: str) -> None:
+        response = self._wire.once(self._deed("GET", location))
+        reached = _end(response) if done(response) else None
+        if reached is None:
+            self._location = None
+            return
+        self._moved(response)
+        self._reached(reached)
+
+    def _moved(self, response: Response) -> None:
+        """The upload's address may change with each answer."""
+        found = response.headers.get("Location") or self._location
+        if not found:
+            raise RegistryError(f"{self._tries.what}: the registry doesn't say where an upload goes")
+        self._location = self._wire.url(found)
+
+    def _reached(self, offset: int) -> None:
+        self._offset = offset
+        if offset > self._furthest:
+            self._furthest = offset
+            self._tries.progressed()
+        self._on_bytes(offset)
+
+    def _part(self, first: int, size: int) -> Callable[[], Part]:
+        return lambda: Part(self._blob.open, first, size, self._wire.http)
+
+    def _deed(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        params: tuple[tuple[str, str], ...] = (),
+        body: bytes | Callable[[], Part] = b"",
+    ) -> Deed:
+        ask = Ask(method, self._wire.url(path), headers or {}, params, body)
+        return Deed(f"send {self._blob.digest}", self._blob.repository, (may_push(self._blob.repository),), ask)
+
+
+class Part:
+    """Some bytes of a blob, read as they are sent."""
+
+    def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002
+        self._open = open
+        self._first = first
+        self._size = size
+        self._left = size
+        self._http = http
+
+    def __enter__(self) -> Self:
+        self._file = self._reading(self._open)
+        self._reading(lambda: self._file.seek(self._first))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read(BLOCK):
+            yield piece
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes. Raises RegistryError: the file can't be read, or has become shorter."""
+        self._http.go_on()
+        wanted = self._left if size < 0 else min(size, self._left)
+        piece = self._reading(lambda: self._file.read(wanted))
+        if wanted and not piece:
+            raise RegistryError("a layer's file has become shorter while it was sent", "Start again.")
+        self._left -= len(piece)
+        self._http.count(len(piece))
+        return piece
+
+    @staticmethod
+    def _reading(what: Callable[[], T]) -> T:
+        """An error of the disk in our own words: the connection's are OSErrors too, and pass."""
+        try:
+            return what()
+        except OSError as error:
+            raise RegistryError(f"a layer's file can't be read: {error}") from error
+
+
+def _end(response: Response) -> int | None:
+    """Bytes that an upload has, from an answer's Range; None if it doesn't say.
+
+    Nothing and one byte look the same: "0-0".
+    """
+    found = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
+    return int(found[1]) + 1 if found and found[1] != "0" else None

@@ -1,0 +1,31 @@
+"""A registry, and a client whose waits take no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.images.registry import Registry
+from tests.images.registry.helpers import client
+from tests.registry import FakeTime, OciRegistry
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    """The client's clock."""
+    return FakeTime()
+
+
+@pytest.fixture
+def registry() -> Iterator[OciRegistry]:
+    """A registry that is open to everybody."""
+    with OciRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def made(registry: OciRegistry, time: FakeTime) -> Iterator[Registry]:
+    """A client of it."""
+    with client(registry, time) as made:
+        yield made

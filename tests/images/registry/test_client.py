@@ -1,0 +1,244 @@
+"""Manifests, blobs and mounts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from launcher.errors import LaunchError
+from launcher.images.registry import Registry, RegistryError, RepositoryMissing
+from launcher.images.registry.client import LARGEST
+from tests.images.registry.helpers import OCI, REPOSITORY, client, manifest, send, some
+from tests.registry import FakeTime, Fault, Lost, OciRegistry, Refuse, Reset, Says, Torn, digest
+
+CONFIG = b"{}"
+
+
+def push(made: Registry, raw: bytes, *blobs: bytes, tag: str = "t", repository: str = REPOSITORY) -> str:
+    """An image."""
+    for blob in (*blobs, CONFIG):
+        send(made, blob, repository)
+    return made.put_manifest(repository, tag, raw, OCI)
+
+
+def test_a_pushed_image_is_read_back(made: Registry, registry: OciRegistry) -> None:
+    raw = manifest(b"layer")
+    assert push(made, raw, b"layer") == digest(raw) == registry.tag(REPOSITORY, "t")
+    for reference in ("t", digest(raw)):
+        found = made.manifest(REPOSITORY, reference)
+        assert found is not None
+        assert (found.digest, found.media_type, found.raw) == (digest(raw), OCI, raw)
+        assert found.body == json.loads(raw)
+        assert made.head(REPOSITORY, reference) == digest(raw)
+    assert made.blob(REPOSITORY, digest(b"layer")) == b"layer"
+    assert made.has(REPOSITORY, digest(b"layer"))
+    assert made.sent == registry.received == len(raw) + len(b"layer") + len(CONFIG)
+
+
+def test_what_isnt_there(made: Registry) -> None:
+    assert made.head(REPOSITORY, "t") is None
+    assert made.manifest(REPOSITORY, "t") is None
+    assert not made.has(REPOSITORY, digest(b"layer"))
+    with pytest.raises(RegistryError, match=r"my-project/launch/train: read sha256:\w+: HTTP 404 BLOB_UNKNOWN"):
+        made.blob(REPOSITORY, digest(b"layer"))
+
+
+def test_an_index_is_read_too(made: Registry) -> None:
+    raw = manifest()
+    push(made, raw)
+    descriptor = {"digest": digest(raw), "size": len(raw), "mediaType": OCI}
+    for media_type in (
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    ):
+        index = json.dumps({"schemaVersion": 2, "mediaType": media_type, "manifests": [descriptor]}).encode()
+        made.put_manifest(REPOSITORY, "index", index, media_type)
+        found = made.manifest(REPOSITORY, "index")
+        assert found is not None
+        assert (found.media_type, found.digest) == (media_type, digest(index))
+
+
+@pytest.mark.parametrize("read", [Registry.manifest, Registry.blob], ids=["manifest", "blob"])
+def test_damage_on_the_way_is_noticed(made: Registry, registry: OciRegistry, time: FakeTime, read: object) -> None:
+    raw = manifest(b"layer")
+    push(made, raw, b"layer")
+    step, reference = ("blob.get", digest(b"layer")) if read is Registry.blob else ("manifest.get", "t")
+    get = made.blob if read is Registry.blob else made.manifest
+    once = registry.faults.add(Fault(step, Torn("answer")))
+    assert get(REPOSITORY, reference)
+    assert registry.faults.used[once] == 1
+    registry.faults.add(Fault(step, Torn("answer"), times=None))
+    with pytest.raises(RegistryError, match=r"damaged: it has the digest sha256:\w+, and should .*\(tried 5 times\)"):
+        get(REPOSITORY, reference)
+    assert time.waited == [0.5, 0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_blob_may_lie_elsewhere(time: FakeTime) -> None:
+    with OciRegistry(redirects=True) as registry, client(registry, time) as made:
+        push(made, manifest(b"layer"), b"layer")
+        assert made.blob(REPOSITORY, digest(b"layer")) == b"layer"
+        assert made.has(REPOSITORY, digest(CONFIG))
+        assert registry.requests[-1].query
+
+
+def test_what_would_fill_the_memory_is_refused(made: Registry, registry: OciRegistry) -> None:
+    found = registry.store.add(REPOSITORY, bytes(LARGEST + 1))
+    with pytest.raises(RegistryError, match="larger than 16 MiB"):
+        made.blob(REPOSITORY, found)
+
+
+def test_a_manifest_that_is_none(made: Registry, registry: OciRegistry) -> None:
+    registry.store.repository(REPOSITORY).manifests[digest(b"[]")] = (OCI, b"[]")
+    with pytest.raises(RegistryError, match="no manifest"):
+        made.manifest(REPOSITORY, digest(b"[]"))
+
+
+def test_a_manifest_whose_blobs_are_missing_changes_nothing(made: Registry, registry: OciRegistry) -> None:
+    with pytest.raises(RegistryError, match="write t: HTTP 400 MANIFEST_BLOB_UNKNOWN"):
+        made.put_manifest(REPOSITORY, "t", manifest(), OCI)
+    assert registry.tag(REPOSITORY, "t") is None
+
+
+def test_a_missing_repository_is_named_with_the_way_to_it(time: FakeTime) -> None:
+    with OciRegistry(repositories=["my-project/other"]) as registry, client(registry, time) as made:
+        assert made.head(REPOSITORY, "t") is None
+        with pytest.raises(RepositoryMissing, match=rf"{registry.host}/{REPOSITORY}: there is no such repository"):
+            send(made, b"layer")
+        with pytest.raises(RepositoryMissing):
+            made.put_manifest(REPOSITORY, "t", manifest(), OCI)
+        with pytest.raises(RepositoryMissing):
+            made.mount(REPOSITORY, digest(b"layer"), "my-project/other/x")
+        assert not time.waited
+
+
+def test_a_lost_answer_is_no_lost_manifest(made: Registry, registry: OciRegistry) -> None:
+    fault = registry.faults.add(Fault("manifest.put", Lost()))
+    raw = manifest()
+    assert push(made, raw) == registry.tag(REPOSITORY, "t")
+    assert registry.faults.used[fault] == 1
+
+
+def test_a_tag_that_cant_be_moved(time: FakeTime) -> None:
+    with OciRegistry(immutable=True) as registry, client(registry, time) as made:
+        raw = manifest()
+        push(made, raw)
+        assert push(made, raw) == digest(raw)
+        registry.faults.add(Fault("manifest.put", Refuse(400, "TAG_INVALID")))
+        assert made.put_manifest(REPOSITORY, "t", raw, OCI) == digest(raw), "somebody put the same there"
+        with pytest.raises(RegistryError, match="TAG_INVALID: tag is immutable"):
+            push(made, manifest(b"layer"), b"layer")
+        assert registry.tag(REPOSITORY, "t") == digest(raw)
+
+
+def test_a_manifest_that_is_understood_as_another(made: Registry, registry: OciRegistry) -> None:
+    send(made, CONFIG)
+    registry.faults.add(Fault("manifest.put", Says("Docker-Content-Digest", digest(b"other"))))
+    with pytest.raises(RegistryError, match=rf"understood {digest(b'other')} where {digest(manifest())} was sent"):
+        made.put_manifest(REPOSITORY, "t", manifest(), OCI)
+
+
+def test_a_blob_is_taken_over_from_another_repository(made: Registry, registry: OciRegistry) -> None:
+    layer = some(100_000)
+    send(made, layer, "my-project/launch/dependencies")
+    sent = made.sent
+    assert made.mount(REPOSITORY, digest(layer), "my-project/launch/dependencies")
+    assert made.has(REPOSITORY, digest(layer))
+    assert made.sent == sent
+
+
+def test_a_blob_that_cant_be_taken_over_leaves_no_upload(made: Registry, registry: OciRegistry) -> None:
+    assert not made.mount(REPOSITORY, digest(b"layer"), "my-project/launch/dependencies")
+    assert registry.steps == ["mount", "upload.cancel"]
+    assert not registry.api.uploads
+    registry.faults.add(Fault("upload.cancel", Reset(), times=None))
+    assert not made.mount(REPOSITORY, digest(b"layer"), "my-project/launch/dependencies")
+    assert registry.steps[2:] == ["mount", "upload.cancel"], "cancelling is tried once"
+
+
+def test_a_mount_within_a_repository_only_looks(made: Registry, registry: OciRegistry) -> None:
+    send(made, b"layer")
+    assert made.mount(REPOSITORY, digest(b"layer"), REPOSITORY)
+    assert not made.mount(REPOSITORY, digest(b"other"), REPOSITORY)
+    assert registry.steps[-2:] == ["blob.head", "blob.head"]
+
+
+def test_a_registry_that_asks_for_patience_gets_it(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+    registry.faults.add(Fault("manifest.head", Refuse(429, "TOOMANYREQUESTS", retry_after=7), times=2))
+    registry.faults.add(Fault("manifest.head", Refuse(503)))
+    assert made.head(REPOSITORY, "t") is None
+    assert time.waited == [7.0, 7.0, 2.0]
+
+
+def test_patience_has_an_end(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+    registry.faults.add(Fault("manifest.head", Refuse(503, "UNAVAILABLE"), times=None))
+    with pytest.raises(RegistryError, match=r"look for t: HTTP 503 .*\(tried 5 times\)"):
+        made.head(REPOSITORY, "t")
+    assert time.waited == [0.5, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(3600, []), ("Wed, 21 Oct 2026 07:28:00 GMT", [0.5])])
+def test_a_retry_after_that_isnt_followed(
+    made: Registry, registry: OciRegistry, time: FakeTime, asked: int | str, waited: list[float]
+) -> None:
+    registry.faults.add(Fault("manifest.head", Refuse(429, retry_after=asked)))
+    if waited:
+        assert made.head(REPOSITORY, "t") is None
+    else:
+        with pytest.raises(RegistryError, match=r"HTTP 429 .*\(tried 1 times\)"):
+            made.head(REPOSITORY, "t")
+    assert time.waited == waited
+
+
+@pytest.mark.parametrize("step", ["manifest.head", "manifest.get", "manifest.put", "mount", "blob.head", "blob.get"])
+def test_a_reset_connection_is_tried_again(made: Registry, registry: OciRegistry, step: str) -> None:
+    fault = registry.faults.add(Fault(step, Reset(), times=2))
+    raw = manifest(b"layer")
+    push(made, raw, b"layer")
+    assert made.head(REPOSITORY, "t") == digest(raw)
+    assert made.manifest(REPOSITORY, "t")
+    assert made.blob(REPOSITORY, digest(b"layer")) == b"layer"
+    assert made.has(REPOSITORY, digest(b"layer"))
+    assert made.mount("other", digest(b"layer"), REPOSITORY)
+    assert registry.faults.used[fault] == 2
+
+
+def test_a_reset_at_first_contact_is_tried_again(made: Registry, registry: OciRegistry, time: FakeTime) -> None:
+    registry.faults.add(Fault("manifest.head", Reset()))
+    assert made.head(REPOSITORY, "t") is None
+    assert time.waited == [0.5]
+
+
+def test_a_registry_that_isnt_there_is_not_waited_for(time: FakeTime) -> None:
+    with socket.socket() as taken:  # bound, and not listening: nobody else gets the port
+        taken.bind(("127.0.0.1", 0))
+        made = Registry(f"127.0.0.1:{taken.getsockname()[1]}", {})
+        with made, pytest.raises(RegistryError, match=r"can't be reached: .*Connection refused\nStart the registry"):
+            made.head(REPOSITORY, "t")
+
+
+def test_a_registry_that_goes_away_is_waited_for(time: FakeTime) -> None:
+    with ExitStack() as stack:
+        with OciRegistry() as registry:
+            made = stack.enter_context(client(registry, time))
+            assert made.head(REPOSITORY, "t") is None
+        with pytest.raises(RegistryError, match=r"Connection refused.* \(tried 5 times\)"):
+            made.head(REPOSITORY, "t")
+    assert len(time.waited) == 4
+
+
+def test_no_other_credentials_are_sent(registry: OciRegistry, time: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with client(registry, time) as made:
+        assert made.head(REPOSITORY, "t") is None
+    assert "authorization" not in registry.requests[0].headers
+    assert registry.requests[0].headers["accept-encoding"] == "identity"
+
+
+def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "requests", None)
+    with pytest.raises(LaunchError, match=r'needs requests\npip install "gcp-launch\[docker\]"'):
+        Registry("127.0.0.1:1", {})
