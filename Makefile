@@ -37,7 +37,7 @@ e2e: $(INSTALLED) ## The whole way, with real processes
 	wait $$!; engine=$$?; cat .engine.log; rm .engine.log; exit $$((others + engine))
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs, and more trials of submitting one run twice
-	$(BIN)/pytest -q -m fuzz tests/spec tests/apply/test_submit_trials.py
+	$(BIN)/pytest -q -m fuzz tests/spec tests/runs/test_submit_trials.py
 
 mutants: $(INSTALLED) ## One-line breaks that a test must notice; PART=1/4: a quarter
 	$(BIN)/python -m tests.mutate --part $(PART)

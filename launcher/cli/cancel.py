@@ -57,8 +57,8 @@ def cancel(
 
 def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
     """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
-    from launcher.apply.submit import cancel_and_confirm
     from launcher.cli.telling import Teller
+    from launcher.runs.submit import cancel_and_confirm
 
     say = Teller(None).say
     ended: list[Job] = []
@@ -78,12 +78,12 @@ def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[l
 
 def note(world: World, job: Job) -> None:
     """Note how the attempt ended, in the run's folder: nobody may ever launch the run again."""
-    from launcher.apply.endings import settle
-    from launcher.apply.ledger import Ledger
     from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.diagnosis import of_end
+    from launcher.runs.endings import settle
+    from launcher.runs.ledger import Ledger
 
     if not (folder := run_folder_of(job)):
         return
@@ -109,12 +109,12 @@ def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
 
 def barred(world: World, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
-    from launcher.apply.ledger import Ledger
-    from launcher.apply.stopping import bar
     from launcher.backend.request import tried_by
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.telling import Teller
     from launcher.diagnosis import of_end
+    from launcher.runs.cancel import bar
+    from launcher.runs.ledger import Ledger
 
     folder, say = run_folder_of(run.job), Teller(None).say
     verdict = of_end(run.job, tried_by(run.job, world.project))

@@ -14,7 +14,7 @@ from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
-    from launcher.results import Results
+    from launcher.runs.metrics.results import Results
     from train.storage import Storage
 
 

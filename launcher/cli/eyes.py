@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from launcher.apply.lines import Lines
-from launcher.apply.progress import ProgressReader
 from launcher.jobs.job import Job
+from launcher.runs.logs.reader import Lines
+from launcher.runs.metrics.progress import ProgressReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.backend.router import Services
     from launcher.cli.world import World
-    from launcher.watch import Line, Progress
+    from launcher.runs.watch.loop import Line, Progress
     from train.storage import Storage
 
 

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.apply import running
-from launcher.apply.book import NoLedger
-from launcher.apply.endings import RunEnded, RunSucceeded
-from launcher.apply.ledger import Ledger
-from launcher.apply.stored_plan import refusal
 from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
 from launcher.cli.jobtext import run_folder_of
@@ -22,15 +18,19 @@ from launcher.cli.options import Output
 from launcher.cli.runs import Run
 from launcher.cli.telling import Teller
 from launcher.cli.world import World
-from launcher.driver import Course, Gave, Took, drive, ends_run, failure
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
+from launcher.runs.driver import Course, Gave, Took, drive, ends_run, failure
+from launcher.runs.endings import RunEnded, RunSucceeded
+from launcher.runs.ledger import Ledger
+from launcher.runs.ledger_base import NoLedger
+from launcher.runs.stored_plan import refusal
 
 if TYPE_CHECKING:
-    from launcher.apply.book import Book
     from launcher.backend.router import Services
-    from launcher.watch import Event, Eyes
+    from launcher.runs.ledger_base import Book
+    from launcher.runs.watch.loop import Event, Eyes
     from train.storage import Storage
 
 
@@ -119,7 +119,7 @@ def watched(
     due."""
     from launcher.backend.request import tried_by
     from launcher.diagnosis import of_end
-    from launcher.watch import watch
+    from launcher.runs.watch.loop import watch
 
     screen.tell(Took(job=job, number=0, made=False))
     eyes = screen.eyes(job, 0)

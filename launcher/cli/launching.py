@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.apply.identity import identity_of
 from launcher.cli import following
 from launcher.cli.inputs import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
@@ -28,6 +27,7 @@ from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import with_digest
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Target
+from launcher.runs.identity import identity_of
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -155,7 +155,7 @@ def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
 
 def is_free(made: Plan, run: str, world: World) -> bool:
     """Whether nobody has made an attempt of a run beside the plan's, as far as its folder says it."""
-    from launcher.apply.ledger import Ledger
+    from launcher.runs.ledger import Ledger
 
     beside = (made.run_folder or "").rpartition("/")[0]
     folder = f"{beside}/{run}"

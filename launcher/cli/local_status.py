@@ -12,8 +12,8 @@ from launcher.cli.monitored import Node
 from launcher.cli.options import Output
 
 if TYPE_CHECKING:
-    from launcher.apply.progress import Progress
     from launcher.cli.local_runs import LocalRun
+    from launcher.runs.metrics.progress import Progress
 
 
 class Attempt(Struct, frozen=True):
@@ -69,9 +69,9 @@ def show_local(run: LocalRun, output: Output) -> None:
 def look(run: LocalRun) -> Seen:
     """Read a run folder. Raises LaunchError."""
     from launcher.apply.attempts import facts_of, newest, read_end, told
-    from launcher.apply.progress import ProgressReader
     from launcher.apply.turn import is_taken
     from launcher.cli.monitored import read_nodes
+    from launcher.runs.metrics.progress import ProgressReader
 
     storage = open_folder(str(run.folder))
     with told():

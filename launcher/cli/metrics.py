@@ -14,7 +14,7 @@ from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.cli.monitored import Node
-    from launcher.results import Record, Results
+    from launcher.runs.metrics.results import Record, Results
     from train.storage import Storage
 
 ROWS = 20
@@ -88,7 +88,7 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
 
 def lines(run: str, found: Results, most: int) -> Iterator[str]:
     """The table, of at most 80 columns, and the evaluations."""
-    from launcher.results import figure
+    from launcher.runs.metrics.results import figure
 
     rows = spread(found.rows, most)
     if not rows:
@@ -151,7 +151,7 @@ def spread(rows: Sequence[Record], most: int) -> list[Record]:
 
 def fitting(rows: Sequence[Record]) -> list[str]:
     """The columns that have figures and fit the width."""
-    from launcher.results import figure
+    from launcher.runs.metrics.results import figure
 
     known = {name for row in rows for name in row if figure(row, name) is not None} - LEFT_OUT
     names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from train import contract
 
 if TYPE_CHECKING:
-    from launcher.results import Record
+    from launcher.runs.metrics.results import Record
     from train.storage import Storage
 
 PART: Final = re.compile(rf"^{contract.MONITOR}/(\d+)-(\d+)-(\d+)-(\d+)(?:-\d+)?\.jsonl$")
@@ -47,7 +47,7 @@ def read_nodes(storage: Storage) -> tuple[Node, ...]:
     """The nodes of the run's newest start; none where nobody looks at them. Raises LaunchError."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from launcher.apply.progress import told
+    from launcher.runs.metrics.progress import told
 
     with told():
         wanted = newest(storage.list(f"{contract.MONITOR}/"))
@@ -68,7 +68,7 @@ def newest(names: Iterable[str]) -> list[str]:
 
 def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
     """What these parts say, of each node."""
-    from launcher.results import records
+    from launcher.runs.metrics.results import records
 
     rows: defaultdict[int, list[Record]] = defaultdict(list)
     for name, text in parts.items():

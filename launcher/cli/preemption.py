@@ -17,7 +17,7 @@ from train.contract import Exit
 
 if TYPE_CHECKING:
     from launcher.apply.running import Ended, Preemption
-    from launcher.results import Resumption
+    from launcher.runs.metrics.results import Resumption
 
 
 class Ran(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.apply.lines import Line, Lines
 from launcher.cli.closing import storage_of
 from launcher.cli.jobtext import run_folder_of
 from launcher.cli.options import Output
@@ -15,11 +14,12 @@ from launcher.cli.telling import Teller
 from launcher.cli.world import World
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
-from launcher.watch import Back, Event, Note, Outage, Printed, watch
+from launcher.runs.logs.reader import Line, Lines
+from launcher.runs.watch.loop import Back, Event, Note, Outage, Printed, watch
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
-    from launcher.watch import Progress
+    from launcher.runs.watch.loop import Progress
 
 
 class LinesAlone:

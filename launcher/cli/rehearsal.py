@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from launcher.apply.requests import Job
     from launcher.apply.running import Ended, Preemption
     from launcher.apply.workdirs import Left
-    from launcher.results import Results
+    from launcher.runs.metrics.results import Results
     from train.storage import Storage
 
 
@@ -218,7 +218,7 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
 
 def told(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
     """What the metrics say about the preemption of an attempt."""
-    from launcher.results import Results
+    from launcher.runs.metrics.results import Results
 
     return Preempted(after=after, exit_codes=exit_codes, went_on=(found or Results(starts=())).resumption(attempt))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.apply.attempts import End
     from launcher.apply.requests import Job
     from launcher.cli.rehearsed import Rehearsal
-    from launcher.results import Results
+    from launcher.runs.metrics.results import Results
     from train.storage import Storage
 
 READERS = 8
@@ -136,7 +136,7 @@ def read_results(storage: Storage | None) -> Results | None:
     from concurrent.futures import ThreadPoolExecutor
 
     from launcher.apply.attempts import told
-    from launcher.results import results
+    from launcher.runs.metrics.results import results
 
     with told():
         names = storage.list(f"{contract.METRICS}/")

@@ -16,9 +16,9 @@ from launcher.cli.options import Output, OutputFormat, Regions
 if TYPE_CHECKING:
     from launcher.cli.monitored import Node
     from launcher.cli.runs import Run
-    from launcher.course import Entry
     from launcher.jobs.job import Job
-    from launcher.watch import Progress
+    from launcher.runs.attempts import Entry
+    from launcher.runs.watch.loop import Progress
 
 SHOWN = 30
 """Runs in the list, unless all are asked for."""
@@ -165,11 +165,11 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
 def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
     """What the run's folder says: its attempts, how far it is, how its nodes do, and why it can't be read (further)."""
     from launcher.apply.attempts import open_folder
-    from launcher.apply.ledger import Ledger
-    from launcher.apply.progress import ProgressReader
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.monitored import read_nodes
     from launcher.errors import LaunchError
+    from launcher.runs.ledger import Ledger
+    from launcher.runs.metrics.progress import ProgressReader
 
     entries: tuple[Entry, ...] = ()
     progress: Progress | None = None

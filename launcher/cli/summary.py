@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.show import labelled
-from launcher.results import figure
+from launcher.runs.metrics.results import figure
 from train.contract import MEAN_STEPS
 
 if TYPE_CHECKING:
-    from launcher.results import Results
+    from launcher.runs.metrics.results import Results
 
 
 def lines(

@@ -13,11 +13,11 @@ from launcher.cli.summary import duration
 from launcher.jobs.job import GONE
 
 if TYPE_CHECKING:
-    from launcher.course import Entry
-    from launcher.driver import Gave, Took
     from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
-    from launcher.watch import Progress
+    from launcher.runs.attempts import Entry
+    from launcher.runs.driver import Gave, Took
+    from launcher.runs.watch.loop import Progress
 
 EVERY_SECONDS = 30.0
 """Between two lines about progress where they can't be written over each other; the last step is always reported."""

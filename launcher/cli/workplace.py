@@ -6,7 +6,6 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from launcher.apply import running
-from launcher.apply.book import NoLedger
 from launcher.cli import following
 from launcher.cli.machine import leased, shown_now
 from launcher.cli.machinecost import price_of
@@ -15,8 +14,9 @@ from launcher.cli.planning import planned
 from launcher.cli.show import WIDTH, wrapped
 from launcher.cli.telling import Teller
 from launcher.cli.world import World, of_project
-from launcher.driver import Course, until_there
 from launcher.errors import LaunchError, UsageError
+from launcher.runs.driver import Course, until_there
+from launcher.runs.ledger_base import NoLedger
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.jobs.vm import Machine
     from launcher.plan.model import Plan
-    from launcher.watch import Line, Progress
+    from launcher.runs.watch.loop import Line, Progress
 
 
 class StateAlone:

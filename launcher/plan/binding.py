@@ -39,7 +39,7 @@ def digest(plan: Plan) -> str:
 
 def bound(plan: Plan) -> Plan:
     """Return the plan with its digest as a label of each CustomJob. A VM's labels can be changed later, so VMs are
-    bound by the id of the create request instead (launcher.apply.identity.request_id)."""
+    bound by the id of the create request instead (launcher.runs.identity.request_id)."""
     if plan.target != "vertex":
         return plan
     label = {PLAN_LABEL: digest(plan)}

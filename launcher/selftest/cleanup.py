@@ -123,7 +123,7 @@ def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
 
 def begin_cancel(kit: Kit, job: Job) -> Finish:
     """Begin to cancel a job."""
-    from launcher.apply.endings import cancel_and_confirm
+    from launcher.runs.endings import cancel_and_confirm
 
     def finish() -> bool:
         if not job.is_over:

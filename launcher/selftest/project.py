@@ -46,8 +46,8 @@ def access(kit: Kit) -> str:
 
 def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
     """Return one read of each API that launch uses."""
-    from launcher.apply.cloudlog import LOGGING, LogClient
     from launcher.images import artifact_registry
+    from launcher.runs.logs.cloud_logging import LOGGING, LogClient
 
     def repository_names() -> Any:
         api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)

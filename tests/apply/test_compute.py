@@ -9,12 +9,12 @@ import pytest
 
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.apply.way import CURRENT_SECONDS, YOUNG_SECONDS
 from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
 from launcher.gcp.parallel import Asking
 from launcher.jobs.vm import LEASE
+from launcher.runs.submission import CURRENT_SECONDS, YOUNG_SECONDS
 from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.plan.planning import request

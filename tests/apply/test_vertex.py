@@ -17,7 +17,6 @@ from launcher.backend.base import GoneError, Refused
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Failure
-from tests.apply.submitting import CANCEL, CREATE, GET, LIST, LONG
 from tests.googlecloud import (
     FakeClock,
     Fault,
@@ -33,6 +32,7 @@ from tests.googlecloud import (
 )
 from tests.googlecloud.rpc import serve_grpc
 from tests.plan.planning import request
+from tests.runs.submitting import CANCEL, CREATE, GET, LIST, LONG
 
 BODY = request()
 RUN = BODY["labels"]["launch-run"]

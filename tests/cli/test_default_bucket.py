@@ -12,7 +12,7 @@ from launcher.apply import running
 from tests.cli.cloudjobs import FULL, WELL, Job, scripts
 from tests.cli.test_vm_run import RUN
 from tests.googlecloud import FakeClock, Fault, Status
-from tests.vmruns import VmSite, exits
+from tests.runs.vm_runs import VmSite, exits
 
 BUCKET = "my-project-launch"
 GET = "cloudresourcemanager.projects.get"

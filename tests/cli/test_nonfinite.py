@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.apply.progress import summary
 from launcher.cli.metrics import lines
 from launcher.cli.status import as_data
 from launcher.cli.summary import as_data as results_data
 from launcher.cli.summary import lines as summary_lines
 from launcher.cli.telling import progress_text
-from launcher.results import results
+from launcher.runs.metrics.progress import summary
+from launcher.runs.metrics.results import results
 from tests.command import launch
 from train import contract
 

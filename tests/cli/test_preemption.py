@@ -11,7 +11,7 @@ import pytest
 from launcher.apply.running import Ended, Preemption
 from launcher.cli.preemption import Preempted, Ran, run, seconds_of
 from launcher.errors import UsageError
-from launcher.results import Resumption
+from launcher.runs.metrics.results import Resumption
 from tests.command import launch
 
 UNKNOWN = Resumption(stopped_at=None, resumed_from=None)

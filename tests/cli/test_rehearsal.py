@@ -16,7 +16,7 @@ from launcher.cli.rehearsal import content, failure, meaning, page, run, show
 from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.runfolder import prepare
 from launcher.cli.summary import last_row, training
-from launcher.results import results
+from launcher.runs.metrics.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned

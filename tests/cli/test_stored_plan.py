@@ -12,21 +12,21 @@ import pytest
 
 from launcher.apply import running
 from launcher.apply.compute import Compute
-from launcher.apply.identity import request_id
-from launcher.apply.ledger import Ledger
-from launcher.apply.stored_plan import is_bound
 from launcher.apply.vertex import Vertex, endpoint_of
 from launcher.apply.vms import Vms
 from launcher.backend import request as asked
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
+from launcher.runs.identity import request_id
+from launcher.runs.ledger import Ledger
+from launcher.runs.stored_plan import is_bound
 from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.test_vm_run import RUN, inserts
 from tests.googlecloud import FakeClock
 from tests.googlecloud.compute import YOU
-from tests.vmruns import VmSite, exits, is_preempted
+from tests.runs.vm_runs import VmSite, exits, is_preempted
 from train import contract
 
 EVIL = "registry.example.com/p/train@sha256:" + "e" * 64

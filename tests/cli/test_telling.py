@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from launcher.cli.summary import duration
 from launcher.cli.telling import EVERY_SECONDS, Teller, attempted, progress_text
-from launcher.course import Entry, EntryEnd
 from launcher.diagnosis import Verdict
-from launcher.driver import Gave, Took
 from launcher.jobs.job import Job
-from launcher.watch import Back, Changed, Line, Note, Outage, Printed, Progress, Went
+from launcher.runs.attempts import Entry, EntryEnd
+from launcher.runs.driver import Gave, Took
+from launcher.runs.watch.loop import Back, Changed, Line, Note, Outage, Printed, Progress, Went
 
 JOB = Job(name="projects/1/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=0.0)
 

@@ -10,11 +10,11 @@ import pytest
 
 from launcher.apply import running
 from launcher.apply.compute import Compute
-from tests.apply.test_lines_of_vms import print_on
 from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import Job
 from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
-from tests.vmruns import VmSite, exits, is_preempted
+from tests.runs.logs.test_reader_of_vms import print_on
+from tests.runs.vm_runs import VmSite, exits, is_preempted
 
 
 @pytest.fixture

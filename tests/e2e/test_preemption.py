@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from launcher.results import Results, results
+from launcher.runs.metrics.results import Results, results
 from tests.command import SPECS
 from tests.e2e.running import TINY, only_run, run, succeeded
 from tests.googlecloud import GoogleCloud

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.results import Results, results
+from launcher.runs.metrics.results import Results, results
 from train import checkpoint, contract, loop, models
 from train.config import parse
 from train.dist import Ranks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.results import results
+from launcher.runs.metrics.results import results
 from tests.googlecloud import Fault, GoogleCloud, Stalled, Status
 from tests.googlecloud.logs import WRITE
 from tests.train.node.metadata import Metadata

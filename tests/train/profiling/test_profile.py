@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.results import results
+from launcher.runs.metrics.results import results
 from train import contract, loop
 from train.config import Config, Profile, parse
 from train.data.feed import Feed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.results import results
+from launcher.runs.metrics.results import results
 from tests.googlecloud import GoogleCloud
 from tests.googlecloud.faults import Fault, Reset, Slow, Status
 from tests.train import trials

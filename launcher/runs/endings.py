@@ -1,0 +1,138 @@
+"""How attempts and runs end: what is noted of it, and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from launcher.apply.running import Clock
+from launcher.backend.base import GoneError, Service
+from launcher.diagnosis import Verdict, exit_code
+from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
+from launcher.gcp.api import UnreachableError
+from launcher.jobs.job import GONE, Job, command
+from launcher.runs.attempts import Entry, EntryEnd, is_waited_out, told
+from launcher.runs.ledger_base import Book
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+    from launcher.runs.snapshot import Look
+
+CONFIRM_SECONDS: Final = 300.0
+POLL_SECONDS: Final = 2.0
+LOST: Final = Verdict(scope="transient", kind="lost", cause="no job came of it")
+
+
+class RunEnded(LaunchError):
+    """The run has ended before, and nothing was started. `job` is None where it is no more to be seen."""
+
+    exit_code = 3
+
+    def __init__(self, problem: str, hint: str, job: Job | None, verdict: Verdict) -> None:
+        super().__init__(problem, hint)
+        self.job = job
+        self.verdict = verdict
+
+
+class RunSucceeded(RunEnded):
+    """It has ended well."""
+
+    exit_code = 0
+
+
+def settle(ledger: Book, number: int, job: Job, verdict: Verdict, waited: float | None = None) -> EntryEnd:
+    """Note how an attempt ended, and return what holds. `waited`: seconds for machines; None: as the job says.
+
+    That is what was noted before, unless the job has come to an end of its own since: why a job was cancelled is known
+    to whoever did it, who notes it first.
+    """
+    waited = job.waited if waited is None else waited
+    return ledger.note_end(number, judged(ledger, job, verdict), job.state, job.billed, waited)
+
+
+def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
+    """What a job's end means for the run. One that succeeded while only others have claimed attempts has done nothing:
+    its node found that, and ended with 0."""
+    if job.state == "SUCCEEDED" and (holders := ledger.holders()) and job.id not in holders:
+        return Verdict(scope="transient", kind="lost", cause=f"a duplicate: job {holders[-1]} has the run")
+    return verdict
+
+
+def released(service: Service, job: Job, say: Callable[[str], None]) -> None:
+    """Remove what an ended job has left. What can't be removed is told: it costs money."""
+    try:
+        service.release(job)
+    except LaunchError as error:
+        say(f"what is left of {job.name} can't be removed: {error.problem}\n{error.hint}".strip())
+
+
+def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[str], None]) -> Job:
+    """The job once it has ended, cancelled or otherwise. Raises StillRunning: that can't be confirmed in 5 minutes, so
+    nothing may be created in its place."""
+    until, asked, trouble = clock.now() + CONFIRM_SECONDS, False, ""
+    while clock.now() < until:
+        try:
+            if not asked:
+                service.cancel(job.name)
+                asked = True
+            job = service.get(job.name)
+        except GoneError:
+            return replace(job, state=GONE)
+        except UnreachableError as error:
+            if error.problem != trouble:
+                say(error.problem)
+            trouble = error.problem
+        if job.is_over:
+            return job
+        clock.sleep(POLL_SECONDS)
+    minutes = CONFIRM_SECONDS / 60
+    raise StillRunning(
+        f"{job.name} is {job.state} {minutes:.0f} minutes after it was to be cancelled; nothing else was created",
+        f"launch cancel {job.run or job.name}; then type the same command again",
+    )
+
+
+def ended(plan: Plan, entry: Entry, look: Look) -> RunEnded:
+    """That the run has ended, and how it would go on."""
+    if entry.end is None:
+        raise ValueError("an attempt that is open hasn't ended")
+    job = next((job for job in look.jobs if job.name == entry.job), None) or gone_vm(entry, plan)
+    run = plan.run
+    typed = command(vm=entry.zone is not None)
+    if entry.end.kind == "succeeded":
+        hint = f"{typed} --new starts it anew;\n{typed} --resume {run} goes on in its folder"
+        return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)
+    hint = f"{typed} --resume {run} goes on from its newest checkpoint;\n--new starts it anew"
+    fix = "" if "--resume" in entry.end.fix else entry.end.fix
+    problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
+    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.verdict)
+
+
+def gone_vm(entry: Entry, plan: Plan) -> Job | None:
+    """The job of a VM that is gone, as it was noted; None on Vertex AI, which keeps jobs for long."""
+    from launcher.runs.snapshot import filled, noted_job
+
+    return filled(noted_job(entry), entry, plan) if entry.zone and entry.job else None
+
+
+def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
+    """Return the error of a run for which no attempt is left, or no time to wait for machines.
+
+    It lists what was tried, why each failed and what to do. Its exit code is that of the failure that stopped the run.
+    """
+    run, (lines, fixes) = plan.run, told(tries)
+    last = tries[-1].end if tries else None
+    if is_waited_out(plan, tries) and not (last and last.stops):
+        hours = (plan.limits.wait_total_seconds or 0) / 3600
+        problem = f"run {run} has waited for machines as long as limits.wait_total allows ({hours:g} h)"
+        longer = f"A longer wait in all: --set limits.wait_total={ceil(hours) * 2}h"
+        return NoCapacity(f"{problem}; this was tried:\n{lines}", f"{longer}\n{fixes}".strip())
+    if last is None or not last.stops:
+        return NoCapacity(f"no place of the plan could take run {run}; this was tried:\n{lines}", fixes)
+    code = exit_code(last.verdict)
+    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
+    kind = next((one for one in kinds if one.exit_code == code), LaunchError)
+    return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)

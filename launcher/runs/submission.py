@@ -1,0 +1,324 @@
+"""The way to a run's job, step by step; why it is what it is stands in `submit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from launcher.apply.running import Clock
+from launcher.backend import request as asked
+from launcher.backend.base import GoneError, Refused, Service
+from launcher.diagnosis import Verdict, of_end, of_refusal
+from launcher.errors import LaunchError
+from launcher.gcp.api import UnreachableError
+from launcher.jobs.job import Job
+from launcher.plan.binding import bound, digest
+from launcher.plan.build import with_digest
+from launcher.plan.model import Attempt, Plan
+from launcher.runs.attempts import Entry, following, place_of, spoken, wait_left
+from launcher.runs.endings import LOST, ended, exhausted, judged, released, settle
+from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
+from launcher.runs.ledger_base import Book
+from launcher.runs.snapshot import Look, Looker, check_workplaces, choose, entry_of, orphan
+from launcher.runs.stored_plan import is_bound
+
+CURRENT_SECONDS: Final = 20.0
+"""For so long a look, and then a lock, may be acted upon."""
+YOUNG_SECONDS: Final = 60.0
+"""Until then a lock without a job is somebody's who is creating one; by the bucket's clock."""
+LANDING_SECONDS: Final = 20.0
+"""How long a job is looked for that an answer should have told of."""
+POLL_SECONDS: Final = 2.0
+
+
+class Submitted(NamedTuple):
+    """The run's active job, and the number of its attempt. `made`: this launch made it; else it was found."""
+
+    job: Job
+    number: int
+    made: bool
+
+
+@dataclass(kw_only=True)
+class Way:
+    """One command's way to a job: step by step, each upon a new look."""
+
+    plan: Plan
+    """With its image by digest from the first create on."""
+    service: Service
+    ledger: Book
+    clock: Clock
+    say: Callable[[str], None]
+    look: Looker
+    make_ready: Callable[[Plan], Plan]
+    stopwatch: Callable[[], Callable[[], float]]
+    chance: Callable[[], float]
+    fresh: bool
+    resume: bool
+    round: int = 0
+    """Of this command; 0: not known yet."""
+    is_ready: bool = False
+    paused_after: int = 0
+    """The number of the attempt whose pause is over."""
+    seen: set[str] = field(default_factory=set)
+    """Jobs that had ended when this command looked: what they mean is known."""
+    waited_for: int = 0
+    """The number of somebody's attempt of which was said that it is waited for."""
+
+    def step(self, look: Look) -> Submitted | None:
+        """The job, or one step towards it; None: look again."""
+        check_identity(self.plan, look, self.ledger)
+        if active := [job for job in look.jobs if not job.is_over]:
+            return self.taken(active, look)
+        if self.settles(look):
+            return None
+        self.begin(look)
+        last = look.decided
+        if last and last.end and last.end.ends_run and last.round >= self.round:
+            raise ended(self.plan, last, look)
+        return self.go_on(look)
+
+    def taken(self, active: Sequence[Job], look: Look) -> Submitted | None:
+        """The active job is the run's, whoever made it. Of several one stays: the same one for whoever looks."""
+        kept = choose(active, look.entries if self.ledger.locks else (), self.ledger.holder)
+        self.drop([job for job in active if job is not kept], kept, look)
+        entry = entry_of(kept, look.entries) or self.adopt(kept, look)
+        if entry is None:
+            return None
+        if entry.job is None:
+            self.ledger.note_job(entry.number, kept.name)
+        return Submitted(kept, entry.number, made=False)
+
+    def drop(self, others: Sequence[Job], kept: Job, look: Look) -> None:
+        """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends.
+
+        Raises UsageError: they are VMs to work on.
+        """
+        check_workplaces(kept, others)
+        for job in others:
+            cause = f"a second job of this run; {kept.name} goes on"
+            if entry := next((one for one in look.entries if one.job == job.name), None):
+                verdict = Verdict(scope="transient", kind="lost", cause=cause)
+                self.ledger.note_end(entry.number, verdict, job.state)
+            self.say(f"cancelling {job.name}: {cause}")
+            with suppress(GoneError):
+                self.service.cancel(job.name)
+
+    def adopt(self, job: Job, look: Look) -> Entry | None:
+        """An attempt for a job that none is known of: it landed late, or somebody made it without a ledger. None:
+        somebody else was quicker to write that number."""
+        facts = facts_of_job(job, look.next_number, max(look.round, 1))
+        entry = self.ledger.lock(facts)
+        if entry is not None:
+            self.ledger.note_job(entry.number, job.name)
+        return entry
+
+    def settles(self, look: Look) -> bool:
+        """Whether something had to be noted or waited for first: how the newest attempt ended, or that of a job that
+        no attempt is known of."""
+        newest = look.newest
+        if newest is None or not newest.is_open:
+            stray = self.stray(look)
+            if stray is None:
+                return False
+            entry = self.adopt(stray, look)
+            if entry is not None:
+                self.settle(entry.number, stray)
+            return True
+        job = look.job_of(newest, self.ledger.written)
+        if job is not None:
+            if newest.job is None:
+                self.ledger.note_job(newest.number, job.name)
+            self.settle(newest.number, job)
+        elif self.ledger.age(newest.number) - look.age() >= YOUNG_SECONDS:
+            self.ledger.note_end(newest.number, LOST, None)  # it was as old when the look began that found no job
+        else:
+            self.wait_for(newest, look)
+        return True
+
+    def stray(self, look: Look) -> Job | None:
+        """An ended job that no attempt is known of, and that has worked: a duplicate's end says nothing of the run."""
+        while job := orphan(look, self.ledger.written, self.seen):
+            if judged(self.ledger, job, self.meaning(job)).kind != "lost":
+                break
+            self.seen.add(job.name)
+        self.seen.update(job.name for job in look.jobs if job.is_over)
+        return job
+
+    def settle(self, number: int, job: Job) -> None:
+        """Note how a job ended, and remove what it has left: nothing of it may run on beside the next one."""
+        settle(self.ledger, number, job, self.meaning(job))
+        released(self.service, job, self.say)
+
+    def meaning(self, job: Job) -> Verdict:
+        """What a job's end says by itself."""
+        return of_end(job, asked.tried_by(job, self.plan.project))
+
+    def wait_for(self, entry: Entry, look: Look) -> None:
+        """Somebody is creating a job. What comes of it is news: this command began before it."""
+        self.round = self.round or max(look.round, 1)
+        if self.waited_for != entry.number:
+            self.say(f"another launch of this run is making attempt {entry.number}: waiting for its job")
+            self.waited_for = entry.number
+        self.clock.sleep(POLL_SECONDS)
+
+    def begin(self, look: Look) -> None:
+        """The round of this command, from what was there when it began. Raises RunEnded."""
+        if self.round:
+            return
+        newest, last, tries = look.newest, look.decided, look.tries(look.round)
+        if newest is None:
+            self.round = 1
+        elif self.resume:
+            self.round = look.round + 1
+        elif last and last.end and last.end.ends_run:
+            raise ended(self.plan, last, look)
+        else:
+            nothing_left = following(self.plan, tries).attempt is None
+            self.round = look.round + 1 if self.fresh and nothing_left else look.round
+        if self.fresh and newest:
+            self.paused_after = newest.number  # what somebody was told long ago asks for no pause now
+
+    def go_on(self, look: Look) -> Submitted | None:
+        """The next attempt. Raises NoCapacity and its like: none is left."""
+        tries = look.tries(self.round)
+        attempt, pause = following(self.plan, tries, self.chance())
+        if attempt is None:
+            raise exhausted(self.plan, tries)
+        if pause and self.paused_after < tries[-1].number:
+            self.paused_after = tries[-1].number
+            self.say(f"again in {pause:.0f} s")
+            self.clock.sleep(pause)
+            return None
+        age, locked = look.age(), self.ledger.locks
+        if age > CURRENT_SECONDS:
+            self.say(f"to look for jobs of this run took {age:.0f} s, too long to act upon: looking again")
+            return None
+        if not self.is_ready:
+            self.prepare(look)
+            attempt = following(self.plan, tries).attempt  # places that can't work may be no more in it
+            if attempt is None:
+                raise exhausted(self.plan, tries)
+        if look.age() > CURRENT_SECONDS or locked != self.ledger.locks:
+            return None
+        return self.attempt(attempt, look)
+
+    def prepare(self, look: Look) -> None:
+        """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
+        before = self.image_before(look)
+        self.plan = bound(with_digest(self.plan, before) if before else self.make_ready(self.plan))
+        self.is_ready = True
+
+    def image_before(self, look: Look) -> str:
+        """Return the image of the run's first job, by its digest; empty: unknown or not trustworthy.
+
+        A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
+        verified. Either must differ from the plan in its image alone: whoever may create jobs could copy the labels,
+        but not act as the plan's account.
+        """
+        requests = (job.request for job in reversed(look.jobs) if not job.zone)
+        if found := next(filter(None, map(self.image_of, requests)), ""):
+            return found
+        stored = self.ledger.stored() if any(entry.job for entry in look.entries) else None
+        found = self.image_of(stored.plan.attempts[0].request) if stored and stored.plan.attempts else ""
+        return found if found and stored and is_bound(stored, look.jobs, look.entries, self.service) else ""
+
+    def image_of(self, request: Mapping[str, Any]) -> str:
+        """Return the image of a request, if it is one by digest and the request is the plan's but for that."""
+        image = asked.image(request)
+        changed = asked.differences(request, self.plan.attempts[0].request, asked.submitted)
+        return image if "@sha256:" in image and all(line.startswith("image: ") for line in changed) else ""
+
+    def attempt(self, attempt: Attempt, look: Look) -> Submitted | None:
+        """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
+
+        Raises JobFailed: the run's hours are used up.
+        """
+        attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
+        request = asked.within_hours(attempt.request, look.used_seconds(attempt.shutdown_seconds), self.plan.run)
+        request = asked.within_wait(request, wait_left(self.plan, look.tries(self.round)))
+        elapsed, locked = self.stopwatch(), self.ledger.locks
+        entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
+        if entry is None:
+            return None
+        self.ledger.write_plan(self.plan)  # only with the lock, so that it is always the newest job's plan
+        if self.resume and not any(one.job for one in look.tries(self.round)):
+            self.ledger.forgive()
+        if self.plan.run_folder and (not self.ledger.locks or look.unnamed()):
+            request = asked.beside_ended(request, [job.id for job in look.jobs if job.is_over])
+        # Others may take the lock for given up before the request has landed; without locks more is to be looked at.
+        if elapsed() > CURRENT_SECONDS or locked != self.ledger.locks:
+            self.ledger.note_end(entry.number, LOST, None)
+            return None
+        try:
+            job = self.service.create(attempt, request, self.request_id(entry))
+        except Refused as error:
+            self.refused(entry, attempt, error)
+            return None
+        except UnreachableError as error:
+            return self.landed(entry, look, error)
+        except LaunchError:  # nothing was sent
+            self.ledger.note_end(entry.number, LOST, None)
+            raise
+        return self.noted(entry, job, look)
+
+    def request_id(self, entry: Entry) -> str:
+        """Return the create request's id."""
+        writer = "" if self.ledger.locks else entry.writer
+        return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
+
+    def refused(self, entry: Entry, attempt: Attempt, error: Refused) -> None:
+        """No job was made: note why, and say it."""
+        verdict = of_refusal(
+            error.refusal, asked.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
+        )
+        end = self.ledger.note_end(entry.number, verdict, None)
+        self.say(f"attempt {entry.number} ({spoken(*entry.place)}) was refused: {end.cause}")
+
+    def landed(self, entry: Entry, look: Look, error: UnreachableError) -> Submitted | None:
+        """What became of a create without an answer: its job, or None after noting that there is none.
+
+        Raises UnreachableError: that can't be seen. The lock stays open for whoever looks next.
+        """
+        self.say(f"{error.problem}; looking whether the job is there")
+        until = self.clock.now() + LANDING_SECONDS
+        while True:
+            begun = self.clock.now()
+            try:
+                jobs = self.look.jobs(look.entries)
+            except UnreachableError as trouble:
+                if begun >= until:
+                    again = "Type the same command again: it finds the job, or goes on without it after a minute."
+                    raise UnreachableError(
+                        f"whether attempt {entry.number} has made a job isn't known: {trouble.problem}", again
+                    ) from error
+                jobs = None
+            found = [job for job in jobs or () if job.place == entry.where and look.is_new(job)]
+            if found:
+                return self.noted(entry, found[0], look) if len(found) == 1 else None
+            if jobs is not None and begun >= until:
+                self.ledger.note_end(entry.number, LOST, None)
+                return None
+            self.clock.sleep(POLL_SECONDS)
+
+    def noted(self, entry: Entry, job: Job, look: Look) -> Submitted:
+        """The job that was made. That it can't be noted is no reason to lose it: its label says whose it is.
+
+        Without locks, or after a create that nothing came of (as far as could be seen), another may be there by now:
+        the oldest stays, as for everybody else who looks.
+        """
+        submitted = Submitted(job, entry.number, made=True)
+        try:
+            self.ledger.note_job(entry.number, job.name)
+            if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in look.tries(self.round)):
+                return submitted
+            others = [one for one in self.look.jobs(look.entries) if one.name != job.name and not one.is_over]
+            if not others:
+                return submitted
+            kept = self.taken([job, *others], self.look()) or submitted
+            return kept._replace(made=kept.job.name == job.name)
+        except LaunchError as error:
+            self.say(f"{job.name} is made, but: {error.problem}")
+            return submitted

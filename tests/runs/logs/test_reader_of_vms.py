@@ -1,0 +1,177 @@
+"""The lines of VMs that train: what their nodes have written to Cloud Logging, or only to the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.apply.running import Clock
+from launcher.jobs.job import Job
+from launcher.runs.logs.cloud_logging import CloudLog, nanoseconds, source
+from launcher.runs.logs.reader import Lines
+from tests.googlecloud import FakeClock, GoogleCloud
+from train import contract
+from train.node.machine import machine_of, source_of
+from train.output.cloudlog import Wire
+from train.output.logentries import Chunk, Entries
+from train.storage import LocalFolder
+
+BEGAN = 1_700_000_000.0
+
+
+class Said(list[str]):
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "run")
+
+
+def vm(number: str, *nodes: str) -> Job:
+    told = json.dumps({"kind": "train", "nodes": nodes})
+    return Job(
+        name=f"projects/my-project/zones/us-central1-a/instances/{number}",
+        region="us-central1",
+        state="RUNNING",
+        created=BEGAN,
+        labels={"launch-run": "demo-1"},
+        request={"metadata": {"items": [{"key": "launch", "value": told}]}},
+    )
+
+
+def print_on(cloud: GoogleCloud, number: str, node: int, text: str, *, run: str = "demo-1", err: bool = False) -> None:
+    """As a node does it, with its own code and on the cloud's clock."""
+    told = {"project": "my-project", "zone": "us-central1-a", "name": f"{run}-n{node}", "instance": number}
+    seat = {"type": "workerpool1", "index": node - 1} if node else {"type": "workerpool0", "index": 0}
+    pools = {"workerpool0": ["h:1"], "workerpool1": ["h:1"] * 4}
+    spec = json.dumps({"cluster": pools, "environment": "cloud", "task": seat})
+    environ = {**cloud.environ(), contract.MACHINE: json.dumps(told), contract.RUN: run, contract.CLUSTER_SPEC: spec}
+    machine = machine_of(environ, print)
+    assert machine
+    entries = Entries(f"{number}-{len(cloud.logs.entries)}")
+    at = nanoseconds(cloud.logs.clock())
+    wire = Wire(source_of(machine, environ), environ)
+    wire.send(list(entries.made([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
+
+
+def test_a_vms_lines(cloud: GoogleCloud, clock: FakeClock) -> None:
+    clock.advance(-1)
+    print_on(cloud, "7", 0, "before it was there")
+    clock.advance(1)
+    print_on(cloud, "7", 0, "café")
+    print_on(cloud, "7", 0, "", err=True)
+    print_on(cloud, "8", 0, "another VM's")
+    cloud.logs.write("7", "workerpool0-0", "a job's of the same number")
+    found = log_of(cloud, vm("7", "demo-1")).new()
+    assert [(line.text, line.replica, line.severity, line.time) for line in found] == [
+        ("café", "workerpool0-0", "INFO", BEGAN),
+        ("", "workerpool0-0", "ERROR", BEGAN),
+    ]
+
+
+def test_the_lines_of_several_vms(cloud: GoogleCloud, clock: FakeClock) -> None:
+    for node in range(3):
+        print_on(cloud, str(70 + node), node, f"node {node}")
+        clock.advance(0.1)
+    print_on(cloud, "90", 1, "another run's", run="demo-2")
+    log = log_of(cloud, vm("70", "demo-1-n0", "demo-1-n1", "demo-1-n2"))
+    assert [(line.replica, line.text) for line in log.new()] == [
+        ("workerpool0-0", "node 0"),
+        ("workerpool1-0", "node 1"),
+        ("workerpool1-1", "node 2"),
+    ]
+    assert log.has_some
+
+
+def test_what_is_asked_for_a_vm(cloud: GoogleCloud) -> None:
+    log = 'resource.type="gce_instance" AND logName="projects/my-project/logs/launch"'
+    assert source(vm("7", "demo-1"), "my-project") == f'{log} AND resource.labels.instance_id="7"'
+    run = f'{log} AND labels."launch-run"="demo-1"'
+    assert source(vm("7", "a", "b"), "my-project") == run
+    assert source(vm("7"), "my-project") == run  # it is gone, and with it what it was told
+    assert source(replace(vm("7", "demo-1"), labels={}), "my-project").endswith('instance_id="7"')
+
+
+def test_another_attempts_lines_are_not_those_of_a_job_that_has_ended(cloud: GoogleCloud, clock: FakeClock) -> None:
+    print_on(cloud, "71", 1, "mine")
+    clock.advance(10)
+    print_on(cloud, "72", 1, "another's")
+    assert texts(log_of(cloud, replace(vm("70", "a", "b"), ended=BEGAN + 5)).past()) == ["mine"]
+
+
+def log_of(cloud: GoogleCloud, job: Job) -> CloudLog:
+    """On a clock of its own: this machine's time has nothing to do with the cloud's."""
+    ours = FakeClock(5.0)
+    return CloudLog(job, "my-project", cloud.environ(), Clock(ours, ours.advance))
+
+
+def open_lines(
+    cloud: GoogleCloud, said: Said, folder: LocalFolder | None = None, *, ours: FakeClock | None = None, **more: Any
+) -> Lines:
+    ours = ours or FakeClock(5.0)
+    clock = Clock(ours, ours.advance)
+    return Lines(
+        vm("7", "demo-1"), "my-project", cloud.environ(), say=said, folder=folder, attempt=1, clock=clock, **more
+    )
+
+
+def part(folder: LocalFolder, number: int, data: bytes) -> None:
+    folder.write(contract.text_part(1, 0, number), data, create=True)
+
+
+def texts(lines: Any) -> list[str]:
+    return [line.text for line in lines]
+
+
+# --- Without roles/logging.logWriter ----------------------------------------------------------------------------------
+
+
+def test_a_vm_that_may_not_write_to_cloud_logging(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
+    ours = FakeClock(5.0)
+    lines = open_lines(cloud, said, folder, ours=ours)
+    ours.advance(1000)
+    assert lines.new() == []  # it has not printed yet
+    part(folder, 0, b"a\n")
+    assert lines.new() == []
+    ours.advance(59)
+    assert lines.new() == []
+    assert said == []
+    ours.advance(1)
+    assert texts(lines.new()) == ["a"]
+    part(folder, 1, b"b\n")
+    assert texts(lines.new()) == ["b"]
+    assert [line.count("roles/logging.logWriter") for line in said] == [1]
+
+
+def test_what_such_a_vm_has_printed(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
+    part(folder, 0, b"a\nb\nc\n")
+    assert texts(list(open_lines(cloud, said, folder).past())) == ["a", "b", "c"]
+    assert texts(list(open_lines(cloud, said, folder, tail=2).past())) == ["b", "c"]
+    assert list(open_lines(cloud, said, folder, since=BEGAN).past()) == []  # text has no times
+    assert list(open_lines(cloud, said).past()) == []
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("tail", [None, 0])
+def test_a_quiet_vm_is_not_one_of_them(cloud: GoogleCloud, said: Said, folder: LocalFolder, tail: int | None) -> None:
+    print_on(cloud, "7", 0, "a")
+    part(folder, 0, b"a\n")
+    ours = FakeClock(5.0)
+    lines = open_lines(cloud, said, folder, tail=tail, ours=ours)
+    assert texts(lines.new()) == ([] if tail == 0 else ["a"])
+    ours.advance(1000)
+    assert lines.new() == []
+    print_on(cloud, "7", 0, "b")
+    assert texts(lines.new()) == ["b"]
+    assert said == []

@@ -1,0 +1,158 @@
+"""Which attempt follows: the rules, without any cloud."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.diagnosis import Kind, Scope
+from launcher.plan.model import Attempt, Plan
+from launcher.runs.attempts import LONGEST_WAIT, RETRIES, Entry, EntryEnd, following, prevails, told
+from tests.plan.planning import planned
+
+PLAN: Plan = planned(regions=["us-central1", "us-east5"], provisioning=["spot", "flex-start"])
+SPOT_1, SPOT_2, FLEX_1, FLEX_2 = PLAN.attempts
+
+
+def tried(attempt: Attempt, scope: Scope, kind: Kind = "stockout", number: int = 1, **fields: object) -> Entry:
+    end = EntryEnd(state=None, kind=kind, scope=scope, cause="because", fix="do this")
+    return Entry(
+        number=number,
+        round=1,
+        region=attempt.region,
+        zone=attempt.zone,
+        provisioning=attempt.provisioning,
+        machine=attempt.machine_type,
+        identity="",
+        writer="",
+        time=0.0,
+        end=replace(end, **fields),
+    )
+
+
+def test_the_plans_order_is_kept() -> None:
+    assert following(PLAN, []) == (SPOT_1, 0)
+    assert following(replace(PLAN, attempts=()), []) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("scope", "then"),
+    [
+        ("region", SPOT_2),
+        ("region+provisioning", SPOT_2),
+        ("zone", SPOT_2),
+        ("transient", SPOT_1),
+        ("permanent", None),
+        ("project", None),
+    ],
+)
+def test_how_far_a_refusal_reaches(scope: Scope, then: Attempt | None) -> None:
+    assert following(PLAN, [tried(SPOT_1, scope)]).attempt is then
+
+
+def test_a_region_is_left_with_all_its_models() -> None:
+    assert following(PLAN, [tried(SPOT_1, "region"), tried(SPOT_2, "region+provisioning")]).attempt is FLEX_2
+    pairs = [tried(one, "region+provisioning") for one in (SPOT_1, SPOT_2, FLEX_1)]
+    assert following(PLAN, pairs).attempt is FLEX_2
+    assert following(PLAN, [*pairs, tried(FLEX_2, "region+provisioning")]).attempt is None
+
+
+def test_zones_of_a_region_are_apart() -> None:
+    zones = [replace(SPOT_1, zone=f"us-central1-{letter}") for letter in "abc"]
+    assert following(replace(PLAN, attempts=zones), [tried(zones[0], "zone")]).attempt is zones[1]
+    assert (
+        following(
+            replace(PLAN, attempts=zones), [tried(zones[0], "zone"), tried(zones[1], "region+provisioning")]
+        ).attempt
+        is None
+    )
+
+
+def test_a_zone_without_room_for_one_model_may_have_it_for_another() -> None:
+    here = replace(SPOT_1, zone="us-central1-a"), replace(FLEX_1, zone="us-central1-a")
+    assert following(replace(PLAN, attempts=here), [tried(here[0], "zone")]).attempt is here[1]
+    assert following(replace(PLAN, attempts=here), [tried(here[0], "zone", "machine")]).attempt is None
+
+
+def test_the_same_place_again_after_a_pause_that_grows() -> None:
+    tries = []
+    for number in range(1, RETRIES + 1):
+        tries.append(tried(SPOT_1, "transient", "busy", number))
+        found, pause = following(PLAN, tries)
+        assert (found, pause) == (SPOT_1, min(2.0 * 2 ** (number - 1), LONGEST_WAIT))
+        assert following(PLAN, tries, 0.25).pause == pause / 4
+    tries.append(tried(SPOT_1, "transient", "busy", 6))
+    assert following(PLAN, tries) == (SPOT_2, 0), "five times again, and then elsewhere"
+
+
+def test_google_says_how_long() -> None:
+    assert following(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=33.0)], 0.5).pause == 33
+    assert following(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=1e6)], 0.5).pause == 600
+    assert following(PLAN, [tried(SPOT_1, "region", retry_after=33.0)]).pause == 0, "another place"
+
+
+def test_what_was_lost_says_nothing_about_the_place() -> None:
+    assert following(PLAN, [tried(SPOT_1, "permanent", "lost")]).attempt is SPOT_1
+
+
+def test_a_preemption_wipes_out_what_was_before() -> None:
+    tries = [tried(SPOT_1, "region"), tried(SPOT_2, "transient", "preempted", 2)]
+    assert following(PLAN, tries) == (SPOT_1, 0)
+    many = [tried(SPOT_1, "transient", "preempted", number) for number in range(1, 30)]
+    assert following(PLAN, many) == (SPOT_1, LONGEST_WAIT)
+
+
+def test_open_attempts_count_for_nothing() -> None:
+    assert following(PLAN, [replace(tried(SPOT_1, "region"), end=None)]) == (SPOT_1, 0)
+
+
+def test_all_that_was_tried_is_told_and_each_fix_once() -> None:
+    lines, fixes = told([tried(SPOT_1, "region"), tried(FLEX_2, "region", number=2)])
+    assert lines == "  1. us-central1, spot: because\n  2. us-east5, flex-start: because"
+    assert fixes == "do this"
+
+
+@pytest.mark.parametrize(
+    ("noted", "new", "holds"),
+    [
+        ("PENDING", "SUCCEEDED", "new"),  # a launch wanted to cancel it, and died
+        ("PENDING", "FAILED", "new"),
+        ("PENDING", "CANCELLED", "noted"),  # why, was noted before
+        ("RUNNING", "DELETED", "noted"),
+        ("PENDING", "RUNNING", "noted"),
+        (None, "SUCCEEDED", "noted"),  # a refusal
+        ("FAILED", "SUCCEEDED", "noted"),
+        ("CANCELLED", "SUCCEEDED", "noted"),
+    ],
+)
+def test_which_of_two_ends_holds(noted: str | None, new: str, holds: str) -> None:
+    before, after = (EntryEnd(state=state, kind="waited", scope="zone", cause="") for state in (noted, new))
+    assert prevails(after, before) is (holds == "new")
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELLED", "DELETED"])
+def test_a_job_that_came_after_its_attempt_was_given_up(state: str) -> None:
+    lost = EntryEnd(state=None, kind="lost", scope="transient", cause="no job came of it")
+    assert prevails(EntryEnd(state=state, kind="user", scope="permanent", cause=""), lost)
+    assert not prevails(EntryEnd(state=None, kind="user", scope="permanent", cause=""), lost)
+    entry = replace(tried(SPOT_1, "transient"), end=lost)
+    assert not entry.is_open
+    assert replace(entry, job="a job").is_open
+    assert replace(entry, end=None).is_open
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "ends"),
+    [
+        ("succeeded", "SUCCEEDED", True),
+        ("user", "FAILED", True),
+        ("cancelled", "CANCELLED", True),
+        ("expired", "EXPIRED", True),
+        ("unknown", None, False),
+        ("permission", "FAILED", False),
+        ("stockout", "FAILED", False),
+        ("preempted", "FAILED", False),
+    ],
+)
+def test_what_ends_a_run(kind: Kind, state: str | None, ends: bool) -> None:
+    assert EntryEnd(state=state, kind=kind, scope="permanent", cause="").ends_run is ends
