@@ -12,11 +12,11 @@ from msgspec import Struct
 from launcher.apply import running
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
 from launcher.backend.router import Services
 from launcher.cli.gcloud import account
 from launcher.cli.inputs import project
+from launcher.vertex.backend import Vertex
 
 if TYPE_CHECKING:
     from train.storage import Storage

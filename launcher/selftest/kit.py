@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from launcher.apply.compute import Compute
     from launcher.apply.running import Clock
-    from launcher.apply.vertex import Vertex
     from launcher.gcp.api import Api
+    from launcher.vertex.backend import Vertex
     from train.storage import Storage
 
 PREFIX: Final = "launch-selftest"

@@ -64,9 +64,9 @@ def recorded(recorder: Recorder) -> Iterator[None]:
     """Record every request and answer of this process inside the context."""
     from requests.adapters import HTTPAdapter
 
-    from launcher.apply import vertex
+    from launcher.vertex import backend
 
-    send, open_jobs = HTTPAdapter.send, vertex.open_jobs
+    send, open_jobs = HTTPAdapter.send, backend.open_jobs
 
     def noted(self: Any, request: Any, *args: Any, **options: Any) -> Any:
         began, is_stream = time.monotonic(), bool(options.get("stream", args[0] if args else False))
@@ -82,12 +82,12 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         return response
 
     HTTPAdapter.send = noted  # type: ignore[method-assign]
-    vertex.open_jobs = lambda *words: Jobs(open_jobs(*words), recorder)
+    backend.open_jobs = lambda *words: Jobs(open_jobs(*words), recorder)
     try:
         yield
     finally:
         HTTPAdapter.send = send  # type: ignore[method-assign]
-        vertex.open_jobs = open_jobs
+        backend.open_jobs = open_jobs
 
 
 # --- REST -------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from launcher.apply import running
-from launcher.apply.vertex import Vertex
 from launcher.cli.status import SHOWN
+from launcher.vertex.backend import Vertex
 from tests.cli.cloudjobs import RUNS, Job
 from tests.googlecloud import FakeClock, Fault, Status
 

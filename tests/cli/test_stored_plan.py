@@ -12,7 +12,6 @@ import pytest
 
 from launcher.apply import running
 from launcher.apply.compute import Compute
-from launcher.apply.vertex import Vertex, endpoint_of
 from launcher.apply.vms import Vms
 from launcher.backend import request as asked
 from launcher.errors import LaunchError
@@ -21,6 +20,7 @@ from launcher.plan.binding import Stored
 from launcher.runs.identity import request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import is_bound
+from launcher.vertex.backend import Vertex, endpoint_of
 from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.test_vm_run import RUN, inserts

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.submit import Submitted, submit
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud, Stage
 from tests.plan.planning import planned
 from train.storage import GcsFolder

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
 from launcher.backend.router import Services
 from launcher.errors import JobFailed, LaunchError, NoCapacity
 from launcher.runs.driver import drive
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.vm_runs import ZONES, VmSite, breaks, exits, is_lost, is_preempted, plan_of
 

@@ -7,12 +7,12 @@ import json
 import grpc
 import pytest
 
-from launcher.apply.vertex import Vertex
 from launcher.diagnosis import Verdict
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.submit import RunSucceeded, Submitted, settle
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc
 from tests.runs.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready

@@ -10,7 +10,6 @@ import pytest
 
 from launcher.apply import attempts
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.backend import request as asked
 from launcher.diagnosis import Verdict
 from launcher.errors import StillRunning
@@ -21,6 +20,7 @@ from launcher.runs.attempts import EntryEnd
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Facts
 from launcher.runs.submit import RunEnded, RunSucceeded, Submitted, cancel_and_confirm, settle, submit
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
 from train import contract

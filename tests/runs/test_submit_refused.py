@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.vertex import Vertex
 from launcher.diagnosis import Verdict
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.runs.ledger import Ledger
 from launcher.runs.submit import settle
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import CREATE, LIST, LONG, Site, plan_of
 

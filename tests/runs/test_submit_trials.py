@@ -14,12 +14,12 @@ import pytest
 from requests.adapters import HTTPAdapter
 
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.submit import RunSucceeded, submit
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
 from tests.googlecloud.effects import Serve, Step
 from tests.googlecloud.wire import Call, Response

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.apply.vms import Vms
 from launcher.backend.router import Services
 from launcher.jobs.job import Job
@@ -18,6 +17,7 @@ from launcher.runs.driver import Course, Gave, Took, drive
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.watch.events import Changed, Event
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.googlecloud.compute import YOU
 from tests.googlecloud.vms import Vm

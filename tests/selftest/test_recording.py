@@ -8,12 +8,12 @@ import requests
 
 from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.errors import LaunchError
 from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
-from tests.apply.test_vertex import BODY
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
 from tests.googlecloud.rpc import serve_grpc
+from tests.vertex.test_backend import BODY
 
 
 def test_paths_lose_their_names() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from launcher.apply.running import Clock
-from launcher.apply.vertex import Vertex
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
 from launcher.runs.logs.reader import Lines
 from launcher.runs.metrics.progress import ProgressReader
 from launcher.runs.watch.loop import Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch
+from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.plan.planning import planned
 from train import contract

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from launcher.apply.customjobs import NAME, job_of, message_of, region_of
 from launcher.apply.running import REAL, Clock
 from launcher.backend.base import GoneError, Listing
 from launcher.errors import LaunchError, NotAuthorised
@@ -21,6 +20,7 @@ from launcher.gcp.api import LOG_IN, REQUEST_SECONDS, Api, Service, UnreachableE
 from launcher.gcp.parallel import Asking, of_create, together
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.plan.model import Attempt
+from launcher.vertex.messages import NAME, job_of, message_of, region_of
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 PAGE = 100

@@ -1,0 +1,1 @@
+"""Vertex AI custom jobs as a backend."""
