@@ -49,7 +49,7 @@ lint: $(INSTALLED) ## Format, lint, types, architecture
 	$(BIN)/mypy --platform win32 --python-version 3.14 --no-warn-unreachable --follow-imports silent --cache-dir .mypy_cache/win32 \
 	  --exclude launcher/cli/following.py launcher/cli launcher/plan launcher/spec launcher/catalog train/config # docs/clients.md
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck launcher/startup.sh
+	$(BIN)/shellcheck launcher/compute/startup.sh
 
 golden: $(INSTALLED) ## Renew what is recorded: golden files, recipes, the schema
 	$(BIN)/python -m tests.golden.renew

@@ -27,7 +27,7 @@ from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, Override, read_located
 
-STARTUP = Path(__file__).resolve().parent.parent / "startup.sh"
+STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
 
 

@@ -17,8 +17,8 @@ from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import RUN_LABEL
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute, Fleet
     from launcher.catalog import Price
+    from launcher.compute.client import Compute, Fleet
     from launcher.jobs.vm import Machine
 
 RESOURCE = re.compile(
@@ -32,8 +32,8 @@ STATES = {"TERMINATED": "STOPPED"}
 
 def open_compute() -> Compute:
     """Compute Engine for gcloud's own project. Raises UsageError: none is set."""
-    from launcher.apply.compute import Compute
     from launcher.cli.inputs import project
+    from launcher.compute.client import Compute
 
     return Compute(project("vm", os.environ), os.environ, running.REAL, notice=say)
 
@@ -55,7 +55,7 @@ class NoSuchVm(UsageError):
 
 def shown_now(compute: Compute) -> float:
     """Google's time for what is shown; this machine's where that can't be asked: what was done is done."""
-    from launcher.apply.lifecycle import google_now
+    from launcher.compute.lifecycle import google_now
 
     try:
         return google_now(compute)

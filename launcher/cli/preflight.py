@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from launcher.errors import NoCapacity, PlanRefused
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
-    from launcher.apply.needs import Finding
+    from launcher.compute.client import Compute
+    from launcher.compute.preflight_checks import Finding
     from launcher.plan.model import Plan
 
 
@@ -24,9 +24,9 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
         PlanRefused: no place is left.
         NoCapacity: for want of quota.
     """
-    from launcher.apply.capacity import ordered
-    from launcher.apply.preflight import allowed, check
     from launcher.cli.show import WIDTH, wrapped
+    from launcher.compute.preflight import allowed, check
+    from launcher.compute.spot_capacity import ordered
 
     findings = check(compute, made)
     attempts = allowed(made, findings)

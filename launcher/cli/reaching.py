@@ -13,8 +13,8 @@ from launcher.cli.help_page import CONNECTION, option
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
     from launcher.apply.remote import Answer, Remote
+    from launcher.compute.client import Compute
     from launcher.jobs.vm import Machine
 
 User = Annotated[
@@ -100,6 +100,6 @@ def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
 
 def check(compute: Compute, machine: Machine) -> Answer:
     """Whether the VM's GPUs answer over SSH: what `wait_ready` asks again and again."""
-    from launcher.apply.ready import CHECK
+    from launcher.compute.wait_ready import CHECK
 
     return remote(compute, machine).asked(CHECK)

@@ -11,7 +11,7 @@ from launcher.cli.options import InZone, VmName
 from launcher.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
     from launcher.jobs.vm import Machine
 
 
@@ -39,8 +39,8 @@ def vm_delete(
 def check_ended(machine: Machine) -> None:
     """A VM that trains is ended by its run, unless that has ended. Raises UsageError, LaunchError: its folder can't be
     read."""
-    from launcher.apply.lifecycle import end_of
     from launcher.cli.machine import of_work
+    from launcher.compute.lifecycle import end_of
 
     try:
         ended = not machine.trains or end_of(machine) is not None
@@ -68,7 +68,7 @@ def agreed(machine: Machine) -> bool:
 def question(machine: Machine) -> str:
     """What is about to be lost."""
     from launcher.cli.machine import state_text
-    from launcher.cli.machinecost import attached_disks
+    from launcher.compute.vm_cost import attached_disks
 
     state = state_text(machine)
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
@@ -88,11 +88,11 @@ def disk_text(disk: dict[str, object]) -> str:
 def deleted(compute: Compute, machine: Machine) -> str:
     """`deleted`, or that somebody else was quicker. Raises LaunchError."""
     from launcher.apply import sshkeys
-    from launcher.apply.lifecycle import begun, finished
     from launcher.apply.reach import alias
     from launcher.backend.base import GoneError, Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
+    from launcher.compute.lifecycle import begun, finished
 
     with waited_for(machine):
         say(f"deleting {machine.name}")

@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
     from launcher.jobs.vm import Machine
 
 
@@ -36,8 +36,8 @@ def vm_extend(
     The lease cannot end after the time at which Compute Engine ends the VM (--hours at its creation). That time counts
     from the VM's last start and cannot change while it runs.
     """
-    from launcher.apply.lifecycle import google_now
     from launcher.cli.machine import of_work, one_machine, open_compute
+    from launcher.compute.lifecycle import google_now
 
     if (lease is None) == (until is None):
         raise UsageError("until when? Say one of --lease and --until", f"launch vm extend {name} --lease 4h")
@@ -117,10 +117,10 @@ def local(at: float) -> datetime:
 
 def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     """The VM once its watchdog can see the new end. Raises LaunchError."""
-    from launcher.apply.lifecycle import begun, finished
     from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
+    from launcher.compute.lifecycle import begun, finished
     from launcher.jobs.vm import LEASE
 
     with waited_for(machine):
@@ -135,8 +135,8 @@ def show(machine: Machine, short: bool, now: float, output: Output) -> None:
     """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
     from launcher.cli.documents import printed
     from launcher.cli.machine import clock_text, leased
-    from launcher.cli.machinecost import price_of
     from launcher.cli.vm_list import machine_data
+    from launcher.compute.vm_cost import price_of
 
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)

@@ -10,7 +10,7 @@ from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Output, OutputFormat
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
 
@@ -55,8 +55,8 @@ def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
 
     Raises LaunchError: the VMs can't be listed.
     """
-    from launcher.apply.lifecycle import google_now, stock
     from launcher.cli.machine import OURS, say, tell_unread
+    from launcher.compute.lifecycle import google_now, stock
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
@@ -111,7 +111,7 @@ def widths_of(rows: list[dict[str, str]]) -> dict[str, int]:
 def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """A VM's cells, by column."""
     from launcher.cli.machine import span_text, state_text
-    from launcher.cli.machinecost import price_of
+    from launcher.compute.vm_cost import price_of
 
     price = price_of(machine)
     return {
@@ -129,7 +129,7 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
 def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
     from launcher.cli.machine import usd_text
-    from launcher.cli.machinecost import of_machine, price_of, usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
 
     if machine.status in DOWN:
@@ -158,7 +158,7 @@ def ends_text(machine: Machine, now: float) -> str:
 def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
     """A VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
     from launcher.cli.machine import ends_itself
-    from launcher.cli.machinecost import of_machine, price_of, usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
 
     price, own = price_of(machine), of_machine(disks, machine)
     return {

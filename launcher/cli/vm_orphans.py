@@ -11,8 +11,8 @@ from msgspec import Struct
 from launcher.cli.options import Output
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
-    from launcher.apply.records import Record
+    from launcher.compute.client import Compute
+    from launcher.compute.end_record import Record
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
 
@@ -49,8 +49,8 @@ def show_orphans(
 
 def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
     """How the VMs that train have ended, by their numbers; folders that can't be read are told."""
-    from launcher.apply.lifecycle import end_of
     from launcher.cli.machine import say
+    from launcher.compute.lifecycle import end_of
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
@@ -69,7 +69,7 @@ def of_machines(
 ) -> Iterator[Orphan]:
     """The VMs among them."""
     from launcher.cli.machine import state_text
-    from launcher.cli.machinecost import of_machine, usd_in_all
+    from launcher.compute.vm_cost import of_machine, usd_in_all
     from launcher.jobs.orphans import needless
 
     for machine in machines:
@@ -96,7 +96,7 @@ def removal(machine: Machine, *, has_ended: bool) -> str:
 
 def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
     """The disks among them."""
-    from launcher.cli.machinecost import usd_a_month
+    from launcher.compute.vm_cost import usd_a_month
     from launcher.jobs.orphans import without_vm
 
     for disk in without_vm(disks, machines):

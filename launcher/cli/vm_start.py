@@ -8,7 +8,7 @@ from launcher.cli.options import InZone, Output, OutputFormat, VmName
 from launcher.cli.vm_stop import STOPPED, STOPPING
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
     from launcher.jobs.vm import Machine
 
 NOTES = {
@@ -41,10 +41,10 @@ def vm_start(
 
 def started(compute: Compute, machine: Machine) -> Machine:
     """The VM once it runs. Raises NoCapacity: its zone has no such machine now; LaunchError."""
-    from launcher.apply.lifecycle import changed, settled
     from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
+    from launcher.compute.lifecycle import changed, settled
     from launcher.jobs.vm import UP
 
     running = frozenset({"RUNNING"})
@@ -64,8 +64,8 @@ def started(compute: Compute, machine: Machine) -> Machine:
 
 def forget_lease(compute: Compute, machine: Machine) -> None:
     """Take away the end that somebody has moved the last lease to: it may be a minute from now. Raises LaunchError."""
-    from launcher.apply.lifecycle import begun, finished
     from launcher.cli.machine import say
+    from launcher.compute.lifecycle import begun, finished
     from launcher.jobs.vm import LEASE
 
     if machine.lease_moved_to is not None:
@@ -76,8 +76,8 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, its price, its new lease, and how to reach it."""
     from launcher.cli.documents import printed
     from launcher.cli.machine import leased, shown_now
-    from launcher.cli.machinecost import price_of
     from launcher.cli.vm_list import machine_data
+    from launcher.compute.vm_cost import price_of
 
     now = shown_now(compute)
     if output is not Output.text:

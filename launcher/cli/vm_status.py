@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
-    from launcher.apply.operations import Operation
     from launcher.catalog import Price
+    from launcher.compute.client import Compute
+    from launcher.compute.operations import Operation
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
 
@@ -58,9 +58,9 @@ def look(compute: Compute, machine: Machine) -> Seen:
     """What else is to be known of a VM; what can't be read is told, and left out."""
     import time
 
-    from launcher.apply.lifecycle import Stock, google_now, stock
     from launcher.cli.machine import say
-    from launcher.cli.machinecost import of_machine, price_of
+    from launcher.compute.lifecycle import Stock, google_now, stock
+    from launcher.compute.vm_cost import of_machine, price_of
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
@@ -124,7 +124,7 @@ def headline(seen: Seen) -> str:
 def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
     from launcher.cli.machine import clock_text, leased, span_text, usd_text
-    from launcher.cli.machinecost import usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
 
     machine, now = seen.machine, seen.now
@@ -162,7 +162,7 @@ def place(seen: Seen) -> Iterator[tuple[str, str]]:
 def gpus_text(machine: Machine) -> str:
     """` (2 × NVIDIA L4)`, where the catalog knows."""
     from launcher import catalog
-    from launcher.cli.machinecost import shape_of
+    from launcher.compute.vm_cost import shape_of
 
     shape = shape_of(machine)
     return f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""

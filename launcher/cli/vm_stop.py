@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import InZone, Output, OutputFormat, VmName
 
 if TYPE_CHECKING:
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
 
@@ -38,11 +38,11 @@ def vm_stop(
 
 def stopped(compute: Compute, machine: Machine) -> Machine:
     """The VM once it is stopped. Raises LaunchError."""
-    from launcher.apply.lifecycle import changed, settled
     from launcher.backend.base import Refused
     from launcher.cli.machine import say, waited_for
-    from launcher.cli.machinecost import has_local_ssd
     from launcher.cli.refused import explained
+    from launcher.compute.lifecycle import changed, settled
+    from launcher.compute.vm_cost import has_local_ssd
 
     discard = has_local_ssd(machine)
     with waited_for(machine):
@@ -74,9 +74,9 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
 
 def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
     """The disks of a VM; none where they can't be read, which is told."""
-    from launcher.apply.lifecycle import stock
     from launcher.cli.machine import say
-    from launcher.cli.machinecost import of_machine
+    from launcher.compute.lifecycle import stock
+    from launcher.compute.vm_cost import of_machine
     from launcher.errors import LaunchError
 
     try:
@@ -89,7 +89,7 @@ def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
 def disks_text(disks: Sequence[Disk]) -> str:
     """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
     from launcher.cli.machine import usd_text
-    from launcher.cli.machinecost import usd_a_month
+    from launcher.compute.vm_cost import usd_a_month
 
     if not disks:
         return "its disk is still billed"

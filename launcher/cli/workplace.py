@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.apply import running
 from launcher.cli import following
 from launcher.cli.machine import leased, shown_now
-from launcher.cli.machinecost import price_of
 from launcher.cli.options import Output
 from launcher.cli.planning import planned
 from launcher.cli.show import WIDTH, wrapped
 from launcher.cli.telling import Teller
 from launcher.cli.world import World, of_project
+from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.driver import Course, until_there
 from launcher.runs.ledger_base import NoLedger
@@ -106,10 +106,10 @@ def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
     Raises:
         PlanRefused: it could not be used. LaunchError: there would be no way to it from here.
     """
-    from launcher.apply.needs import has_external_ip
     from launcher.apply.reach import no_way
     from launcher.cli.preflight import preflight
     from launcher.cli.reaching import look_ahead
+    from launcher.compute.preflight_checks import has_external_ip
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
         raise no_way(made.run, external_ip=False)
@@ -137,9 +137,9 @@ def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -
 
 def wait(world: World, machine: Machine, teller: Teller) -> Machine:
     """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
-    from launcher.apply.ready import wait_ready
     from launcher.backend.base import GoneError
     from launcher.cli.reaching import check
+    from launcher.compute.wait_ready import wait_ready
 
     try:
         ready, gpus = wait_ready(machine, world.compute, lambda one: check(world.compute, one), teller.say, world.clock)
@@ -168,8 +168,8 @@ def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready
     """The VM, how to reach it, what it costs and when it stops."""
     if output is not Output.text:
         from launcher.cli.documents import printed
-        from launcher.cli.machinecost import of_machine
         from launcher.cli.vm_list import machine_data
+        from launcher.compute.vm_cost import of_machine
 
         printed({**machine_data(machine, of_machine((), machine), now), "ready": is_ready}, output)
         return

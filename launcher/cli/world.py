@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.apply import running
-from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.apply.vms import Vms
 from launcher.backend.router import Services
 from launcher.cli.gcloud import account
 from launcher.cli.inputs import project
+from launcher.compute.backend import Vms
+from launcher.compute.client import Compute
 from launcher.vertex.backend import Vertex
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What the startup script of a VM is told: the metadata item `launch`, as JSON.
 
-The script (launcher/startup.sh) is one text for all VMs; it reads this with a JSON parser and hands the values on as
+The script (launcher/compute/startup.sh) is one text for all VMs; it reads this with a JSON parser and hands the values on as
 words of their own, so that nothing of a spec is ever part of shell text.
 """
 

@@ -94,8 +94,8 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 
 def begin_delete(kit: Kit, machine: Machine) -> Finish:
     """Begin to delete a VM, which may have deleted itself meanwhile."""
-    from launcher.apply.lifecycle import begun, finished
     from launcher.backend.base import GoneError
+    from launcher.compute.lifecycle import begun, finished
 
     def finish() -> bool:
         try:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.catalog import Price
 from launcher.cli.machine import clock_text, leased, one_machine, span_text
-from launcher.cli.machinecost import has_local_ssd, price_of, usd_so_far
+from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.apply import running
-from launcher.apply.compute import Compute
-from launcher.apply.vms import Vms
 from launcher.backend import request as asked
+from launcher.compute.backend import Vms
+from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
@@ -21,9 +21,9 @@ from launcher.runs.identity import request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import is_bound
 from launcher.vertex.backend import Vertex, endpoint_of
-from tests.apply.vming import ZONE, work_body
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
 from tests.cli.test_vm_run import RUN, inserts
+from tests.compute.vm_site import ZONE, work_body
 from tests.googlecloud import FakeClock
 from tests.googlecloud.compute import YOU
 from tests.runs.vm_runs import VmSite, exits, is_preempted

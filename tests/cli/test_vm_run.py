@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.apply import running
-from launcher.apply.compute import Compute
-from tests.apply.vming import ZONE, work_body
+from launcher.compute.client import Compute
 from tests.cli.cloudjobs import Job
+from tests.compute.vm_site import ZONE, work_body
 from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
 from tests.runs.logs.test_reader_of_vms import print_on
 from tests.runs.vm_runs import VmSite, exits, is_preempted

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.images.docker_engine import Engine
-from tests.apply.vming import Site
+from tests.compute.vm_site import Site
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.images import scripted_engine
 from tests.images.scripted_engine import BASE

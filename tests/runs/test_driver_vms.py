@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.vms import Vms
 from launcher.backend.router import Services
+from launcher.compute.backend import Vms
 from launcher.errors import JobFailed, LaunchError, NoCapacity
 from launcher.runs.driver import drive
 from launcher.vertex.backend import Vertex
@@ -171,7 +171,7 @@ def test_each_attempt_has_a_request_id_of_its_own(site: VmSite) -> None:
 
 def test_a_name_that_somebody_elses_vm_has(site: VmSite) -> None:
     body = {**site.plan.attempts[0].request, "labels": {"team": "theirs"}}
-    from launcher.apply.compute import Compute
+    from launcher.compute.client import Compute
 
     Compute("my-project", site.cloud.environ(), site.time).insert(ZONES[0], body, "f" * 8)
     site.clock.advance(60)

@@ -7,8 +7,8 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from launcher.apply.vms import Vms
 from launcher.backend import request
+from launcher.compute.backend import Vms
 from launcher.diagnosis import Verdict, of_end
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
@@ -17,7 +17,7 @@ from launcher.plan.model import Plan
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.submit import Submitted, settle, submit
-from tests.apply.vming import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
+from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.googlecloud import Fault, Meanwhile, Status
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.apply.running import Clock
-from launcher.apply.vms import Vms
 from launcher.backend.router import Services
+from launcher.compute.backend import Vms
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan

@@ -6,8 +6,8 @@ import grpc
 import pytest
 import requests
 
-from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
+from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
 from launcher.vertex.backend import Vertex

@@ -6,9 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
-from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
-from launcher.apply.vms import Vms
+from launcher.compute.backend import Vms
+from launcher.compute.client import Compute
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt, Plan
 from tests.googlecloud import FakeClock, GoogleCloud

@@ -13,7 +13,7 @@ from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE
 from launcher.runs.endings import cancel_and_confirm
-from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, UUID, ZONE, Site, attempt_of, plan_of, work_body
+from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset, Status
 from train import contract
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.operations import Operation, operation_of
-from launcher.apply.records import Record
-from launcher.apply.vmends import end_of, gone, job_of, run_of
-from launcher.apply.vmsets import is_head, left_of, set_of
+from launcher.compute.end_record import Record
+from launcher.compute.job_state import end_of, gone, job_of, run_of
+from launcher.compute.node_set import is_head, left_of, set_of
+from launcher.compute.operations import Operation, operation_of
 from launcher.jobs.job import GONE, Job
 from launcher.jobs.vm import Machine
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from launcher.apply.compute import Compute
-from launcher.apply.resources import as_json, message_of
 from launcher.backend.request.vm import properties
+from launcher.compute.client import Compute
+from launcher.compute.messages import as_json, message_of
 from launcher.errors import LaunchError
 from launcher.gcp.api import words
 from launcher.gcp.parallel import glance, together

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.needs import IAP, Finding, Net, Units, between_nodes, reach, short, ssh
-from launcher.apply.preflight import allowed, check
+from launcher.compute.preflight import allowed, check
+from launcher.compute.preflight_checks import IAP, Finding, Net, Units, between_nodes, reach, short, ssh
 from launcher.plan.model import Plan
-from tests.apply.vming import Site, plan_of
+from tests.compute.vm_site import Site, plan_of
 from tests.googlecloud import Fault, Reset, Status
 from tests.plan.planning import planned
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.capacity import by_score, ordered, score_of
+from launcher.compute.spot_capacity import by_score, ordered, score_of
 from launcher.plan.model import Attempt
-from tests.apply.vming import Site, plan_of
+from tests.compute.vm_site import Site, plan_of
 from tests.googlecloud import Fault, Reset, Status
 
 ADVICE = "compute.advice.capacity"

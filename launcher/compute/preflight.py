@@ -11,8 +11,11 @@ from functools import partial
 from typing import Any, Final
 
 from launcher import catalog
-from launcher.apply.compute import Compute
-from launcher.apply.needs import (
+from launcher.backend.request import read
+from launcher.backend.request.vm import properties
+from launcher.compute.client import Compute
+from launcher.compute.messages import as_json
+from launcher.compute.preflight_checks import (
     Finding,
     Net,
     Units,
@@ -26,9 +29,6 @@ from launcher.apply.needs import (
     short,
     ssh,
 )
-from launcher.apply.resources import as_json
-from launcher.backend.request import read
-from launcher.backend.request.vm import properties
 from launcher.diagnosis import Refusal, Tried, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words

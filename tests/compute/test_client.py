@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.compute import Compute
 from launcher.apply.running import Clock
 from launcher.backend.base import GoneError, Refused
+from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
 from launcher.gcp.parallel import Asking
 from launcher.jobs.vm import LEASE
 from launcher.runs.submission import CURRENT_SECONDS, YOUNG_SECONDS
-from tests.apply.vming import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
+from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.plan.planning import request
 
@@ -145,7 +145,7 @@ def test_what_a_vm_says_of_itself(site: Site, compute: Compute) -> None:
 def test_the_fleet_is_of_all_zones_and_pages(
     site: Site, compute: Compute, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.apply.resources.PAGE", 1)
+    monkeypatch.setattr("launcher.compute.messages.PAGE", 1)
     for number, zone in enumerate((ZONE, "us-central1-b", "us-central1-c")):
         compute.insert(zone, work_body(f"dev{number}", zone), UUID + str(number))
         clock.advance(1)
@@ -231,7 +231,7 @@ def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
                 sent.append(self.wall())
             return super().once(method, **request)
 
-    monkeypatch.setattr("launcher.apply.compute.Asking", Watched)
+    monkeypatch.setattr("launcher.compute.client.Asking", Watched)
     site.cloud.faults.add(Fault(INSERT, Status(503), times=99))
     began = site.clock()
     with pytest.raises(UnreachableError):

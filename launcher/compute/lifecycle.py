@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from launcher.apply import records
-from launcher.apply.compute import SERVICE, Compute
-from launcher.apply.operations import Operation
-from launcher.apply.records import Record
-from launcher.apply.resources import PAGE, origin_only
 from launcher.backend.base import GoneError, Refused
+from launcher.compute import end_record
+from launcher.compute.client import SERVICE, Compute
+from launcher.compute.end_record import Record
+from launcher.compute.messages import PAGE, origin_only
+from launcher.compute.operations import Operation
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import UnreachableError, answer_behind, http_date, open_session, refusal_of
 from launcher.gcp.parallel import Asking
@@ -142,7 +142,7 @@ def end_of(machine: Machine) -> Record | None:
     folder = str(machine.parameters.get("run_folder", ""))
     if not folder:
         return None
-    found = records.read_all(open_folder(folder).within(FOLDER_SECONDS))
+    found = end_record.read_all(open_folder(folder).within(FOLDER_SECONDS))
     if own := found.get(machine.id):
         return own
     together = [one for one in found.values() if one.zone == machine.zone and one.name in nodes_of(machine)]

@@ -13,7 +13,7 @@ from launcher.diagnosis import of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
-from tests.apply.vming import ZONE, Site, attempt_of, plan_of
+from tests.compute.vm_site import ZONE, Site, attempt_of, plan_of
 from tests.googlecloud import Fault, Status
 from train import contract
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.apply.operations import operation_of
 from launcher.backend import request
 from launcher.backend.base import Refused
+from launcher.compute.operations import operation_of
 from launcher.diagnosis import of_end, of_refusal
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
-from tests.apply.vming import UUID, ZONE, Site, attempt_of, plan_of, work_body
+from tests.compute.vm_site import UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset
 
 NODES = 3
@@ -82,9 +82,9 @@ def test_the_first_vm_of_an_attempt_before_is_not_taken_for_it(site: Site, monke
 
 
 def test_the_first_vm_does_not_show_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.apply import making
+    from launcher.compute import create
 
-    monkeypatch.setattr(making, "first_of", lambda _body: "another")
+    monkeypatch.setattr(create, "first_of", lambda _body: "another")
     with pytest.raises(UnreachableError, match="doesn't show it"):
         launched(site)
 

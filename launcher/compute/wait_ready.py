@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from launcher.apply.compute import Compute
 from launcher.apply.remote import Answer
 from launcher.apply.running import REAL, Clock
 from launcher.backend.base import GoneError
+from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from launcher.apply.compute import Compute
-from launcher.apply.operations import Operation
-from launcher.apply.records import Record
 from launcher.backend.base import GoneError, Refused
+from launcher.compute.client import Compute
+from launcher.compute.end_record import Record
+from launcher.compute.operations import Operation
 from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError

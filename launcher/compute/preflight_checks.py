@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from launcher.apply.firewall import Block, Traffic, block
+from launcher.compute.firewall import Block, Traffic, block
 from launcher.jobs.vm import last
 from launcher.plan.model import Attempt
 

@@ -14,16 +14,25 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
-from launcher.apply import records
 from launcher.apply.attempts import open_folder
-from launcher.apply.compute import SERVICE, Compute
-from launcher.apply.making import Maker
-from launcher.apply.records import Record
 from launcher.apply.running import REAL, Clock
-from launcher.apply.vmends import MAKES, ceiling_of, gone, is_on_its_way, job_of, making, of_record, of_records_alone
-from launcher.apply.vmsets import is_head, left_of, nodes_of, set_of
 from launcher.backend import request
 from launcher.backend.base import GoneError, Listing
+from launcher.compute import end_record
+from launcher.compute.client import SERVICE, Compute
+from launcher.compute.create import Maker
+from launcher.compute.end_record import Record
+from launcher.compute.job_state import (
+    MAKES,
+    ceiling_of,
+    gone,
+    is_on_its_way,
+    job_of,
+    making,
+    of_record,
+    of_records_alone,
+)
+from launcher.compute.node_set import is_head, left_of, nodes_of, set_of
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, open_session, service_account, status_of
 from launcher.gcp.parallel import together
@@ -192,7 +201,7 @@ class Vms:
         machine = self._seen.get(number)
         base = job_of(machine) if machine else self._made.get(number)
         folder = self._folder_of(request.run_folder(base.request) if base else None)
-        if folder and (record := records.read(folder, number)):
+        if folder and (record := end_record.read(folder, number)):
             return of_record(base or of_records_alone(name, record), record)
         operations = self.compute.operations_of(zone, number)
         made = making(operations)
@@ -210,10 +219,10 @@ class Vms:
         folder = self._folder_of(machine.parameters.get("run_folder")) if machine.trains else None
         if folder is None:
             return None
-        own, names = records.read(folder, machine.id), nodes_of(machine)
+        own, names = end_record.read(folder, machine.id), nodes_of(machine)
         if own is not None or len(names) == 1:
             return own
-        peers = [one for one in records.read_all(folder).values() if one.name in names and one.reason]
+        peers = [one for one in end_record.read_all(folder).values() if one.name in names and one.reason]
         return next((one for one in peers if (one.ended or 0.0) >= machine.created), None)
 
     def _folder_of(self, url: Any) -> Storage | None:
@@ -239,7 +248,7 @@ class Vms:
         )
         try:
             if folder := self._folder_of(machine.parameters.get("run_folder")):
-                records.create(folder, machine.id, record)
+                end_record.create(folder, machine.id, record)
         except LaunchError as error:
             self._notice(f"that {machine.name} was cancelled can't be noted: {error.problem}")
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from launcher.apply.operations import Operation
-from launcher.apply.records import Record
+from launcher.compute.end_record import Record
+from launcher.compute.operations import Operation
 from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
 from launcher.jobs.vm import DOWN, Machine

@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from launcher.apply import ready
-from launcher.apply.compute import Compute
-from launcher.apply.ready import wait_ready
 from launcher.apply.remote import Answer
 from launcher.apply.running import Clock
 from launcher.apply.sshfaults import Explained, explained
+from launcher.compute import wait_ready as ready
+from launcher.compute.client import Compute
+from launcher.compute.wait_ready import wait_ready
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine

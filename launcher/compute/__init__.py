@@ -1,0 +1,1 @@
+"""Compute Engine VMs as a backend, and VMs to work on."""
