@@ -37,10 +37,10 @@ def push_code(
 
     Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
     """
-    from launcher.apply.pushing import push
     from launcher.cli.code import code
     from launcher.cli.machine import one_machine, open_compute, say
     from launcher.cli.reaching import remote
+    from launcher.ssh.sync import push
 
     here, there = source_of(folder)
     found = code(here)
@@ -62,7 +62,7 @@ def push_code(
 
 def source_of(text: str) -> tuple[Path, str]:
     """DIR, or DIR:DEST, as the folder here and the one there. Raises UsageError."""
-    from launcher.apply.pushing import destination_of
+    from launcher.ssh.sync import destination_of
 
     path, sign, destination = text.rpartition(":")
     if not sign or Path(text).is_dir():

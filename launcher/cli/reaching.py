@@ -13,9 +13,9 @@ from launcher.cli.help_page import CONNECTION, option
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
-    from launcher.apply.remote import Answer, Remote
     from launcher.compute.client import Compute
     from launcher.jobs.vm import Machine
+    from launcher.ssh.session import Answer, Remote
 
 User = Annotated[
     str | None,
@@ -40,17 +40,17 @@ def remote(
     Raises:
         LaunchError: it doesn't run, can't be reached from here, or lets nobody in.
     """
-    from launcher.apply import sshkeys
-    from launcher.apply.reach import alias, reach
-    from launcher.apply.remote import Remote
-    from launcher.apply.ssh import Way
     from launcher.cli.machine import say
+    from launcher.ssh import keys
+    from launcher.ssh.command import Way
+    from launcher.ssh.route import alias, reach
+    from launcher.ssh.session import Remote
 
     way_to = reach(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
-    folder = sshkeys.home(os.environ) / ".ssh"
-    key = sshkeys.own_key(folder, say) if register else folder / sshkeys.KEY
-    name = user or user_of(compute, machine, sshkeys.public_key(key) if register else None)
-    settings = sshkeys.settings_folder(os.environ)
+    folder = keys.home(os.environ) / ".ssh"
+    key = keys.own_key(folder, say) if register else folder / keys.KEY
+    name = user or user_of(compute, machine, keys.public_key(key) if register else None)
+    settings = keys.settings_folder(os.environ)
     way = Way(
         alias=alias(machine),
         host=way_to.host,
@@ -58,16 +58,16 @@ def remote(
         port=port,
         user=name,
         key=key,
-        known_hosts=sshkeys.known_hosts(settings, alias(machine)),
-        is_known=register and sshkeys.know(settings, alias(machine), host_keys(compute, machine)),
+        known_hosts=keys.known_hosts(settings, alias(machine)),
+        is_known=register and keys.know(settings, alias(machine), host_keys(compute, machine)),
     )
     return Remote(machine, way, account(os.environ))
 
 
 def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
     """Who we are there, by OS Login; the key, if one is given, is registered for that user."""
-    from launcher.apply.oslogin import OsLogin
     from launcher.cli.machine import say
+    from launcher.ssh.oslogin import OsLogin
 
     profile = OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say)
     return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
@@ -75,22 +75,22 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
 
 def look_ahead(compute: Compute) -> None:
     """Look whether anything here would keep us out of a VM that is still to be made. Raises LaunchError."""
-    from launcher.apply import sshkeys
-    from launcher.apply.oslogin import OsLogin
     from launcher.cli.machine import say
     from launcher.gcp.api import UnreachableError
+    from launcher.ssh import keys
+    from launcher.ssh.oslogin import OsLogin
 
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
-            raise sshkeys.no_ssh(program)
+            raise keys.no_ssh(program)
     with suppress(UnreachableError):  # asked again, when the VM is there
         OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
 
 def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
     """The VM's host keys by Google's word; none where it publishes none."""
-    from launcher.apply.sshkeys import HOST_KEYS
-    from launcher.apply.sshkeys import host_keys as of_attributes
+    from launcher.ssh.keys import HOST_KEYS
+    from launcher.ssh.keys import host_keys as of_attributes
 
     try:
         return of_attributes(compute.guest_attributes(machine, HOST_KEYS))

@@ -16,7 +16,7 @@ from launcher.cli.reaching import Port, Tunnel, User
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.ssh import Forward
+    from launcher.ssh.command import Forward
 
 
 def ssh(
@@ -42,10 +42,10 @@ def ssh(
 
     One word after -- is shell text (launch ssh dev -- 'nvidia-smi | head'). Several words are passed unchanged.
     """
-    from launcher.apply.ssh import command as ssh_command
-    from launcher.apply.ssh import forward
     from launcher.cli.machine import one_machine, open_compute
     from launcher.cli.reaching import remote
+    from launcher.ssh.command import command as ssh_command
+    from launcher.ssh.command import forward
 
     forwards = [forward(text) for text in port_forward or ()]
     compute = open_compute()

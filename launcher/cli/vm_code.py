@@ -27,18 +27,18 @@ def vm_code(
 
     For VS Code Remote, scp and rsync. Writes a separate file, which one line in ~/.ssh/config includes.
     """
-    from launcher.apply import sshconfig, sshkeys
     from launcher.cli.machine import one_machine, open_compute
     from launcher.cli.reaching import remote
+    from launcher.ssh import config_file, keys
 
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     there = remote(compute, machine, user=user, port=port, tunnel=iap)
     fleet = compute.instances()
-    file = sshkeys.settings_folder(os.environ) / "ssh_config"
-    sshconfig.put(file, machine, there.way, sshconfig.gone(fleet.machines, fleet.unread, compute.project))
+    file = keys.settings_folder(os.environ) / "ssh_config"
+    config_file.put(file, machine, there.way, config_file.gone(fleet.machines, fleet.unread, compute.project))
     print(f"{machine.name} is in {file}")
-    config = sshkeys.home(os.environ) / ".ssh" / "config"
+    config = keys.home(os.environ) / ".ssh" / "config"
     if is_used(config, file, yes=yes):
         show_lines(machine.name, config)
     if not there.way.proxy:
@@ -47,16 +47,16 @@ def vm_code(
 
 def is_used(config: Path, file: Path, *, yes: bool) -> bool:
     """Whether ~/.ssh/config includes launch's file, after asking for it. It isn't touched otherwise."""
-    from launcher.apply import sshconfig
+    from launcher.ssh import config_file
 
-    if sshconfig.is_included(config, file, os.environ):
+    if config_file.is_included(config, file, os.environ):
         return True
-    line = sshconfig.include_line(file)
+    line = config_file.include_line(file)
     if not yes:
         question = f"Put this line at the top of {config}?\n    {line}\n"
         yes = sys.stdin.isatty() and typer.confirm(question, default=True, prompt_suffix="")
     if yes:
-        sshconfig.include(config, file)
+        config_file.include(config, file)
         print(f"{config} includes it now")
         return True
     print(f"{config} is unchanged: ssh knows the name once this line is at its top\n    {line}")
@@ -65,10 +65,10 @@ def is_used(config: Path, file: Path, *, yes: bool) -> bool:
 
 def show_lines(name: str, config: Path) -> None:
     """What can be typed now."""
-    from launcher.apply import sshconfig
     from launcher.cli.machine import say
+    from launcher.ssh import config_file
 
-    if sshconfig.own_block(config, name):
+    if config_file.own_block(config, name):
         say(f"{config} has a Host {name} of its own; launch's comes first")
     print(f"    ssh {name}")
     print(f"    code --remote ssh-remote+{name}")

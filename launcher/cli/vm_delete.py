@@ -87,12 +87,12 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def deleted(compute: Compute, machine: Machine) -> str:
     """`deleted`, or that somebody else was quicker. Raises LaunchError."""
-    from launcher.apply import sshkeys
-    from launcher.apply.reach import alias
     from launcher.backend.base import GoneError, Refused
     from launcher.cli.machine import say, waited_for
     from launcher.cli.refused import explained
     from launcher.compute.lifecycle import begun, finished
+    from launcher.ssh import keys
+    from launcher.ssh.route import alias
 
     with waited_for(machine):
         say(f"deleting {machine.name}")
@@ -103,5 +103,5 @@ def deleted(compute: Compute, machine: Machine) -> str:
             how = "gone already"
         except Refused as error:
             raise explained(error, machine) from error
-    sshkeys.forget(sshkeys.settings_folder(os.environ), alias(machine))
+    keys.forget(keys.settings_folder(os.environ), alias(machine))
     return how

@@ -106,10 +106,10 @@ def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
     Raises:
         PlanRefused: it could not be used. LaunchError: there would be no way to it from here.
     """
-    from launcher.apply.reach import no_way
     from launcher.cli.preflight import preflight
     from launcher.cli.reaching import look_ahead
     from launcher.compute.preflight_checks import has_external_ip
+    from launcher.ssh.route import no_way
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
         raise no_way(made.run, external_ip=False)

@@ -7,15 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from launcher.apply.remote import Answer
 from launcher.apply.running import Clock
-from launcher.apply.sshfaults import Explained, explained
 from launcher.compute import wait_ready as ready
 from launcher.compute.client import Compute
 from launcher.compute.wait_ready import wait_ready
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
+from launcher.ssh.errors import Explained, explained
+from launcher.ssh.session import Answer
 from tests.cli.vms import body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from tests.ssh.vms import machine as some_machine

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from launcher.apply.reach import TUNNEL_URL
+from launcher.ssh.route import TUNNEL_URL
 from tests.command import ROOT, WORLD
 from tests.e2e.recipe import IMAGE, cache, printed, recorded, steps
 from tests.googlecloud import GoogleCloud, Pace

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply.reach import TUNNEL_URL
 from launcher.selftest import course
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import Kit
 from launcher.selftest.steps import BY_NAME
+from launcher.ssh.route import TUNNEL_URL
 from tests.command import WORLD
 from tests.googlecloud import Fault, Status
 from tests.selftest.world import World

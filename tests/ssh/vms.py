@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launcher.apply import sshkeys
-from launcher.apply.ssh import Way
 from launcher.jobs.vm import Machine
+from launcher.ssh import keys
+from launcher.ssh.command import Way
 from tests.ssh.server import SshServer, make_key
 
 NUMBER = "5000000000000000001"
@@ -41,7 +41,7 @@ def way_into(server: SshServer, folder: Path, **changes: Any) -> Way:
     if not key.exists():
         make_key(key)
         server.let_in(key.with_name("key.pub"))
-    known_hosts = sshkeys.known_hosts(folder, f"compute.{NUMBER}")
+    known_hosts = keys.known_hosts(folder, f"compute.{NUMBER}")
     known_hosts.parent.mkdir(exist_ok=True)
     known: dict[str, Any] = {
         "alias": f"compute.{NUMBER}",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import sshconfig, sshkeys
 from launcher.errors import LaunchError, UsageError
+from launcher.ssh import config_file
+from launcher.ssh import keys as sshkeys
 from tests.ssh.server import make_key
 
 ED, RSA = "AAAAC3NzaC1lZDI1NTE5AAAAIIGk", "AAAAB3NzaC1yc2EAAAADAQABAAABgQ=="
@@ -111,7 +112,7 @@ KNOW = """
 import sys
 from pathlib import Path
 from launcher.apply import sshconfig, sshkeys
-from tests.apply.test_sshconfig import nobody, way
+from tests.ssh.test_config_file import nobody, way
 from tests.ssh.vms import machine
 
 settings = Path(sys.argv[1])
@@ -144,7 +145,7 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
     assert [process.returncode for process in all_of_them] == [0] * 8
     known = {file.name: file.read_text() for file in (tmp_path / "known_hosts.d").iterdir()}
     assert known == {f"compute.{n}": f"compute.{n} ssh-rsa {n}\n" for n in range(40)}
-    assert set(sshconfig.blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
+    assert set(config_file.blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
     assert len("".join(said).splitlines()) == 1
     assert sshkeys.public_key(tmp_path / ".ssh" / sshkeys.KEY)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.oslogin import OsLogin
 from launcher.apply.running import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.ssh.oslogin import OsLogin
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIGkLOz9sGmX5Uspr me@here"

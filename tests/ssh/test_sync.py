@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import pushed
-from launcher.apply.pushing import destination_of, push
-from launcher.apply.remote import Remote
 from launcher.cli.code import code
 from launcher.errors import LaunchError, UsageError
+from launcher.ssh import sync_remote
+from launcher.ssh.session import Remote
+from launcher.ssh.sync import destination_of, push
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
 from tests.ssh.vms import machine, way_into
@@ -62,7 +62,7 @@ def sent(there: Remote, source: Path, destination: str = "code", *, delete: bool
 def files(folder: Path) -> dict[str, str]:
     """What lies there: names and contents."""
     paths = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
-    return {str(path.relative_to(folder)): path.read_text() for path in paths if path.name != pushed.KEPT}
+    return {str(path.relative_to(folder)): path.read_text() for path in paths if path.name != sync_remote.KEPT}
 
 
 def check(source: Path, arrived: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_connection_is_lost_under_tar(
 ) -> None:
     server.program("tar", HANG_UP)
     which = shutil.which
-    monkeypatch.setattr("launcher.apply.pushing.shutil.which", lambda name: None if name == "rsync" else which(name))
+    monkeypatch.setattr("launcher.ssh.sync.shutil.which", lambda name: None if name == "rsync" else which(name))
     (source / "large").write_bytes(os.urandom(4_000_000))
     with pytest.raises(LaunchError, match="the connection to dev was lost"):
         push(there, source, code(source).files, "code", delete=False, say=lambda _: None)
@@ -180,9 +180,9 @@ def test_nothing_else_is_removed(
     outside.mkdir()
     (outside / "file").touch()
     (top / "out").symlink_to(outside)
-    (top / pushed.KEPT).write_bytes(os.fsencode(name) + b"\0")
+    (top / sync_remote.KEPT).write_bytes(os.fsencode(name) + b"\0")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    pushed.main(str(top), "delete")
+    sync_remote.main(str(top), "delete")
     assert '"removed": []' in capfd.readouterr().out
     assert (outside / "file").exists()
     assert (top / "folder").exists()
@@ -190,7 +190,7 @@ def test_nothing_else_is_removed(
 
 def test_the_vms_side_needs_no_more_than_python(tmp_path: Path) -> None:
     """As on the VM: the file's text alone, with no site-packages and nothing of launch's on the path."""
-    source = Path(pushed.__file__).read_text()
+    source = Path(sync_remote.__file__).read_text()
     argv = [sys.executable, "-I", "-S", "-c", source, str(tmp_path / "x"), "keep"]
     ran = subprocess.run(argv, input=b"a\0", capture_output=True, check=True)
     assert b'"removed": []' in ran.stdout

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import ssh
-from launcher.apply.reach import INSTALL, TUNNEL_URL, reach
 from launcher.errors import LaunchError, UsageError
+from launcher.ssh import command
+from launcher.ssh.route import INSTALL, TUNNEL_URL, reach
 from tests.ssh.vms import NUMBER, machine
 
 ODD = ["plain", "with space", 'quote"d', "100%", "it's", "$(id)", "back\\slash", "ünï", "#hash", "a;b", "%h"]
 
 
-def way(key: Path, known_hosts: Path | None = None, proxy: tuple[str, ...] = (), user: str = "me") -> ssh.Way:
-    return ssh.Way(
+def way(key: Path, known_hosts: Path | None = None, proxy: tuple[str, ...] = (), user: str = "me") -> command.Way:
+    return command.Way(
         alias=f"compute.{NUMBER}",
         host="203.0.113.7",
         user=user,
@@ -38,9 +38,9 @@ def test_paths_arrive_whole(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     there = way(folder / "key")
-    argv = ssh.command(there)
+    argv = command.command(there)
     assert argv[0] == "ssh"
-    (tmp_path / "config").write_text(ssh.block(["dev"], there), encoding="utf-8")
+    (tmp_path / "config").write_text(command.block(["dev"], there), encoding="utf-8")
     for found in (
         understood("ssh", "-G", "-F", "none", *argv[1:]),
         understood("ssh", "-G", "-F", str(tmp_path / "config"), "dev"),
@@ -62,7 +62,7 @@ def test_a_proxy_is_run_with_its_words(tmp_path: Path, name: str) -> None:
     script.chmod(0o755)
     there = way(tmp_path / "key", proxy=(str(script), "start", name, "%p"))
     log = tmp_path / f"log {name}"
-    ran = subprocess.run(ssh.command(there, log=log)[:], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    ran = subprocess.run(command.command(there, log=log)[:], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (255, b"")
     assert told.read_text().splitlines() == ["start", name, "22"]
     assert "trouble" in log.read_text()
@@ -70,22 +70,29 @@ def test_a_proxy_is_run_with_its_words(tmp_path: Path, name: str) -> None:
 
 def test_names_that_no_line_can_hold(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="characters that can't be printed"):
-        ssh.settings(way(tmp_path / "a\nProxyCommand touch b"))
+        command.settings(way(tmp_path / "a\nProxyCommand touch b"))
 
 
 @pytest.mark.parametrize("user", ["-oProxyCommand=touch x", "me\nx", "", "a b", "a@b", "$(id)"])
 def test_who_is_no_user(tmp_path: Path, user: str) -> None:
     with pytest.raises(UsageError, match="is no user of a VM"):
-        ssh.command(way(tmp_path / "key", user=user))
+        command.command(way(tmp_path / "key", user=user))
 
 
 def test_remote_commands() -> None:
-    assert ssh.line(["nvidia-smi | head"]) == "nvidia-smi | head"
-    assert shlex.split(ssh.line(["python", "-c", "print('a b')", "$HOME"])) == ["python", "-c", "print('a b')", "$HOME"]
+    assert command.line(["nvidia-smi | head"]) == "nvidia-smi | head"
+    assert shlex.split(command.line(["python", "-c", "print('a b')", "$HOME"])) == [
+        "python",
+        "-c",
+        "print('a b')",
+        "$HOME",
+    ]
 
 
 def test_ports_are_open_to_this_machine_alone(tmp_path: Path) -> None:
-    argv = ssh.command(way(tmp_path / "key"), forwards=[ssh.forward("8888"), ssh.forward("9000:6006")], shell=False)
+    argv = command.command(
+        way(tmp_path / "key"), forwards=[command.forward("8888"), command.forward("9000:6006")], shell=False
+    )
     assert argv[argv.index("-L") + 1] == "127.0.0.1:8888:localhost:8888"
     assert "127.0.0.1:9000:localhost:6006" in argv
     assert "-N" in argv
@@ -95,7 +102,7 @@ def test_ports_are_open_to_this_machine_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "0", "65536", "a", "1:2:3", "8888:", ":1", "-1", "１"])
 def test_what_is_no_port(text: str) -> None:
     with pytest.raises(UsageError, match="is no port"):
-        ssh.forward(text)
+        command.forward(text)
 
 
 def test_the_way_to_a_vm() -> None:

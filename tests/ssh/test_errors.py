@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.apply.sshfaults import explained
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.ssh.errors import explained
 from tests.ssh.vms import machine
 
 ME = {"account": "me@example.com", "member": "user:me@example.com"}

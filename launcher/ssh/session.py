@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NamedTuple
 
-from launcher.apply import ssh
-from launcher.apply.sshfaults import FAILED, Explained, explained
-from launcher.apply.sshkeys import no_ssh
 from launcher.errors import LaunchError
 from launcher.jobs.vm import Machine
+from launcher.ssh import command
+from launcher.ssh.errors import FAILED, Explained, explained
+from launcher.ssh.keys import no_ssh
 
 ANSWER_SECONDS: Final = 120.0
 """For a command that answers at once: the connection takes most of it."""
@@ -36,11 +36,16 @@ class Remote(NamedTuple):
     """One VM and the way to it. `account` is whose rights are missing, where some are."""
 
     machine: Machine
-    way: ssh.Way
+    way: command.Way
     account: str
 
     def attached(
-        self, remote: Sequence[str] = (), *, forwards: Iterable[ssh.Forward] = (), shell: bool = True, tty: bool = False
+        self,
+        remote: Sequence[str] = (),
+        *,
+        forwards: Iterable[command.Forward] = (),
+        shell: bool = True,
+        tty: bool = False,
     ) -> int:
         """Run a command, or a shell, with this process's terminal, and answer its exit code.
 
@@ -49,7 +54,7 @@ class Remote(NamedTuple):
         """
         with scratch() as folder:
             log = folder / "log"
-            argv = ssh.command(self.way, remote, forwards=forwards, log=log, shell=shell, tty=tty)
+            argv = command.command(self.way, remote, forwards=forwards, log=log, shell=shell, tty=tty)
             code = waited(argv)
             if fault := self.fault(code, log):
                 raise fault.error
@@ -60,7 +65,7 @@ class Remote(NamedTuple):
         with scratch() as folder:
             log = folder / "log"
             try:
-                argv = ssh.command(self.way, remote, log=log)
+                argv = command.command(self.way, remote, log=log)
                 ran = subprocess.run(argv, input=sent, capture_output=True, check=False, timeout=seconds)
             except FileNotFoundError:
                 raise no_ssh("ssh") from None

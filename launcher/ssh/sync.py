@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from launcher.apply import ssh
-from launcher.apply.remote import Remote, scratch
-from launcher.apply.sshfaults import FAILED, explained, told
-from launcher.apply.sshkeys import no_ssh
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File
+from launcher.ssh import command
+from launcher.ssh.errors import FAILED, explained, told
+from launcher.ssh.keys import no_ssh
+from launcher.ssh.session import Remote, scratch
 
-THERE: Final = Path(__file__).with_name("pushed.py")
+THERE: Final = Path(__file__).with_name("sync_remote.py")
 """What runs on the VM."""
 PREPARE_SECONDS: Final = 300.0
 TORN: Final = (12, FAILED)
@@ -84,9 +84,9 @@ def by_rsync(remote: Remote, folder: Path, listed: bytes, destination: str) -> N
     """All files, as far as they differ. Raises LaunchError."""
     with scratch() as place:
         log, settings, names = place / "log", place / "config", place / "names"
-        settings.write_text(ssh.block([remote.way.alias], remote.way, log=log), encoding="utf-8")
+        settings.write_text(command.block([remote.way.alias], remote.way, log=log), encoding="utf-8")
         names.write_bytes(listed)
-        argv = ssh.rsync(settings, log, names, folder, remote.way, destination)
+        argv = command.rsync(settings, log, names, folder, remote.way, destination)
         ran = subprocess.run(argv, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         refuse(remote, "rsync", ran.returncode, ran.stderr, log)
 
@@ -97,7 +97,7 @@ def by_tar(remote: Remote, files: Sequence[File], destination: str) -> None:
     with scratch() as place:
         log, errors = place / "log", place / "errors"
         with errors.open("wb") as stderr:
-            argv = ssh.command(remote.way, unpack, log=log)
+            argv = command.command(remote.way, unpack, log=log)
             try:
                 process = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=stderr, bufsize=0)
             except FileNotFoundError:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from launcher.apply import ssh
-from launcher.apply.sshkeys import forget, locked, make_folder, text_of, write
 from launcher.jobs.vm import Machine
+from launcher.ssh import command
+from launcher.ssh.keys import forget, locked, make_folder, text_of, write
 
 HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
@@ -32,10 +32,10 @@ def resource_of(block: str) -> str:
     return found[1] if found else ""
 
 
-def with_block(text: str, machine: Machine, way: ssh.Way, is_gone: Callable[[str], bool]) -> str:
+def with_block(text: str, machine: Machine, way: command.Way, is_gone: Callable[[str], bool]) -> str:
     """The file with a VM's block, without those of VMs that are gone; other blocks stay as they are."""
     kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
-    kept[machine.name] = ssh.block([machine.name], way, note=machine.resource)
+    kept[machine.name] = command.block([machine.name], way, note=machine.resource)
     return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
 
 
@@ -50,7 +50,7 @@ def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Calla
     return is_gone
 
 
-def put(file: Path, machine: Machine, way: ssh.Way, is_gone: Callable[[str], bool]) -> None:
+def put(file: Path, machine: Machine, way: command.Way, is_gone: Callable[[str], bool]) -> None:
     """Write a VM's block; forget the host keys of VMs that are gone. Raises LaunchError."""
     make_folder(file.parent)
     with locked(file.parent):
@@ -86,7 +86,7 @@ def include(config: Path, file: Path) -> None:
 
 def include_line(file: Path) -> str:
     """The line. Raises UsageError."""
-    return f"Include {ssh.quoted(str(file))}"
+    return f"Include {command.quoted(str(file))}"
 
 
 def own_block(config: Path, name: str) -> bool:

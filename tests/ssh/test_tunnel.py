@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply.reach import TUNNEL_URL, reach
-from launcher.apply.remote import Remote
 from launcher.errors import LaunchError
+from launcher.ssh.route import TUNNEL_URL, reach
+from launcher.ssh.session import Remote
 from tests.googlecloud import GoogleCloud
 from tests.ssh import Relay, SshServer
 from tests.ssh.relay import NO_BACKEND, NOT_AUTHORIZED, NOT_FOUND, Refusal

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import sshkeys
-from launcher.apply.remote import Remote
 from launcher.errors import LaunchError, NotAuthorised
+from launcher.ssh import keys as sshkeys
+from launcher.ssh.session import Remote
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP, free_port, make_key
 from tests.ssh.vms import machine, way_into
@@ -73,7 +73,7 @@ def test_with_the_terminal(there: Remote, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_a_command_with_a_terminal(there: Remote) -> None:
     """As far as ssh asks for one: where there is none here, it doesn't."""
-    from launcher.apply.ssh import command
+    from launcher.ssh.command import command
 
     argv = command(there.way, ["tty"], tty=True)
     assert "-t" in argv
@@ -141,7 +141,7 @@ def test_no_ssh_here(there: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
     """The terminal sends SIGINT to both; this process must outlive it to say how the program ended."""
-    code = "from launcher.apply.remote import waited; raise SystemExit(waited(['sh', '-c', 'trap \"exit 9\" INT; "
+    code = "from launcher.ssh.session import waited; raise SystemExit(waited(['sh', '-c', 'trap \"exit 9\" INT; "
     code += "echo on; while :; do sleep 0.05; done']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     with process:
@@ -152,7 +152,7 @@ def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
 
 
 def test_a_forwarded_port(there: Remote) -> None:
-    from launcher.apply.ssh import Forward, command
+    from launcher.ssh.command import Forward, command
 
     remote, local = free_port(), free_port()
     serve = f"{sys.executable} -c \"import socket; s = socket.create_server(('127.0.0.1', {remote})); print('on', "
@@ -175,7 +175,7 @@ def heard(port: int) -> bytes:
 def test_a_port_that_is_taken(there: Remote) -> None:
     import socket
 
-    from launcher.apply.ssh import Forward
+    from launcher.ssh.command import Forward
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="can't be forwarded:"):
         there.attached(["true"], forwards=[Forward(taken.getsockname()[1], 80)])

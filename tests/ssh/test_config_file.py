@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import sshconfig
-from launcher.apply.ssh import Way
 from launcher.jobs.vm import Machine
+from launcher.ssh import config_file
+from launcher.ssh.command import Way
 from tests.ssh.vms import machine
 
 
@@ -23,16 +23,16 @@ def way(one: Machine) -> Way:
 
 def put(file: Path, *machines: Machine) -> str:
     for one in machines:
-        sshconfig.put(file, one, way(one), nobody)
+        config_file.put(file, one, way(one), nobody)
     return file.read_text()
 
 
 def test_a_block_for_each_vm_and_the_newest_of_a_name(tmp_path: Path) -> None:
     file = tmp_path / "launch" / "ssh_config"
     text = put(file, machine(), machine(name="other", id="2"), machine(id="3"))
-    assert list(sshconfig.blocks(text)) == ["dev", "other"]
-    assert "HostKeyAlias compute.3" in sshconfig.blocks(text)["dev"]
-    assert sshconfig.resource_of(sshconfig.blocks(text)["dev"]) == machine(id="3").resource
+    assert list(config_file.blocks(text)) == ["dev", "other"]
+    assert "HostKeyAlias compute.3" in config_file.blocks(text)["dev"]
+    assert config_file.resource_of(config_file.blocks(text)["dev"]) == machine(id="3").resource
     assert file.stat().st_mode & 0o777 == 0o600
     assert put(file, machine(id="3")) == text, "the same again changes nothing"
     assert [one.name for one in file.parent.iterdir()] == ["ssh_config"]
@@ -44,16 +44,16 @@ def test_blocks_of_vms_that_are_gone(tmp_path: Path) -> None:
     foreign = machine(name="foreign", id="4", project="another")
     text = put(file, here, gone, silent, foreign)
     (file).write_text(text + "\nHost mine\n    HostName 192.0.2.1\n")
-    sshconfig.put(file, here, way(here), sshconfig.gone([here], ["us-east4-a"], "my-project"))
-    assert list(sshconfig.blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
+    config_file.put(file, here, way(here), config_file.gone([here], ["us-east4-a"], "my-project"))
+    assert list(config_file.blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
 
 
 def test_the_one_line(tmp_path: Path) -> None:
     config, file = tmp_path / ".ssh" / "config", tmp_path / "with space" / "ssh_config"
     put(file, machine())
-    assert not sshconfig.is_included(config, file, {})
-    sshconfig.include(config, file)
-    assert sshconfig.is_included(config, file, {})
+    assert not config_file.is_included(config, file, {})
+    config_file.include(config, file)
+    assert config_file.is_included(config, file, {})
     assert config.stat().st_mode & 0o777 == 0o600
     assert config.parent.stat().st_mode & 0o777 == 0o700
     ran = subprocess.run(["ssh", "-G", "-F", config, "dev"], capture_output=True, text=True, check=True)
@@ -69,12 +69,12 @@ def test_what_the_user_has_stays(tmp_path: Path) -> None:
     config.symlink_to(kept)
     before = kept.read_bytes()
     put(file, machine())
-    sshconfig.include(config, file)
+    config_file.include(config, file)
     assert config.is_symlink()
     assert kept.stat().st_mode & 0o777 == 0o640
     assert kept.read_bytes() == f"Include {file}\n\n".encode() + before
-    assert sshconfig.own_block(config, "dev")
-    assert not sshconfig.own_block(config, "de")
+    assert config_file.own_block(config, "dev")
+    assert not config_file.own_block(config, "de")
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_what_the_user_has_stays(tmp_path: Path) -> None:
 def test_whether_the_line_is_there(tmp_path: Path, text: str, found: bool) -> None:
     config = tmp_path / "config"
     config.write_text(text)
-    assert sshconfig.is_included(config, Path("/home/me/c/ssh_config"), {"HOME": "/home/me"}) is found
+    assert config_file.is_included(config, Path("/home/me/c/ssh_config"), {"HOME": "/home/me"}) is found

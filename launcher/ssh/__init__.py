@@ -1,0 +1,1 @@
+"""SSH to VMs: keys, OS Login, the route, commands, sessions and file sync."""
