@@ -9,11 +9,11 @@ from launcher.cli.options import Output, OutputFormat, Regions, RunName
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
-    from launcher.apply.running import Clock
     from launcher.backend.router import Services
     from launcher.cli.runs import Run
     from launcher.cli.world import World
     from launcher.jobs.job import Job
+    from launcher.rehearsal.supervisor import Clock
 
 
 def cancel(

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.apply import running
 from launcher.cli.closing import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.eyes import Looker
 from launcher.cli.jobtext import run_folder_of
@@ -21,6 +20,7 @@ from launcher.cli.world import World
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
+from launcher.rehearsal import supervisor
 from launcher.runs.driver import Course, Gave, Took, drive, ends_run, failure
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.ledger import Ledger
@@ -142,7 +142,7 @@ def unchanged(made: Plan) -> Plan:
 def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: Output) -> Iterator[None]:
     """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
     try:
-        with running.signals_stop():
+        with supervisor.signals_stop():
             yield
     except LaunchError as error:
         last_words(teller)
@@ -157,7 +157,7 @@ def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: O
         last_words(teller, left(screen.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
-        raise running.Stopped(signal.SIGPIPE) from None
+        raise supervisor.Stopped(signal.SIGPIPE) from None
     finally:
         last_words(teller)
 

@@ -100,11 +100,11 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
 
 def create(job: Wanted, say: Callable[[str], None]) -> None:
     """Make the repository unless it is there. Raises LaunchError."""
-    from launcher.apply import running
     from launcher.images import artifact_registry
+    from launcher.rehearsal import supervisor
 
     repository = job.image.uri.rpartition("/")[0]
-    made = artifact_registry.create(repository, os.environ, running.REAL)
+    made = artifact_registry.create(repository, os.environ, supervisor.REAL)
     say(f"{repository} {'was made' if made else 'is there'}")
 
 

@@ -104,10 +104,10 @@ def of_request(
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
-    from launcher.apply.workdirs import Code
     from launcher.cli import code as codes
     from launcher.cli import files, rehearsal, request
     from launcher.cli.rehearsed import Rehearsal
+    from launcher.rehearsal.workdirs import Code
 
     body, folder = request.load(path, spec, flags), request.folder(code)
     if dry_run:
@@ -136,7 +136,6 @@ def of_spec(
     output_format: Output,
 ) -> None:
     """Plan a spec; show the plan, or run it."""
-    from launcher.apply.workdirs import Code
     from launcher.cli import rehearsal
     from launcher.cli.inputs import gather
     from launcher.cli.planning import planned
@@ -144,6 +143,7 @@ def of_spec(
     from launcher.cli.rehearsed import Rehearsal
     from launcher.cli.show import show
     from launcher.cli.suggestions import Typed
+    from launcher.rehearsal.workdirs import Code
 
     inputs = gather("local", spec, flags, in_place=in_place)
     if docker:
@@ -180,7 +180,7 @@ GPUS_ALONE = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")
 
 def check_kernels(inputs: Inputs) -> None:
     """Numbers and kernels that only a GPU has, on a machine without one. Raises UsageError."""
-    from launcher.apply.local import visible_gpus
+    from launcher.rehearsal.on_host import visible_gpus
 
     run = inputs.spec.run
     for key, kinds in GPUS_ALONE.items() if run.is_builtin else ():
@@ -196,7 +196,7 @@ def for_this_machine(inputs: Inputs) -> Inputs:
     """Where there are no GPUs, PyTorch without CUDA: gigabytes less, and all that can be used."""
     from msgspec.structs import replace
 
-    from launcher.apply.local import visible_gpus
+    from launcher.rehearsal.on_host import visible_gpus
 
     image = inputs.spec.image
     if image.uri or image.wheel or visible_gpus(os.environ):

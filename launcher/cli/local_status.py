@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from launcher.apply.attempts import End, open_folder
 from launcher.cli.monitored import Node
 from launcher.cli.options import Output
+from launcher.rehearsal.attempts import End, open_folder
 
 if TYPE_CHECKING:
     from launcher.cli.local_runs import LocalRun
@@ -68,9 +68,9 @@ def show_local(run: LocalRun, output: Output) -> None:
 
 def look(run: LocalRun) -> Seen:
     """Read a run folder. Raises LaunchError."""
-    from launcher.apply.attempts import facts_of, newest, read_end, told
-    from launcher.apply.turn import is_taken
     from launcher.cli.monitored import read_nodes
+    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
+    from launcher.rehearsal.folder_lock import is_taken
     from launcher.runs.metrics.progress import ProgressReader
 
     storage = open_folder(str(run.folder))

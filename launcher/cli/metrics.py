@@ -72,10 +72,10 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
         UsageError: there is no such run, or the path is not a run folder.
         LaunchError: it has no folder, or none that can be read.
     """
-    from launcher.apply.attempts import open_folder
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.local_runs import LocalRun
     from launcher.cli.runs import find_run
+    from launcher.rehearsal.attempts import open_folder
 
     found = find_run(run, regions)
     if isinstance(found, LocalRun):

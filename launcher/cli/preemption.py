@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from train.contract import Exit
 
 if TYPE_CHECKING:
-    from launcher.apply.running import Ended, Preemption
+    from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.runs.metrics.results import Resumption
 
 
@@ -78,7 +78,7 @@ def seconds_of(text: str, flag: str = "--preempt-after") -> float:
 def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> Ran:
     """Start a job; with `after` preempt it then, and start it again unless it was done. A script may save by itself,
     which only the trainer (`builtin`) can be known not to have done."""
-    from launcher.apply.running import GRACE_SECONDS, Preemption
+    from launcher.rehearsal.supervisor import GRACE_SECONDS, Preemption
 
     if after is None:
         return Ran(exit_codes=start(None).codes)

@@ -27,10 +27,10 @@ from train import contract
 from train.faults import NEEDS_GPU
 
 if TYPE_CHECKING:
-    from launcher.apply.attempts import End
-    from launcher.apply.requests import Job
-    from launcher.apply.running import Ended, Preemption
-    from launcher.apply.workdirs import Left
+    from launcher.rehearsal.attempts import End
+    from launcher.rehearsal.request import Job
+    from launcher.rehearsal.supervisor import Ended, Preemption
+    from launcher.rehearsal.workdirs import Left
     from launcher.runs.metrics.results import Results
     from train.storage import Storage
 
@@ -64,7 +64,7 @@ def run(job: Rehearsal, output: Output) -> None:
         UsageError: the request can't be rehearsed here, or its run folder can't be used, or is in use.
         JobFailed: a replica ended with something else than 0.
     """
-    from launcher.apply.requests import fingerprint, parsed, with_image
+    from launcher.rehearsal.request import fingerprint, parsed, with_image
 
     gc.enable()  # from here on this process lives as long as the job
     request = parsed(with_image(job.request, job.image) if job.image else job.request)
@@ -79,7 +79,7 @@ def run(job: Rehearsal, output: Output) -> None:
             show(page(job, request, before, storage), job, output)
         else:
             if job.docker:  # before anything is written: no attempt without an engine or an image
-                from launcher.apply.containers import ready
+                from launcher.rehearsal.in_docker import ready
 
                 ready(request, os.environ, say)
             attempt = runfolder.prepare(storage, job, request, what) if storage else 0
@@ -93,7 +93,7 @@ def content(job: Rehearsal, request: Job) -> str:
 
 def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: int, output: Output) -> None:
     """Run one attempt (0 without a run folder), note how it ended, and show it. Raises JobFailed."""
-    from launcher.apply.attempts import End
+    from launcher.rehearsal.attempts import End
 
     if job.docker:
         say_what_is_run(request)
@@ -163,12 +163,12 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
 def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> Iterator[Callable[..., Ended]]:
     """Yield what starts the replicas: as containers, or as processes that have the user's code."""
     if job.docker:
-        from launcher.apply.containers import rehearse as in_containers
+        from launcher.rehearsal.in_docker import rehearse as in_containers
 
         yield partial(in_containers, say=say, on_left=on_left)
         return
-    from launcher.apply.local import rehearse as as_processes
-    from launcher.apply.workdirs import snapshot
+    from launcher.rehearsal.on_host import rehearse as as_processes
+    from launcher.rehearsal.workdirs import snapshot
 
     code = job.code._replace(keep=None if job.job_id else partial(folder_for_left, request.run_folder))
     with snapshot(code) if job.preempt_after and not code.in_place else nullcontext(code) as same:
@@ -177,7 +177,7 @@ def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> It
 
 def folder_for_left(run_folder: str | None) -> Path:
     """Make and return the folder for what a start left: in a run folder on this machine, else a temporary one."""
-    from launcher.apply.workdirs import numbered
+    from launcher.rehearsal.workdirs import numbered
 
     if run_folder and not run_folder.startswith("gs://"):
         return numbered(Path(run_folder) / WORKDIRS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from launcher.apply.workdirs import Code
+from launcher.rehearsal.workdirs import Code
 
 if TYPE_CHECKING:
     from launcher.cli.suggestions import Typed

@@ -13,7 +13,7 @@ from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.apply.requests import Pool
+    from launcher.rehearsal.request import Pool
 
 BESIDE = frozenset({"output"})
 """The flags of a job that go with a request; the others would change a spec, and there is none."""
@@ -25,8 +25,8 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     Raises:
         UsageError: the file isn't JSON of a CustomJob, or a spec or a flag of one stands beside it.
     """
-    from launcher.apply.requests import HINT, parsed, rebased
     from launcher.cli.inputs import full_path
+    from launcher.rehearsal.request import HINT, parsed, rebased
 
     if spec or (extra := of_a_spec(flags)):
         what = f"the spec {spec}" if spec else extra
@@ -73,8 +73,8 @@ def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> No
 
 def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     """The request in a few lines of at most 80 columns."""
-    from launcher.apply.requests import parsed
     from launcher.cli.show import REHEARSED, TARGETS, WIDTH, labelled, wrapped
+    from launcher.rehearsal.request import parsed
 
     job = parsed(request)
     yield from wrapped(f"{job.name or 'a request without a name'}  on {TARGETS['local']}", WIDTH)

@@ -16,9 +16,9 @@ from launcher.errors import LaunchError, NotAuthorised, UsageError
 from train import contract
 
 if TYPE_CHECKING:
-    from launcher.apply.attempts import End
-    from launcher.apply.requests import Job
     from launcher.cli.rehearsed import Rehearsal
+    from launcher.rehearsal.attempts import End
+    from launcher.rehearsal.request import Job
     from launcher.runs.metrics.results import Results
     from train.storage import Storage
 
@@ -36,8 +36,8 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         UsageError: it can't be used, or another `launch local` of this run is under way.
         NotAuthorised: there are no credentials for its bucket.
     """
-    from launcher.apply.attempts import open_folder
-    from launcher.apply.turn import turn
+    from launcher.rehearsal.attempts import open_folder
+    from launcher.rehearsal.folder_lock import turn
 
     with ExitStack() as stack:
         try:
@@ -54,7 +54,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
     """How the run ended, if nothing is left to do: its newest attempt did this very job, and ended with 0."""
-    from launcher.apply.attempts import facts_of, newest, read_end, told
+    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
 
     with told():
         number = newest(storage)
@@ -76,7 +76,7 @@ def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) ->
 
     Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
     """
-    from launcher.apply.attempts import lock, told
+    from launcher.rehearsal.attempts import lock, told
 
     with told():
         with suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) ->
 
 def goes_on(storage: Storage, request: Job) -> str:
     """Where the next attempt begins, as far as we know: a script of the user's may have ways of its own."""
-    from launcher.apply.attempts import newest_checkpoint
+    from launcher.rehearsal.attempts import newest_checkpoint
 
     if not request.is_builtin:
         return "it writes to the same run folder"
@@ -120,7 +120,7 @@ def attempt_facts(job: Rehearsal) -> dict[str, Any]:
 
 def note(storage: Storage, attempt: int, end: End) -> None:
     """Write how the attempt ended. Where that fails, it is told: the job's own end matters more."""
-    from launcher.apply.attempts import told, write_end
+    from launcher.rehearsal.attempts import told, write_end
 
     try:
         with told():
@@ -135,7 +135,7 @@ def read_results(storage: Storage | None) -> Results | None:
         return None
     from concurrent.futures import ThreadPoolExecutor
 
-    from launcher.apply.attempts import told
+    from launcher.rehearsal.attempts import told
     from launcher.runs.metrics.results import results
 
     with told():
@@ -146,8 +146,8 @@ def read_results(storage: Storage | None) -> Results | None:
 
 def restarts(storage: Storage) -> int:
     """How often the run's processes were started again."""
-    from launcher.apply.attempts import restarts as counted
-    from launcher.apply.attempts import told
+    from launcher.rehearsal.attempts import restarts as counted
+    from launcher.rehearsal.attempts import told
 
     with told():
         return counted(storage)
@@ -155,7 +155,7 @@ def restarts(storage: Storage) -> int:
 
 def new_run(run: str, folder: str) -> str:
     """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
-    from launcher.apply.attempts import newest, open_folder, told
+    from launcher.rehearsal.attempts import newest, open_folder, told
 
     beside = folder.rpartition("/")[0]
     with told():

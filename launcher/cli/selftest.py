@@ -59,13 +59,13 @@ def selftest(
         return
     import tempfile
 
-    from launcher.apply import running
+    from launcher.rehearsal import supervisor
     from launcher.selftest.steps import GROUPS, chosen
 
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
         raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
-    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, running.signals_stop():
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, supervisor.signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
             cleaned(kit, everywhere=region is None)

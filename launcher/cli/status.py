@@ -164,10 +164,10 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
 
 def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
     """What the run's folder says: its attempts, how far it is, how its nodes do, and why it can't be read (further)."""
-    from launcher.apply.attempts import open_folder
     from launcher.cli.jobtext import run_folder_of
     from launcher.cli.monitored import read_nodes
     from launcher.errors import LaunchError
+    from launcher.rehearsal.attempts import open_folder
     from launcher.runs.ledger import Ledger
     from launcher.runs.metrics.progress import ProgressReader
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from launcher.apply import running
 from launcher.cli import following
 from launcher.cli.machine import leased, shown_now
 from launcher.cli.options import Output
@@ -15,6 +14,7 @@ from launcher.cli.telling import Teller
 from launcher.cli.world import World, of_project
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
+from launcher.rehearsal import supervisor
 from launcher.runs.driver import Course, until_there
 from launcher.runs.ledger_base import NoLedger
 
@@ -87,7 +87,7 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
         clock=world.clock,
     )
     try:
-        with running.signals_stop():
+        with supervisor.signals_stop():
             job, is_new = until_there(course, fresh=True)
             machine = there(world, job, made, teller, is_new=is_new)
             machine = machine if detach else wait(world, machine, teller)

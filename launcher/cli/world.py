@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from launcher.apply import running
-from launcher.apply.running import Clock
 from launcher.backend.router import Services
 from launcher.cli.gcloud import account
 from launcher.cli.inputs import project
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
+from launcher.rehearsal import supervisor
+from launcher.rehearsal.supervisor import Clock
 from launcher.vertex.backend import Vertex
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class World(Struct, frozen=True, kw_only=True):
 def of_project(name: str) -> World:
     """That of a project. Endpoints and credentials are those of the environment."""
     gc.enable()  # from here on this process may live for days
-    clock = running.REAL
+    clock = supervisor.REAL
 
     def notice(text: str) -> None:
         print(f"launch: {text}", file=sys.stderr, flush=True)

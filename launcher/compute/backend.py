@@ -14,8 +14,6 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
-from launcher.apply.attempts import open_folder
-from launcher.apply.running import REAL, Clock
 from launcher.backend import request
 from launcher.backend.base import GoneError, Listing
 from launcher.compute import end_record
@@ -39,6 +37,8 @@ from launcher.gcp.parallel import together
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
+from launcher.rehearsal.attempts import open_folder
+from launcher.rehearsal.supervisor import REAL, Clock
 from train.contract import Exit
 from train.storage import Storage
 

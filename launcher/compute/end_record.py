@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from launcher.apply.attempts import told
 from launcher.gcp.api import UnreachableError
+from launcher.rehearsal.attempts import told
 from train import contract
 from train.storage import Storage
 from train.storage import UnreachableError as NoAnswer

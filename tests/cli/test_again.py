@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply import local
-from launcher.apply.running import Ended
-from launcher.apply.turn import turn
+from launcher.rehearsal import on_host
+from launcher.rehearsal.folder_lock import turn
+from launcher.rehearsal.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import TINY, only_run
 from train import contract
@@ -49,7 +49,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
-    monkeypatch.setattr(local, "rehearse", made.start)
+    monkeypatch.setattr(on_host, "rehearse", made.start)
     return made
 
 
@@ -211,7 +211,7 @@ def test_how_it_ended_can_not_be_noted(world: World, monkeypatch: pytest.MonkeyP
         (only_run(world.output) / "attempts" / "0001.end.json").mkdir()
         return Ended({"workerpool0-0": 0})
 
-    monkeypatch.setattr(local, "rehearse", started)
+    monkeypatch.setattr(on_host, "rehearse", started)
     ran = world.launch()
     assert ran.code == 0
     assert "launch: how the attempt ended can't be noted: " in ran.err

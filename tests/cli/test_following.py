@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.apply import running
 from launcher.cli import following, stop_code
 from launcher.cli.options import Output
 from launcher.cli.telling import Teller
 from launcher.cli.world import World
 from launcher.errors import LaunchError
+from launcher.rehearsal import supervisor
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.googlecloud import FakeClock, Fault, Stage, Status
 from train import contract
@@ -35,7 +35,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Interrupt:
             if clock() >= at:
                 os.kill(os.getpid(), signum)
 
-        monkeypatch.setattr(running, "REAL", running.Clock(clock, sleep))
+        monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
 
     return after
 
@@ -92,14 +92,14 @@ class Gone(io.StringIO):
 
 def blind() -> following.Screen:
     """One that has seen no job."""
-    world = World(vertex=None, vms=None, project="p", clock=running.REAL)  # type: ignore[arg-type]  # nothing of it is asked
+    world = World(vertex=None, vms=None, project="p", clock=supervisor.REAL)  # type: ignore[arg-type]  # nothing of it is asked
     return following.Screen(world.service, world, Teller(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
-        pytest.raises(running.Stopped) as stop,
+        pytest.raises(supervisor.Stopped) as stop,
         following.shown(blind(), Teller(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -110,7 +110,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_reads_on() -> None:
     with (
-        pytest.raises(running.Stopped) as stop,
+        pytest.raises(supervisor.Stopped) as stop,
         following.shown(blind(), Teller(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
@@ -238,10 +238,10 @@ def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monk
         if len(job.created) == 2 and not cancelled:
             cancelled.append("")
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(running, "REAL", running.Clock(clock, clock.advance))
+                patch.setattr(supervisor, "REAL", supervisor.Clock(clock, clock.advance))
                 cancelled[0] = job.launch("cancel", "job").out
 
-    monkeypatch.setattr(running, "REAL", running.Clock(clock, sleep))
+    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", code=3)
     assert "no other attempt will be made" in cancelled[0]
     assert "cancelled before it was made" in ran.err

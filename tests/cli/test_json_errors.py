@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from launcher.apply import running
 from launcher.cli import bench
 from launcher.cli.documents import output_of
 from launcher.cli.options import Output
 from launcher.errors import JobFailed
 from launcher.plan import build
+from launcher.rehearsal import supervisor
 from tests.cli.cloudjobs import FAILED, RUNS, Job
 from tests.command import Ran, launch
 from tests.googlecloud import FakeClock, Fault, Status
@@ -101,7 +101,7 @@ def test_an_unexpected_exception_is_json_and_its_traceback_stays_on_stderr(monke
         launch("vertex", "--type", "l4", "--dry-run")
 
 
-@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (running.Stopped(signal.SIGTERM), 143)])
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (supervisor.Stopped(signal.SIGTERM), 143)])
 def test_what_was_interrupted_says_what_continues(
     job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int
 ) -> None:
@@ -110,7 +110,7 @@ def test_what_was_interrupted_says_what_continues(
     def sleep(_: float) -> None:
         raise stop
 
-    monkeypatch.setattr(running, "REAL", running.Clock(clock, sleep))
+    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", "-o", "json", code=code)
     error = json.loads(ran.out)["error"]
     assert (error["exit_code"], set(error)) == (code, ERROR)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply.attempts import End, lock, write_end
-from launcher.apply.turn import turn
+from launcher.rehearsal.attempts import End, lock, write_end
+from launcher.rehearsal.folder_lock import turn
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 from train import contract

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.running import Ended, Preemption
 from launcher.cli.preemption import Preempted, Ran, run, seconds_of
 from launcher.errors import UsageError
+from launcher.rehearsal.supervisor import Ended, Preemption
 from launcher.runs.metrics.results import Resumption
 from tests.command import launch
 

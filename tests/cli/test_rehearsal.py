@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.apply import local
-from launcher.apply.attempts import End
-from launcher.apply.requests import parsed, with_image
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.printer import Cause, LinePrinter
 from launcher.cli.rehearsal import content, failure, meaning, page, run, show
 from launcher.cli.rehearsed import Rehearsal
 from launcher.cli.runfolder import prepare
 from launcher.cli.summary import last_row, training
+from launcher.rehearsal import on_host
+from launcher.rehearsal.attempts import End
+from launcher.rehearsal.request import parsed, with_image
 from launcher.runs.metrics.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
@@ -54,7 +54,7 @@ def test_an_interrupt_says_what_is_left(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "rehearse", interrupted)
+    monkeypatch.setattr(on_host, "rehearse", interrupted)
     request = planned("local", output=str(tmp_path)).attempts[0].request
     with pytest.raises(KeyboardInterrupt):
         run(Rehearsal(request=request), Output.text)

@@ -19,7 +19,7 @@ from typing import Any
 import docker
 import pytest
 
-from launcher.apply.settings import LABEL
+from launcher.rehearsal.container_settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
 from train import contract

@@ -10,14 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.apply import running
+from launcher.rehearsal import supervisor
 from tests.selftest.world import World, opened
 
 
 def main(bundle: Path) -> None:
     """Write the loopback cloud's bundle."""
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as world:
-        running.REAL = world.time  # type: ignore[misc]
+        supervisor.REAL = world.time  # type: ignore[misc]
         ran = recorded(world)
         print(ran, file=sys.stderr)
         (made,) = Path(folder).glob("launch-selftest-*.zip")

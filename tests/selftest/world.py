@@ -15,10 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.apply.running import Clock
 from launcher.cli.selftest import kit_of
 from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
+from launcher.rehearsal.supervisor import Clock
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
 from tests.cli.cloudjobs import RUNS, WELL

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.apply import settings
 from launcher.cli import gcloud
 from launcher.gcp import api
+from launcher.rehearsal import container_settings
 from train.loopback import is_loopback, is_plain_loopback
 from train.storage import access
 
@@ -41,6 +41,6 @@ def test_others(host: str, end: str) -> None:
 def test_nobody_takes_another_machine_for_this_one(host: str) -> None:
     url = f"http://{host}"
     assert not gcloud.is_here("COMPUTE", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": url})
-    assert settings.network("7", [url]) == "launch-7"
+    assert container_settings.network("7", [url]) == "launch-7"
     assert api.credentials({}, url) is None
     assert access.credentials({}, url) is None

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from launcher.apply.requests import Container, Job, Pool
 from launcher.plan.container import expand
+from launcher.rehearsal.request import Container, Job, Pool
 from train import contract
 
 

@@ -1,4 +1,4 @@
-"""Removes a job's containers and its network, also after `kill -9` of launch: `python -m launcher.apply.sweep JOB`.
+"""Removes a job's containers and its network, also after `kill -9` of launch: `python -m launcher.rehearsal.docker_cleanup JOB`.
 
 It waits at a pipe whose other end launch alone holds: the kernel closes it whatever ends launch. A word that came
 before says that nothing is left to do. Containers live on without whoever started them, so no leash
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from launcher.apply.running import GRACE_SECONDS
-from launcher.apply.settings import LABEL
 from launcher.images.docker_events import EngineError
+from launcher.rehearsal.container_settings import LABEL
+from launcher.rehearsal.supervisor import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from launcher.images.docker_engine import Engine

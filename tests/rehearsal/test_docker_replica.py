@@ -14,9 +14,9 @@ from docker.utils.socket import SocketError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.apply import contained as module
-from launcher.apply.contained import Contained, Lines, told
 from launcher.errors import LaunchError
+from launcher.rehearsal import docker_replica as module
+from launcher.rehearsal.docker_replica import Contained, Lines, told
 
 
 class Output:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from launcher.apply.running import OnLine
+from launcher.rehearsal.supervisor import OnLine
 
 DRAIN_SECONDS = 5
 KILL_SECONDS = 30.0

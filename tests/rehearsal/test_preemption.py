@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import processes, running
-from launcher.apply.replicas import Replica
-from launcher.apply.running import Clock, Ended, Preemption
+from launcher.rehearsal import processes, supervisor
+from launcher.rehearsal.replicas import Replica
+from launcher.rehearsal.supervisor import Clock, Ended, Preemption
 
 
 class Time:
@@ -124,7 +124,7 @@ def test_a_job_that_ends_before_is_not_preempted(stage: Stage) -> None:
 
 
 def test_a_job_that_fails_before_is_not_preempted_while_its_peers_notice(stage: Stage) -> None:
-    ended = stage.run(FAILS, "time.sleep(0.4); ready(); time.sleep(60)", after=running.PEERS_SECONDS - 10)
+    ended = stage.run(FAILS, "time.sleep(0.4); ready(); time.sleep(60)", after=supervisor.PEERS_SECONDS - 10)
     assert ended == Ended({"r0": 3, "r1": -15}, None)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import turn as module
-from launcher.apply.turn import turn
 from launcher.errors import UsageError
+from launcher.rehearsal import folder_lock as module
+from launcher.rehearsal.folder_lock import turn
 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from launcher.apply.turn import turn
+from launcher.rehearsal.folder_lock import turn
 with turn(Path(sys.argv[1])) as ours:
     print(ours, flush=True)
     time.sleep(60)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.replicas import Own, replicas
-from launcher.apply.requests import parsed
 from launcher.plan.container import expand
+from launcher.rehearsal.replicas import Own, replicas
+from launcher.rehearsal.request import parsed
 from tests.plan.planning import request
 from train import contract
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply.workdirs import Code, Left, copy, numbered, snapshot, working_directories, written
 from launcher.errors import LaunchError
 from launcher.images.source_files import File
+from launcher.rehearsal.workdirs import Code, Left, copy, numbered, snapshot, working_directories, written
 
 
 def source(folder: Path) -> list[File]:

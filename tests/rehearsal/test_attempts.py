@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.apply.attempts import End, facts_of, lock, newest, newest_checkpoint, read_end, write_end
+from launcher.rehearsal.attempts import End, facts_of, lock, newest, newest_checkpoint, read_end, write_end
 from train import contract
 from train.storage import open_storage
 

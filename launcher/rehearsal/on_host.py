@@ -21,12 +21,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from launcher.apply.processes import run
-from launcher.apply.replicas import Own, Replica, named, replicas, shares
-from launcher.apply.requests import Job
-from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
-from launcher.apply.workdirs import Code, Left, working_directories
 from launcher.errors import LaunchError
+from launcher.rehearsal.processes import run
+from launcher.rehearsal.replicas import Own, Replica, named, replicas, shares
+from launcher.rehearsal.request import Job
+from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
+from launcher.rehearsal.workdirs import Code, Left, working_directories
 
 ENDPOINTS = (
     "CLOUDSDK_API_ENDPOINT_OVERRIDES_",

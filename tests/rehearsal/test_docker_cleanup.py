@@ -9,10 +9,10 @@ from typing import Any
 import docker.errors
 import pytest
 
-from launcher.apply import sweep
-from launcher.apply.containers import watch
-from launcher.apply.settings import LABEL
 from launcher.images.docker_events import EngineError
+from launcher.rehearsal import docker_cleanup
+from launcher.rehearsal.container_settings import LABEL
+from launcher.rehearsal.in_docker import watch
 
 
 class Engine:
@@ -55,22 +55,22 @@ class Engine:
 
 def test_those_that_run_have_the_time_to_save() -> None:
     engine = Engine(a="running", b="exited", c="running")
-    sweep.end(engine, "7")
+    docker_cleanup.end(engine, "7")
     assert set(engine.signals) >= {("a", "SIGTERM"), ("c", "SIGTERM")}
     assert set(engine.states.values()) == {"exited"}
 
 
 def test_everything_goes_containers_first() -> None:
     engine = Engine(a="running", b="created", stubborn=2)
-    assert sweep.clear(engine, "7")
+    assert docker_cleanup.clear(engine, "7")
     assert (engine.states, engine.nets) == ({}, [])
 
 
 def test_a_removal_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "REMOVAL_SECONDS", 0.2)
+    monkeypatch.setattr(docker_cleanup, "REMOVAL_SECONDS", 0.2)
     engine = Engine(a="dead", stubborn=1_000)
     engine.nets = []
-    assert not sweep.clear(engine, "7")
+    assert not docker_cleanup.clear(engine, "7")
     assert engine.states == {"a": "dead"}
 
 
@@ -91,9 +91,9 @@ def test_a_watcher_that_is_told_leaves_without_a_look() -> None:
 
 def test_an_engine_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/s")
-    monkeypatch.setattr(sweep, "AWAY_SECONDS", 0)
+    monkeypatch.setattr(docker_cleanup, "AWAY_SECONDS", 0)
     with pytest.raises(EngineError):
-        sweep.engine()
+        docker_cleanup.engine()
     found, tries = object(), iter([EngineError("away"), EngineError("away"), None])
 
     def connect(_environ: Any) -> Any:
@@ -101,10 +101,10 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytes
             raise error
         return found
 
-    monkeypatch.setattr(sweep, "AWAY_SECONDS", 60)
+    monkeypatch.setattr(docker_cleanup, "AWAY_SECONDS", 60)
     monkeypatch.setattr("launcher.images.docker_engine.Engine.connect", connect)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    assert sweep.engine() is found
+    assert docker_cleanup.engine() is found
 
 
 def test_a_network_that_stays_is_told() -> None:
@@ -112,4 +112,4 @@ def test_a_network_that_stays_is_told() -> None:
         def remove_network(self, one: str) -> None:
             raise docker.errors.APIError(f"403: {one} has active endpoints")
 
-    assert not sweep.clear(InUse(), "7")
+    assert not docker_cleanup.clear(InUse(), "7")

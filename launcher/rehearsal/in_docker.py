@@ -17,16 +17,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.apply import running, settings, sweep
-from launcher.apply.contained import Contained, told
-from launcher.apply.local import endpoints, here, visible_gpus
-from launcher.apply.replicas import named, replicas
-from launcher.apply.requests import Job
-from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
-from launcher.apply.settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
-from launcher.apply.workdirs import Left
 from launcher.errors import LaunchError, UsageError
 from launcher.images.docker_events import EngineError
+from launcher.rehearsal import container_settings, docker_cleanup, supervisor
+from launcher.rehearsal.container_settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
+from launcher.rehearsal.docker_replica import Contained, told
+from launcher.rehearsal.on_host import endpoints, here, visible_gpus
+from launcher.rehearsal.replicas import named, replicas
+from launcher.rehearsal.request import Job
+from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
+from launcher.rehearsal.workdirs import Left
 
 if TYPE_CHECKING:
     from launcher.images.docker_engine import Engine
@@ -49,7 +49,7 @@ def ready(job: Job, environ: Mapping[str, str], say: Say) -> None:
         UsageError: a folder that the job writes to can't be had in a container.
         LaunchError: there is no engine, or an image is neither there nor to be had.
     """
-    settings.folders(job)
+    container_settings.folders(job)
     engine = connect(environ)
     for uri in job.images:
         inspected(engine, uri, say)
@@ -90,7 +90,7 @@ def rehearse(
             on_left(Left(None, found))
 
     made_for = cleared(api, job_id, rendered[0].network, environ, look)
-    ended = running.run(start_all(), cleared=made_for, preemption=preemption, clock=clock)
+    ended = supervisor.run(start_all(), cleared=made_for, preemption=preemption, clock=clock)
     for one, replica in zip(rendered, started, strict=True):
         if ended.codes[one.name] and replica.is_foreign:
             raise foreign(one)
@@ -102,7 +102,7 @@ def connect(environ: Mapping[str, str]) -> Engine:
     from launcher.images.docker_engine import Engine
 
     engine = Engine.connect(environ)
-    if not settings.is_here(engine.api.base_url):
+    if not container_settings.is_here(engine.api.base_url):
         raise EngineError(
             f"the Docker engine is on another machine ({engine.api.base_url}), and `launch local` runs on this one",
             "Name an engine of this machine: DOCKER_HOST, or `docker context use default`.",
@@ -121,14 +121,14 @@ def render(job: Job, job_id: str, environ: Mapping[str, str], engine: Engine, sa
         info = engine.api.info()
     machine = Machine(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
     user = machine.user if mounts else ""
-    images = {uri: settings.image(inspected(engine, uri, say), user) for uri in job.images}
+    images = {uri: container_settings.image(inspected(engine, uri, say), user) for uri in job.images}
     for uri, one in images.items():
-        if not settings.is_native(one.platform, info["Architecture"]):
+        if not container_settings.is_native(one.platform, info["Architecture"]):
             say(f"{uri} is for {one.platform}, and this machine is {info['Architecture']}: it needs an emulator here")
-    network = settings.network(job_id, (*given.values(), *settings.places(job)))
+    network = container_settings.network(job_id, (*given.values(), *container_settings.places(job)))
     addresses = here(job) if network == HOST else [f"{name}:{PORT}" for name in named(job.pools)]
     found = replicas(job, addresses=addresses, job_id=job_id, own=lambda uri: images[uri].own)
-    return settings.settings(
+    return container_settings.settings(
         found, images, job_id=job_id, network=network, machine=machine, endpoints=given, mounts=mounts
     )
 
@@ -147,7 +147,7 @@ def from_outside(environ: Mapping[str, str]) -> dict[str, str]:
 
 def mounted(job: Job, given: Mapping[str, str]) -> tuple[Mount, ...]:
     """The job's folders on this machine, which are made, and the files with credentials. Raises UsageError."""
-    written = settings.folders(job)
+    written = container_settings.folders(job)
     for one in written:
         try:
             Path(one).mkdir(parents=True, exist_ok=True)
@@ -235,17 +235,17 @@ def clear(api: Any, job: str, watcher: subprocess.Popen[bytes]) -> None:
     """
     by_hand = f"docker rm -f $(docker ps -aq --filter label={LABEL}={job}); docker network rm launch-{job}"
     with told(f"what the job {job} left can't be removed"):
-        if not sweep.clear(api, job):
+        if not docker_cleanup.clear(api, job):
             raise EngineError(f"the Docker engine doesn't remove what the job {job} left", by_hand)
     watcher.communicate(b"done")
 
 
 def watch(job: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process that clears up after a killed launch. It is told when there is nothing to clear up."""
-    package = str(Path(sweep.__file__).resolve().parents[2])
+    package = str(Path(docker_cleanup.__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", sweep.__name__, job],
+        [sys.executable, "-P", "-m", docker_cleanup.__name__, job],
         cwd="/",
         env={**environ, "PYTHONPATH": path},
         stdin=subprocess.PIPE,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply.local import image_env, outside, visible_gpus, with_gpus
-from launcher.apply.replicas import Replica
+from launcher.rehearsal.on_host import image_env, outside, visible_gpus, with_gpus
+from launcher.rehearsal.replicas import Replica
 
 
 def replica(gpus: int) -> Replica:

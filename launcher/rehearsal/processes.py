@@ -14,11 +14,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from launcher.apply import running
-from launcher.apply.orphans import no_process_left
-from launcher.apply.replicas import Replica
-from launcher.apply.running import REAL, Clock, Ended, OnLine, Preemption
 from launcher.errors import LaunchError
+from launcher.rehearsal import supervisor
+from launcher.rehearsal.replicas import Replica
+from launcher.rehearsal.subreaper import no_process_left
+from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
 from train import contract
 
 DRAIN_SECONDS = 5
@@ -43,7 +43,7 @@ def run(
         Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
     """
     started = (start(replica, env, folders[replica.name], on_line) for replica in replicas)
-    return running.run(started, cleared=no_process_left(), preemption=preemption, clock=clock)
+    return supervisor.run(started, cleared=no_process_left(), preemption=preemption, clock=clock)
 
 
 class Started:

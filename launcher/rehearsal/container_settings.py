@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from launcher.apply.local import ENDPOINTS
-from launcher.apply.replicas import Own, Replica, shares
-from launcher.apply.requests import Job
 from launcher.errors import UsageError
+from launcher.rehearsal.on_host import ENDPOINTS
+from launcher.rehearsal.replicas import Own, Replica, shares
+from launcher.rehearsal.request import Job
 from train.loopback import is_loopback
 
 LABEL: Final = "launch.job"

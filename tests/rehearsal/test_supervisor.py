@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from launcher.apply import running
-from launcher.apply.running import GRACE_SECONDS, PEERS_SECONDS, Clock, Ended, Preemption, run
+from launcher.rehearsal import supervisor
+from launcher.rehearsal.supervisor import GRACE_SECONDS, PEERS_SECONDS, Clock, Ended, Preemption, run
 
 FOREVER = float("inf")
 
@@ -135,5 +135,5 @@ def test_an_interrupt_stops_all_and_a_second_one_kills_them(world: World) -> Non
 
 
 def test_an_end_that_nobody_could_tell_is_no_success(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "wait", lambda *_: False)
+    monkeypatch.setattr(supervisor, "wait", lambda *_: False)
     assert ran(world, lambda: Fake(world, "a", known=False)).codes == {"a": -9}

@@ -12,10 +12,10 @@ import pytest
 import requests
 from docker.utils.proxy import ProxyConfig
 
-from launcher.apply import containers
-from launcher.apply.requests import Job, parsed
-from launcher.apply.settings import Mount, Settings
 from launcher.errors import LaunchError, UsageError
+from launcher.rehearsal import in_docker as containers
+from launcher.rehearsal.container_settings import Mount, Settings
+from launcher.rehearsal.request import Job, parsed
 
 
 def job(gpus: int = 0, base: str = "") -> Job:

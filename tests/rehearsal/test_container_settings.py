@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launcher.apply import settings
-from launcher.apply.replicas import Own, named, replicas
-from launcher.apply.requests import Job, parsed
-from launcher.apply.settings import HOST, SHM, Image, Machine, Mount, Settings
 from launcher.errors import UsageError
+from launcher.rehearsal import container_settings
+from launcher.rehearsal.container_settings import HOST, SHM, Image, Machine, Mount, Settings
+from launcher.rehearsal.replicas import Own, named, replicas
+from launcher.rehearsal.request import Job, parsed
 
 MACHINE = Machine(memory=64 << 30, user="1234:1234", gpus=("0", "1", "2"))
 FOLDER = (Mount("/out/run", True),)
@@ -33,7 +33,7 @@ def rendered(
 ) -> list[Settings]:
     image = Image(id="sha256:1", platform="linux/amd64", own=own or Own(env={"PATH": "/bin"}), group=group)
     addresses = [f"{name}:2222" for name in named(one.pools)]
-    return settings.settings(
+    return container_settings.settings(
         replicas(one, addresses=addresses, job_id="7", own=lambda _: image.own),
         {"host/image:1": image},
         job_id="7",
@@ -105,7 +105,7 @@ def test_files_on_this_machine_are_written_as_who_asked() -> None:
 def test_another_user_is_in_the_images_group(user: str, of_image: str | None, group: str) -> None:
     """The code's folder belongs to that group, and scripts write there."""
     inspected = {"Id": "sha256:1", "Architecture": "amd64", "Config": {"User": of_image}}
-    found = settings.image(inspected, user)
+    found = container_settings.image(inspected, user)
     assert found.group == group
     assert rendered(job(), mounts=FOLDER, group=group)[0].group == group
 
@@ -136,27 +136,29 @@ def test_command_and_args_are_kubernetes_own(container: dict[str, Any], expected
     ],
 )
 def test_a_user_whom_the_image_does_not_know_has_a_home_and_a_name(user: str, of_image: str | None, home: str) -> None:
-    found = settings.own({"Env": ["HOME=/home/launch", "A=b=c"], "User": of_image}, user)
+    found = container_settings.own({"Env": ["HOME=/home/launch", "A=b=c"], "User": of_image}, user)
     assert found.env == {"HOME": home, "A": "b=c", **({"USER": "launch"} if home == "/tmp" else {})}
     assert (found.entrypoint, found.command) == ((), ())
 
 
 def test_an_image_by_its_inspection() -> None:
     config = {"Env": None, "Entrypoint": ["python"], "Cmd": ["x"], "User": ""}
-    found = settings.image(
+    found = container_settings.image(
         {"Id": "sha256:1", "Os": "linux", "Architecture": "arm64", "Variant": "v8", "Config": config}, ""
     )
     assert found == Image(
         id="sha256:1", platform="linux/arm64/v8", own=Own(env={}, entrypoint=("python",), command=("x",))
     )
-    assert settings.is_native("linux/arm64/v8", "aarch64")
-    assert settings.is_native("linux/amd64", "x86_64")
-    assert not settings.is_native("linux/arm64/v8", "x86_64")
+    assert container_settings.is_native("linux/arm64/v8", "aarch64")
+    assert container_settings.is_native("linux/amd64", "x86_64")
+    assert not container_settings.is_native("linux/arm64/v8", "x86_64")
 
 
 def test_folders_of_this_machine() -> None:
     def of(base: str, folder: str = "") -> list[str]:
-        return settings.folders(job(base=base, env=[{"name": "LAUNCH_RUN_FOLDER", "value": folder}] if folder else []))
+        return container_settings.folders(
+            job(base=base, env=[{"name": "LAUNCH_RUN_FOLDER", "value": folder}] if folder else [])
+        )
 
     assert of("gs://b/run") == []
     assert of("") == []
@@ -183,7 +185,7 @@ def test_folders_of_this_machine() -> None:
     ],
 )
 def test_an_endpoint_on_loopback_takes_the_network_of_this_machine(place: str, loopback: bool) -> None:
-    assert settings.network("7", ["https://a", place]) == (HOST if loopback else "launch-7")
+    assert container_settings.network("7", ["https://a", place]) == (HOST if loopback else "launch-7")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_an_endpoint_on_loopback_takes_the_network_of_this_machine(place: str, l
     ],
 )
 def test_an_engine_of_this_machine(engine: str, here: bool) -> None:
-    assert settings.is_here(engine) is here
+    assert container_settings.is_here(engine) is here
 
 
 def test_the_requests_own_endpoints_count_too() -> None:
@@ -205,18 +207,18 @@ def test_the_requests_own_endpoints_count_too() -> None:
         {"name": "STORAGE_EMULATOR_HOST", "value": "http://127.0.0.1:1"},
         {"name": "A", "value": "http://localhost"},
     ]
-    assert settings.places(job(env=entries)) == ["http://127.0.0.1:1"]
+    assert container_settings.places(job(env=entries)) == ["http://127.0.0.1:1"]
 
 
 def test_a_folder_may_be_written_as_an_address() -> None:
-    assert settings.folders(job(base="file:///out/run/")) == ["/out/run"]
+    assert container_settings.folders(job(base="file:///out/run/")) == ["/out/run"]
 
 
 @pytest.mark.parametrize("base", ["out", "./out", "file://out"])
 def test_a_relative_folder_is_another_one_in_a_container(base: str) -> None:
     with pytest.raises(UsageError, match=r"writes to \S*out, which is no whole path"):
-        settings.folders(job(base=base))
+        container_settings.folders(job(base=base))
 
 
 def test_what_is_no_address_is_not_on_loopback() -> None:
-    assert settings.network("7", ["http://[", "[", "ya29.token"]) == "launch-7"
+    assert container_settings.network("7", ["http://[", "[", "ya29.token"]) == "launch-7"

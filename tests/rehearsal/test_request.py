@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.apply.requests import parsed, rebased, with_image
 from launcher.errors import UsageError
+from launcher.rehearsal.request import parsed, rebased, with_image
 from tests.plan.planning import env_of, request
 from train import contract
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.apply import processes, running
-from launcher.apply.replicas import Replica
 from launcher.errors import LaunchError
+from launcher.rehearsal import processes, supervisor
+from launcher.rehearsal.replicas import Replica
 
 
 def replica(name: str, code: str) -> Replica:
@@ -60,14 +60,14 @@ def test_nothing_of_this_environment_comes_along(tmp_path: Path, monkeypatch: py
 
 
 def test_when_one_fails_the_others_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PEERS_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "PEERS_SECONDS", 0.3)
     codes = run(replica("a", "raise SystemExit(3)"), replica("b", "import time; time.sleep(60)"), folder=tmp_path)
     assert codes == {"a": 3, "b": -15}
 
 
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PEERS_SECONDS", 0.3)
-    monkeypatch.setattr(running, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "PEERS_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
     deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     codes = run(replica("a", "import time; time.sleep(1); raise SystemExit(3)"), replica("b", deaf), folder=tmp_path)
     assert codes["b"] == -9
@@ -94,7 +94,7 @@ def test_an_interrupt_stops_everything(tmp_path: Path, monkeypatch: pytest.Monke
         until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "wait", interrupted)
+    monkeypatch.setattr(supervisor, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(replica("a", code), replica("b", code), folder=tmp_path)
     assert all(gone(int(pid)) for pid in pids.read_text().split())
@@ -116,9 +116,9 @@ LAUNCHING = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 from pathlib import Path
-from launcher.apply.processes import run
-from launcher.apply.running import Stopped
-from launcher.apply.replicas import Replica
+from launcher.rehearsal.processes import run
+from launcher.rehearsal.supervisor import Stopped
+from launcher.rehearsal.replicas import Replica
 
 code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
 work = Replica(name="a", image="", argv=(sys.executable, "-c", code), env={}, gpus=0)

@@ -1,1 +1,0 @@
-"""Effects, one module for each outside world. Nothing here decides; nothing elsewhere acts."""

@@ -1,0 +1,1 @@
+"""`launch local`: a request's replicas on this machine, in processes or in Docker."""
