@@ -40,7 +40,8 @@ COPY --chown=1000:1000 code /workspace
 
 def hashing(runs: int) -> list[str]:
     """Listing and hashing a folder of code with ignore rules, its pages in memory."""
-    from launcher.cli import code, files
+    from launcher.workspace import code_files
+    from launcher.workspace import content as files
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -52,8 +53,8 @@ def hashing(runs: int) -> list[str]:
         seconds = []
         for _ in range(runs + 1):
             began = time.perf_counter()
-            found = code.code(folder)
-            code.check_size(found.files, 500)
+            found = code_files.code(folder)
+            code_files.check_size(found.files, 500)
             content = files.content(found.files)
             seconds.append(time.perf_counter() - began)
     return [

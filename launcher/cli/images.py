@@ -80,9 +80,9 @@ def bucket_of(output: str | None) -> str:
 
 def stamp(inputs: Inputs) -> Stamp:
     """The labels of the OCI image specification; the commit is that of the user's code."""
-    from launcher.cli.git import commit
     from launcher.images.append import OCI, Stamp
     from launcher.images.dependency_image import NO_TIME
+    from launcher.workspace.git import commit
 
     found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
     known = {"title": TITLE, "version": inputs.context.version}

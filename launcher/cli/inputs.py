@@ -12,20 +12,22 @@ from typing import NamedTuple
 import msgspec
 
 from launcher import __version__
-from launcher.cli import code, files, gcloud
-from launcher.cli.code_warnings import code_warnings
-from launcher.cli.datafiles import check_data
-from launcher.cli.functions import check_functions, functions_elsewhere
 from launcher.cli.grown import grown_since
-from launcher.cli.near import near_names
 from launcher.cli.options import Flags, overrides
-from launcher.cli.python_files import check_module, check_syntax, module_beside
 from launcher.errors import UsageError
 from launcher.images.source_files import Source
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, Override, read_located
+from launcher.workspace import code_files as code
+from launcher.workspace import content as files
+from launcher.workspace import gcloud_config
+from launcher.workspace.code_warnings import code_warnings
+from launcher.workspace.data_files import check_data
+from launcher.workspace.python_files import check_module, check_syntax, module_beside
+from launcher.workspace.suggest import near_names
+from launcher.workspace.user_functions import check_functions, functions_elsewhere
 
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
@@ -116,7 +118,7 @@ def looked_around(
         ),
         owner=owner(os.environ),
         version=__version__,
-        default_regions=gcloud.default_regions(os.environ) if spec.regions is None else (),
+        default_regions=gcloud_config.default_regions(os.environ) if spec.regions is None else (),
         recipe=files.content(source.recipe) if training else EMPTY,
         trainer=files.content(source.trainer) if training else EMPTY,
         base=files.base_image() if training else "",
@@ -138,7 +140,7 @@ def looked_around(
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
-        cloud_here=gcloud.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
+        cloud_here=gcloud_config.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
     )
     return Inputs(spec, context, folder, source, located)
@@ -184,7 +186,7 @@ def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> co
 
 def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[Path]) -> tuple[str, ...]:
     """Return the files that the script or its arguments name, and that the image won't have."""
-    from launcher.cli.ignored import named_but_ignored
+    from launcher.workspace.ignored_files import named_but_ignored
 
     known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
     return named_but_ignored(spec, folder, [file.name for file in found.files], [*known, *found.secrets])
@@ -192,7 +194,7 @@ def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[P
 
 def outside(spec: JobSpec, folder: Path, found: code.Code) -> tuple[str, ...]:
     """Return the paths of the script or its arguments that lead out of the code's folder."""
-    from launcher.cli.ignored import named_outside
+    from launcher.workspace.ignored_files import named_outside
 
     return named_outside(spec, folder, [file.name for file in found.files])
 
@@ -263,7 +265,7 @@ def own_requirements(spec: JobSpec, beside: Path | None) -> str:
     path = below(beside, "image.requirements", spec.image.requirements)
     if path is None:
         return ""
-    from launcher.cli.requirements import requirements
+    from launcher.workspace.requirements import requirements
 
     return requirements(path)
 
@@ -312,7 +314,7 @@ def project(target: Target, environ: Mapping[str, str], stand_in: str | None = N
     Raises:
         UsageError: none is set, or it can't be a project's id.
     """
-    found = gcloud.setting("core/project", environ) or stand_in
+    found = gcloud_config.setting("core/project", environ) or stand_in
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
@@ -331,7 +333,7 @@ def owner(environ: Mapping[str, str]) -> str:
     """For whom a run computes: gcloud's account, else the user of this machine."""
     import getpass
 
-    account = gcloud.setting("core/account", environ)
+    account = gcloud_config.setting("core/account", environ)
     if account:
         return account
     try:

@@ -104,10 +104,11 @@ def of_request(
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
-    from launcher.cli import code as codes
-    from launcher.cli import files, rehearsal, request
+    from launcher.cli import rehearsal, request
     from launcher.cli.rehearsed import Rehearsal
     from launcher.rehearsal.workdirs import Code
+    from launcher.workspace import code_files as codes
+    from launcher.workspace import content
 
     body, folder = request.load(path, spec, flags), request.folder(code)
     if dry_run:
@@ -117,7 +118,7 @@ def of_request(
     job = Rehearsal(
         request=body,
         code=Code(found, folder if in_place else None),
-        content=files.content(found).digest if folder else "",
+        content=content.content(found).digest if folder else "",
         preempt_after=preempt_after,
         docker=docker,
         job_id=as_job,

@@ -13,7 +13,7 @@ from launcher.cli.reaching import Port, Tunnel, User
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.cli.code import Code
+    from launcher.workspace.code_files import Code
 
 SHOWN = 10
 """Names that are shown, unless all are asked for."""
@@ -37,10 +37,10 @@ def push_code(
 
     Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
     """
-    from launcher.cli.code import code
     from launcher.cli.machine import one_machine, open_compute, say
     from launcher.cli.reaching import remote
     from launcher.ssh.sync import push
+    from launcher.workspace.code_files import code
 
     here, there = source_of(folder)
     found = code(here)
@@ -89,7 +89,7 @@ def show(found: Code, *, every: bool) -> None:
 
 def total(found: Code) -> str:
     """`12 files, 0.3 MB`."""
-    from launcher.cli.code import size_of
+    from launcher.workspace.code_files import size_of
 
     size = sum(size_of(file.path) for file in found.files) / 1e6
     count = len(found.files)

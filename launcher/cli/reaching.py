@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-from launcher.cli.gcloud import account
 from launcher.cli.help_page import CONNECTION, option
 from launcher.errors import LaunchError
+from launcher.workspace.gcloud_config import account
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute

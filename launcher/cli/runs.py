@@ -61,8 +61,8 @@ def find_run(text: str, regions: Sequence[str] | None) -> local_runs.LocalRun | 
         UsageError: no such run, a folder that is not a run's, or a name that several runs have.
         LaunchError: the cloud can't be searched, and no run on this machine has that name.
     """
-    from launcher.cli.gcloud import setting
     from launcher.gcp.api import UnreachableError
+    from launcher.workspace.gcloud_config import setting
 
     if not regions and (exact := local_runs.exact_run(text)):
         return exact

@@ -86,13 +86,13 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
     import os
     import secrets
 
-    from launcher.cli import gcloud
     from launcher.cli.inputs import project as default_project
     from launcher.cli.world import of_project
     from launcher.selftest.kit import Kit
+    from launcher.workspace import gcloud_config
 
     os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
-    where = region or next(iter(gcloud.default_regions(os.environ)), "")
+    where = region or next(iter(gcloud_config.default_regions(os.environ)), "")
     if needs_region and not where:
         raise UsageError("no region is set", "Set one that has L4 GPUs: --region us-central1")
     world = of_project(name)
@@ -280,7 +280,7 @@ def bundled(
 
 def revision(root: Path) -> str:
     """The commit of launch's own checkout. Empty: launch is installed, maybe inside a repository of the user's."""
-    from launcher.cli.git import commit
+    from launcher.workspace.git import commit
 
     project = root / "pyproject.toml"
     if not (root / ".git").exists() or not project.is_file() or 'name = "gcp-launch"' not in project.read_text():
@@ -318,7 +318,7 @@ def known_values(kit: Kit) -> dict[str, str]:
     import os
     import socket
 
-    from launcher.cli.gcloud import setting
+    from launcher.workspace.gcloud_config import setting
 
     account = setting("core/account", os.environ) or ""
     file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))

@@ -88,7 +88,7 @@ def line(spec: Path | None, flags: Flags) -> list[str]:
 
 def in_project(command: str) -> str:
     """Return a command with a project before it, if gcloud has none."""
-    from launcher.cli.gcloud import setting
+    from launcher.workspace.gcloud_config import setting
 
     return command if setting("core/project", os.environ) else f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from launcher.backend.router import Services
-from launcher.cli.gcloud import account
 from launcher.cli.inputs import project
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
 from launcher.rehearsal import supervisor
 from launcher.rehearsal.supervisor import Clock
 from launcher.vertex.backend import Vertex
+from launcher.workspace.gcloud_config import account
 
 if TYPE_CHECKING:
     from train.storage import Storage

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import bench, files
+from launcher.cli import bench
 from launcher.cli.options import Output
 from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.workspace import content
 from tests.command import launch
 from train import contract
 from train.bench import collective
@@ -77,7 +78,7 @@ def test_the_spec_for_a_rented_machine() -> None:
 
 
 def test_the_image_has_the_table_of_peaks() -> None:
-    names = {file.name for file in files.trainer()}
+    names = {file.name for file in content.trainer()}
     assert {"train/bench/__main__.py", "train/bench/peaks.csv"} <= names
 
 

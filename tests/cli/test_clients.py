@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import code, files, gcloud, inputs
+from launcher.cli import inputs
+from launcher.workspace import code_files as code
+from launcher.workspace import content, gcloud_config
 from tests.clients import MODULES, missing
 from tests.command import ROOT, SPECS, WORLD, launch
 
@@ -118,20 +120,20 @@ def test_files_are_hashed_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "O_BINARY", binary, raising=False)
     monkeypatch.setattr(os, "open", opened)
     (tmp_path / "a.py").write_bytes(b"1\r\n")
-    assert files.hashed(tmp_path / "a.py")[2] == 3
+    assert content.hashed(tmp_path / "a.py")[2] == 3
     assert [flag & binary for flag in flags] == [binary]
 
 
 def test_the_recipe_and_the_trainer_have_forward_slashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """os.walk joins with the platform's separator."""
     walk = os.walk
-    expected = sorted(file.name for file in (*files.recipe(), *files.trainer()))
+    expected = sorted(file.name for file in (*content.recipe(), *content.trainer()))
     monkeypatch.setattr(
         os,
         "walk",
         lambda top: ((top + at[len(top) :].replace("/", "\\"), below, names) for at, below, names in walk(top)),
     )
-    assert sorted(file.name for file in (*files.recipe(), *files.trainer())) == expected
+    assert sorted(file.name for file in (*content.recipe(), *content.trainer())) == expected
     assert "train/storage/local.py" in expected
 
 
@@ -169,8 +171,8 @@ def test_gclouds_folder_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder.mkdir(parents=True)
     (folder / "config_default").write_bytes(b"[core]\r\nproject = p1\r\n")
     monkeypatch.setattr(sys, "platform", "win32")
-    assert gcloud.setting("core/project", {"APPDATA": str(tmp_path), "HOME": "/"}) == "p1"
-    assert gcloud.setting("core/project", {}) is None
+    assert gcloud_config.setting("core/project", {"APPDATA": str(tmp_path), "HOME": "/"}) == "p1"
+    assert gcloud_config.setting("core/project", {}) is None
 
 
 # --- Commands that need Linux or macOS -----------------------------------------------------------------------------

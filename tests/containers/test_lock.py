@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from containers import lock
-from launcher.cli import files
 from launcher.images.registry import parse
+from launcher.workspace import content
 
 HERE = Path(lock.__file__).parent
 LOCKS = ("requirements.lock", "torch-cu130.lock")
@@ -68,7 +68,7 @@ def test_the_first_base_is_the_recipes_own_and_no_digest_is_invented() -> None:
     rows = [row.split(",") for row in (HERE / "images.lock").read_text(encoding="utf-8").splitlines()]
     assert rows[0] == ["reference", "digest"]
     assert f"ARG BASE={rows[1][0]}\n" in (HERE / "train.Dockerfile").read_text(encoding="utf-8")
-    assert parse(files.base_image()).tag == "3.12-slim-bookworm"
+    assert parse(content.base_image()).tag == "3.12-slim-bookworm"
     assert all(not digest or re.fullmatch(r"sha256:[0-9a-f]{64}", digest) for _, digest in rows[1:])
 
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launcher.cli import code, files
 from launcher.images.docker_engine import Engine, EngineError
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
+from launcher.workspace import code_files as code
+from launcher.workspace import content
 from tests.e2e.engine import Running
 
 pytestmark = pytest.mark.e2e
@@ -53,7 +54,7 @@ def built(containers: Running, torch_wheel: Path, tmp_path_factory: pytest.TempP
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     found = code.code(folder)
-    source = Source(tuple(files.recipe()), tuple(files.trainer()), tuple(found.files), torch=torch_wheel)
+    source = Source(tuple(content.recipe()), tuple(content.trainer()), tuple(found.files), torch=torch_wheel)
     image = wanted(containers, "whole")
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:

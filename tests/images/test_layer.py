@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.code import code
-from launcher.cli.files import content
 from launcher.errors import LaunchError, UsageError
 from launcher.images.layer import Layer, layer
 from launcher.images.reproducible_tar import TIME, Tree
 from launcher.images.source_files import File
+from launcher.workspace.code_files import code
+from launcher.workspace.content import content
 
 
 def folder(at: Path, mode: int = 0o644) -> Path:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.code import code
 from launcher.errors import LaunchError, UsageError
 from launcher.ssh import sync_remote
 from launcher.ssh.session import Remote
 from launcher.ssh.sync import destination_of, push
+from launcher.workspace.code_files import code
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
 from tests.ssh.vms import machine, way_into

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cli import gcloud
 from launcher.gcp import api
 from launcher.rehearsal import container_settings
+from launcher.workspace import gcloud_config
 from train.loopback import is_loopback, is_plain_loopback
 from train.storage import access
 
@@ -40,7 +40,7 @@ def test_others(host: str, end: str) -> None:
 @pytest.mark.parametrize("host", [host for host in ELSEWHERE if host])
 def test_nobody_takes_another_machine_for_this_one(host: str) -> None:
     url = f"http://{host}"
-    assert not gcloud.is_here("COMPUTE", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": url})
+    assert not gcloud_config.is_here("COMPUTE", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": url})
     assert container_settings.network("7", [url]) == "launch-7"
     assert api.credentials({}, url) is None
     assert access.credentials({}, url) is None

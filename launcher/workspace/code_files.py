@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.cli import dockerignore
-from launcher.cli.files import unreadable
-from launcher.cli.listing import Listing
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.spec.secretive import secret_file
+from launcher.workspace import dockerignore
+from launcher.workspace.content import unreadable
+from launcher.workspace.listing import Listing
 
 LARGEST = 5
 """How many files an error about size names."""

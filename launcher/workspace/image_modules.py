@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from launcher.cli.files import data_folder
+from launcher.workspace.content import data_folder
 
 OURS = frozenset({"train", "pip"})
 """In every image beside the locked packages: the trainer, and what the base brings."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.cli.files import unreadable
 from launcher.errors import UsageError
+from launcher.workspace.content import unreadable
 
 T = TypeVar("T")
 

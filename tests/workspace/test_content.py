@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import code, files
 from launcher.errors import UsageError
 from launcher.images.source_files import File
+from launcher.workspace import code_files, content
 
 
 def written(folder: Path, **texts: str) -> Path:
@@ -23,7 +23,7 @@ def written(folder: Path, **texts: str) -> Path:
 
 def test_a_file_counts_by_name_content_and_whether_it_runs(tmp_path: Path) -> None:
     def digest() -> str:
-        return files.content(code.code(tmp_path).files).digest
+        return content.content(code_files.code(tmp_path).files).digest
 
     written(tmp_path, a__py="1")
     seen = [digest()]
@@ -47,25 +47,25 @@ def test_a_file_counts_by_name_content_and_whether_it_runs(tmp_path: Path) -> No
 def test_size_and_count_of_a_file_larger_than_any_buffer(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as file:
         file.truncate(300 << 20)  # a hole: no disk, but as many bytes to read
-    found = files.content([File("big", tmp_path / "big")])
+    found = content.content([File("big", tmp_path / "big")])
     assert (found.files, found.size) == (1, 300 << 20)
-    assert files.hashed(written(tmp_path, a="text") / "a") == (False, hashlib.sha256(b"text").hexdigest(), 4)
+    assert content.hashed(written(tmp_path, a="text") / "a") == (False, hashlib.sha256(b"text").hexdigest(), 4)
 
 
 def test_a_file_that_goes_away_or_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gone can't be read: No such file"):
-        files.content([File("gone", tmp_path / "gone")])
+        content.content([File("gone", tmp_path / "gone")])
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "x" * 300, "x\0"])
 def test_a_single_file_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"image\.requirements: .* isn't a file"):
-        files.single("image.requirements", tmp_path / name)
+        content.single("image.requirements", tmp_path / name)
 
 
 def test_the_recipe_is_the_dockerfile_and_the_locks_and_names_its_base() -> None:
-    names = {file.name for file in files.recipe()}
+    names = {file.name for file in content.recipe()}
     assert {"train.Dockerfile", "images.lock"} <= names
     assert not [name for name in names if name.endswith(".py")]
-    assert files.base_image().startswith("docker.io/library/python:3.12-slim-bookworm")
-    assert {file.name for file in files.trainer()} > {"train/node/__main__.py", "train/storage/__init__.py"}
+    assert content.base_image().startswith("docker.io/library/python:3.12-slim-bookworm")
+    assert {file.name for file in content.trainer()} > {"train/node/__main__.py", "train/storage/__init__.py"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import gcloud
+from launcher.workspace import gcloud_config
 
 PROJECT = "core/project"
 
@@ -29,17 +29,17 @@ def configured(folder: Path, text: bytes, active: bytes = b"work\n", name: str =
     ],
 )
 def test_a_configuration_that_can_be_read(tmp_path: Path, text: bytes) -> None:
-    assert gcloud.setting(PROJECT, configured(tmp_path, text)) == "p1"
+    assert gcloud_config.setting(PROJECT, configured(tmp_path, text)) == "p1"
 
 
 @pytest.mark.parametrize("active", [b"\xef\xbb\xbfwork", b"work\r\n"])
 def test_the_active_configurations_name(tmp_path: Path, active: bytes) -> None:
-    assert gcloud.setting(PROJECT, configured(tmp_path, b"[core]\nproject = p1\n", active)) == "p1"
+    assert gcloud_config.setting(PROJECT, configured(tmp_path, b"[core]\nproject = p1\n", active)) == "p1"
 
 
 def test_an_empty_name_is_the_default(tmp_path: Path) -> None:
     environ = configured(tmp_path, b"[core]\nproject = p1\n", b"\n", "default")
-    assert gcloud.setting(PROJECT, environ) == "p1"
+    assert gcloud_config.setting(PROJECT, environ) == "p1"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_an_empty_name_is_the_default(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_not_be_read_is_nothing(tmp_path: Path, text: bytes, active: bytes) -> None:
-    assert gcloud.setting(PROJECT, configured(tmp_path, text, active)) is None
+    assert gcloud_config.setting(PROJECT, configured(tmp_path, text, active)) is None
 
 
 def test_a_variable_that_is_no_text_is_nothing() -> None:
-    assert gcloud.setting(PROJECT, {"CLOUDSDK_CORE_PROJECT": "\udcff", "CLOUDSDK_CONFIG": "/none"}) is None
+    assert gcloud_config.setting(PROJECT, {"CLOUDSDK_CORE_PROJECT": "\udcff", "CLOUDSDK_CONFIG": "/none"}) is None
 
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,5 +69,5 @@ def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    assert gcloud.setting(PROJECT, {}) is None
-    assert gcloud.default_regions({}) == ()
+    assert gcloud_config.setting(PROJECT, {}) is None
+    assert gcloud_config.default_regions({}) == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.git import commit, without_user
+from launcher.workspace.git import commit, without_user
 
 WHEN = "2026-01-02T03:04:05+00:00"
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from launcher.cli.image_modules import image_modules, modules_of, normalised
-from launcher.cli.python_files import file_of_module, parsed
+from launcher.workspace.image_modules import image_modules, modules_of, normalised
+from launcher.workspace.python_files import file_of_module, parsed
 
 MOST_FILES, MOST_BYTES = 100, 1_000_000
 """What is read of the code at most: a dry run has to be instant."""

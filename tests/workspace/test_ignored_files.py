@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import ignored
-from launcher.cli.code import code
-from launcher.cli.ignored import named_but_ignored, named_outside
 from launcher.spec.reader import read
-from tests.cli.test_functions import planned
+from launcher.workspace import ignored_files
+from launcher.workspace.code_files import code
+from launcher.workspace.ignored_files import named_but_ignored, named_outside
+from tests.workspace.test_user_functions import planned
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"
 TRAIN = """\
@@ -133,7 +133,7 @@ def test_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / "deep" / str(number)).mkdir(parents=True)
         (tmp_path / "deep" / str(number) / "train.bin").touch()
     assert len(found(file)) == 21
-    monkeypatch.setattr(ignored, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(ignored_files, "MOST_ENTRIES", 5)
     assert found(file) == ["train.bin (train.py:5)"]
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.near import near_names
-from launcher.cli.python_files import file_of_module, parsed
 from launcher.errors import UsageError
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
+from launcher.workspace.python_files import file_of_module, parsed
+from launcher.workspace.suggest import near_names
 
 if TYPE_CHECKING:
     import ast

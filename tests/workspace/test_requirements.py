@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.files import of_text
-from launcher.cli.requirements import requirements
 from launcher.errors import UsageError
+from launcher.workspace.content import of_text
+from launcher.workspace.requirements import requirements
 
 
 def written(folder: Path, text: str, name: str = "requirements.txt") -> Path:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_functions import planned, project, refused
 from tests.command import launch
+from tests.workspace.test_user_functions import planned, project, refused
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.cli.datafiles import local_paths
-from launcher.cli.python_files import started
 from launcher.errors import UsageError
 from launcher.plan.model import Target
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located
+from launcher.workspace.data_files import local_paths
+from launcher.workspace.python_files import started
 
 
 def code_warnings(
@@ -22,8 +22,8 @@ def code_warnings(
         yield f"{where}: {path} is a path of this machine; the job's machine does not have it"
     if folder is None or spec.image.uri or spec.image.base:
         return
-    from launcher.cli.imports import unprovided
-    from launcher.cli.requirements import names_of
+    from launcher.workspace.imports import unprovided
+    from launcher.workspace.requirements import names_of
 
     if not spec.image.requirements:
         yield from unnamed_requirements(folder)
@@ -34,8 +34,8 @@ def code_warnings(
 
 def unnamed_requirements(folder: Path) -> Iterator[str]:
     """Yield a warning for a file of requirements in the code's folder that has packages which the image lacks."""
-    from launcher.cli.image_modules import image_modules, modules_of
-    from launcher.cli.requirements import names_of, requirements
+    from launcher.workspace.image_modules import image_modules, modules_of
+    from launcher.workspace.requirements import names_of, requirements
 
     for name in ("requirements.txt", "pyproject.toml"):
         if not (folder / name).is_file():

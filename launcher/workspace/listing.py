@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from launcher.cli import git
-from launcher.cli.dockerignore import DockerIgnore
-from launcher.cli.files import unreadable
-from launcher.cli.ignorefile import parsed
 from launcher.errors import UsageError
+from launcher.workspace import git
+from launcher.workspace.content import unreadable
+from launcher.workspace.dockerignore import DockerIgnore
+from launcher.workspace.ignore_file import parsed
 from train import contract
 
 NEVER = frozenset(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.cli.ignorefile import parsed
+from launcher.workspace.ignore_file import parsed
 
 NAME = ".dockerignore"
 CHARACTER = r"(?:\\.|[^\\\]\-])"

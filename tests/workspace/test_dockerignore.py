@@ -9,7 +9,7 @@ import re
 import pytest
 from docker.utils.build import PatternMatcher
 
-from launcher.cli.dockerignore import DockerIgnore, rule
+from launcher.workspace.dockerignore import DockerIgnore, rule
 
 # Pattern, path, whether Docker excludes it: github.com/moby/patternmatcher, patternmatcher_test.go (Apache-2.0).
 MOBY = r"""

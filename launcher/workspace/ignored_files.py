@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from launcher.cli.listing import NEVER, is_run_folder
-from launcher.cli.python_files import parsed, started
 from launcher.spec.models import JobSpec
+from launcher.workspace.listing import NEVER, is_run_folder
+from launcher.workspace.python_files import parsed, started
 
 if TYPE_CHECKING:
     import ast

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.image_modules import image_modules, modules_of, normalised
-from launcher.cli.imports import unprovided
+from launcher.workspace.image_modules import image_modules, modules_of, normalised
+from launcher.workspace.imports import unprovided
 from tests.command import ROOT, launch
 
 HEAD = "name: a\nmachine: {type: l4}\nregions: any\n"

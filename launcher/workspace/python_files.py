@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.near import near_names
 from launcher.errors import UsageError
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
+from launcher.workspace.suggest import near_names
 
 if TYPE_CHECKING:
     import ast
@@ -65,7 +65,7 @@ def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tu
     Raises:
         UsageError: neither the code nor the image has it.
     """
-    from launcher.cli.image_modules import image_modules
+    from launcher.workspace.image_modules import image_modules
 
     module, image = spec.run.module, spec.image
     if not module or spec.run.is_builtin or image.uri or image.base or file_of_program(module, names):
