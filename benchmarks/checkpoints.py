@@ -223,7 +223,7 @@ def pause(steps: int) -> list[str]:
 
 def _saves(url: str) -> list[tuple[int, float]]:
     """(step, seconds that training stood still) of each checkpoint of a run."""
-    from launcher.cli.runfolder import read_results
+    from launcher.cli.flows.rehearsal_folder import read_results
     from train.storage import open_storage
 
     found = read_results(open_storage(url))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from launcher.cli import streams
+from launcher.cli.ui import streams
 from launcher.errors import INTERRUPTED, LaunchError
 
 
@@ -115,8 +115,8 @@ def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
 
 def show_failure(words: Sequence[str], problem: str, hint: str, code: int, data: dict[str, Any] | None = None) -> bool:
     """Print how the command failed as JSON. Return whether that was asked for."""
-    from launcher.cli.documents import output_of, print_failure
     from launcher.cli.options import Output
+    from launcher.cli.ui.documents import output_of, print_failure
 
     output = output_of(words)
     print_failure(output, problem, hint, code, data)
@@ -129,7 +129,7 @@ MOST_LINES: Final = 40
 
 def show_error(error: LaunchError) -> None:
     """What is wrong, and what to do next, on stderr."""
-    from launcher.cli.show import fitted
+    from launcher.cli.ui.plan_page import fitted
 
     hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []
     problem = first_lines(fitted(f"error: {error.problem}"), MOST_LINES - len(hint))

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.cli.commands import PLAIN, Commands
 from launcher.cli.help_page import COMMON, option
+from launcher.cli.lazy_commands import PLAIN, Commands
 
 app = typer.Typer(
     name="launch",

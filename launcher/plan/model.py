@@ -27,7 +27,7 @@ EMPTY = Content(digest="")
 
 
 class Context(Frozen, frozen=True, kw_only=True):
-    """All that a plan needs to know of the world; `launcher.cli.inputs` gathers it."""
+    """All that a plan needs to know of the world; `launcher.cli.gather` gathers it."""
 
     target: Target
     project: str

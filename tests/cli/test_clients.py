@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import inputs
+from launcher.cli import gather
 from launcher.workspace import code_files as code
 from launcher.workspace import content, gcloud_config
 from tests.clients import MODULES, missing
@@ -154,8 +154,8 @@ def test_a_local_output_has_forward_slashes(monkeypatch: pytest.MonkeyPatch) -> 
         def resolve(self) -> Windows:
             return Windows("C:\\Users\\me") / self
 
-    monkeypatch.setattr(inputs, "Path", Windows)
-    assert inputs.full_path("runs\\a") == "C:/Users/me/runs/a"
+    monkeypatch.setattr(gather, "Path", Windows)
+    assert gather.full_path("runs\\a") == "C:/Users/me/runs/a"
 
 
 def test_a_script_with_backslashes(tmp_path: Path) -> None:

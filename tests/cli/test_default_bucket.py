@@ -10,7 +10,7 @@ import pytest
 
 from launcher.rehearsal import supervisor
 from tests.cli.cloudjobs import FULL, WELL, Job, scripts
-from tests.cli.test_vm_run import RUN
+from tests.cli.commands.vm.test_run import RUN
 from tests.googlecloud import FakeClock, Fault, Status
 from tests.runs.vm_runs import VmSite, exits
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from launcher.cli.app import app
-from launcher.cli.commands import COMMANDS, VM_COMMANDS
 from launcher.cli.examples import EXAMPLES
 from launcher.cli.help_page import COMMON, GROUPS
+from launcher.cli.lazy_commands import COMMANDS, VM_COMMANDS
 from tests.command import launch
 
 PATHS = ("", *COMMANDS, *(f"vm {name}" for name in VM_COMMANDS))

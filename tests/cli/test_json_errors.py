@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import bench
-from launcher.cli.documents import output_of
+from launcher.cli.lazy_commands import bench
 from launcher.cli.options import Output
+from launcher.cli.ui.documents import output_of
 from launcher.errors import JobFailed
 from launcher.plan import build
 from launcher.rehearsal import supervisor

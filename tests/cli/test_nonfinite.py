@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.cli.metrics import lines
-from launcher.cli.status import as_data
-from launcher.cli.summary import as_data as results_data
-from launcher.cli.summary import lines as summary_lines
-from launcher.cli.telling import progress_text
+from launcher.cli.commands.metrics import lines
+from launcher.cli.commands.status import as_data
+from launcher.cli.ui.event_printer import progress_text
+from launcher.cli.ui.run_summary import as_data as results_data
+from launcher.cli.ui.run_summary import lines as summary_lines
 from launcher.runs.metrics.progress import summary
 from launcher.runs.metrics.results import results
 from tests.command import launch

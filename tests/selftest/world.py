@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.selftest import kit_of
+from launcher.cli.commands.selftest import kit_of
 from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
 from launcher.rehearsal.supervisor import Clock

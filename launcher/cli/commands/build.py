@@ -1,0 +1,26 @@
+"""`launch build`: the container image, without an engine where that is possible."""
+
+from __future__ import annotations
+
+import typer
+
+from launcher.cli.flows.image import BuilderFlag, CreateRepository
+from launcher.cli.options import Output, OutputFormat, SpecFile, flags_of
+
+
+def build(
+    ctx: typer.Context,
+    spec: SpecFile = None,
+    *,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Build the training image.
+
+    If only code has changed, its layer is appended in the registry without a Docker engine.
+    """
+    from launcher.cli.flows.image import run
+    from launcher.images import pipeline
+
+    run(pipeline.build, spec, flags_of(ctx), builder, create_repository, output_format)

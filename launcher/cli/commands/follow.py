@@ -1,0 +1,27 @@
+"""`launch follow`: watch a run in the cloud, and take its attempts up where another launch left them."""
+
+from __future__ import annotations
+
+from launcher.cli.options import Output, OutputFormat, Regions, RunName, WatchFor
+
+
+def follow(
+    run: RunName,
+    *,
+    regions: Regions = None,
+    watch_for: WatchFor = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Watch a run to its end.
+
+    Prints the job's states, log lines and progress, and starts the next attempt when one ends for lack of capacity.
+    Ctrl-C stops watching; the run continues.
+    """
+    from launcher.cli.flows.cloud import here
+    from launcher.cli.flows.find_run import one_run, searched
+    from launcher.cli.flows.follow import follow_run
+    from launcher.cli.flows.preemption import seconds_of
+
+    seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
+    world = here()
+    follow_run(world, one_run(world, run, searched(regions)), output_format, watch_seconds=seconds)

@@ -1,0 +1,31 @@
+"""`launch init`: a starter spec in the current folder."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.errors import UsageError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path("job.yaml"),
+) -> None:
+    """Write a commented starter spec."""
+    from launcher.cli.flows.suggestions import in_project, program
+    from launcher.spec.starter import starter
+
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(starter())
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", "launch init never overwrites: name another file.") from None
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}") from error
+    name = shlex.quote(path.as_posix())
+    print(f"Wrote {path}. Next:")
+    print(f"  {program()} local {name} --gpus 2      # the same job on this machine")
+    print(f"  {in_project(f'{program()} vertex {name} --dry-run')}    # what would be sent, and what it would cost")

@@ -1,0 +1,179 @@
+"""`launch metrics`: the figures of a run's steps, as a table or as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.help_page import COMMON, OUTPUT, option
+from launcher.cli.options import Output, Regions
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:
+    from launcher.cli.ui.gpu_monitor import Node
+    from launcher.runs.metrics.results import Record, Results
+    from train.storage import Storage
+
+ROWS = 20
+"""Steps in the table, spread over the whole run, unless all are asked for."""
+FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
+"""The built-in trainer's columns, in this order; a script's own come after them."""
+WIDTH = 80
+NAMED = 10
+"""Skipped steps that are named."""
+LEFT_OUT = frozenset({"time"})
+
+
+def metrics(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, ID or folder, or a job's number.")],
+    *,
+    regions: Regions = None,
+    everything: Annotated[
+        bool, option(OUTPUT, "--all", help=f"Print all steps, not {ROWS} spread over the run.")
+    ] = False,
+    output_format: Annotated[
+        Output, option(COMMON, "-o", help="Output format; json and yaml have every step.")
+    ] = Output.text,
+) -> None:
+    """Print the metrics of a run, step by step.
+
+    Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
+    state of the GPUs follow.
+    """
+    from launcher.cli.flows.rehearsal_folder import read_results
+    from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.gpu_monitor import read_nodes
+
+    name, folder = folder_of(run, regions)
+    found = read_results(folder)
+    if found is None:
+        fix = (
+            f"launch status {run} says how it is."
+            if folder.url.startswith("gs://")
+            else "The first rows come with a run's first steps."
+        )
+        raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", fix)
+    nodes = read_nodes(folder)
+    if output_format is Output.text:
+        print("\n".join([*lines(name, found, len(found.rows) if everything else ROWS), *remarks(found, nodes)]))
+        return
+    data = {"run": name, "folder": folder.url, "rows": [*found.rows], "events": [*found.events]}
+    nodes_data = [node.to_dict() for node in nodes]
+    printed({**data, "nonfinite": found.nonfinite, "nodes": nodes_data}, output_format)
+
+
+def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
+    """The run's name and its folder, on this machine or where its job says.
+
+    Raises:
+        UsageError: there is no such run, or the path is not a run folder.
+        LaunchError: it has no folder, or none that can be read.
+    """
+    from launcher.cli.flows.find_local_run import LocalRun
+    from launcher.cli.flows.find_run import find_run
+    from launcher.cli.ui.job_text import run_folder_of
+    from launcher.rehearsal.attempts import open_folder
+
+    found = find_run(run, regions)
+    if isinstance(found, LocalRun):
+        return found.id, open_folder(str(found.folder))
+    folder = run_folder_of(found.job)
+    if not folder:
+        raise LaunchError(f"{found.id} has no run folder, so its metrics were kept nowhere", "Give the spec an output.")
+    return found.id, open_folder(folder)
+
+
+def lines(run: str, found: Results, most: int) -> Iterator[str]:
+    """The table, of at most 80 columns, and the evaluations."""
+    from launcher.runs.metrics.results import figure
+
+    rows = spread(found.rows, most)
+    if not rows:
+        yield f"{run}: no step is done yet"
+    columns = fitting(rows)
+    table = [columns, *([cell(figure(row, name)) for name in columns] for row in rows)]
+    yield from aligned(table) if rows else ()
+    if len(rows) < len(found.rows):
+        yield f"{len(rows)} of {len(found.rows)} steps (--all)"
+    evals = spread([event for event in found.events if event["event"] == "eval"], most)
+    if evals:
+        yield ""
+        yield from aligned(
+            [["step", "eval_loss"], *([cell(figure(one, name)) for name in ("step", "loss")] for one in evals)]
+        )
+
+
+def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
+    """What happened in the run, and the newest looks at its GPUs, in at most 80 columns."""
+    from launcher.cli.ui.gpu_monitor import lines as looks
+    from launcher.cli.ui.plan_page import wrapped
+    from launcher.cli.ui.run_summary import nonfinite
+
+    told = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
+    for texts in ([*nonfinite(found), *happened(found.events)], [*looks(nodes, told)]):
+        if texts:
+            yield ""
+        for text in texts:
+            first, *more = wrapped(text, WIDTH - 2)
+            yield from (first, *(f"  {line}" for line in more))
+
+
+def happened(events: Sequence[Record]) -> Iterator[str]:
+    """Steps that were skipped, memory that ran out, errors of GPUs; what is the same is told once, and how often."""
+    skipped = sorted({event["step"] for event in events if event["event"] == "non_finite" and "step" in event})
+    if skipped:
+        some = ", ".join(map(str, skipped[:NAMED])) + (f" and {len(skipped) - NAMED} more" if skipped[NAMED:] else "")
+        yield f"skipped, as their gradients were not finite: {'step' if len(skipped) == 1 else 'steps'} {some}"
+    for event in events:
+        if event["event"] == "out_of_memory":
+            yield f"step {event.get('step')}: out of memory; from then on micro-batches of {event.get('micro_batch')}"
+    for text, count in Counter(gpu_error(one) for one in events if one["event"] == "gpu_error").items():
+        yield f"{text} ({count} times)" if count > 1 else text
+
+
+def gpu_error(event: Record) -> str:
+    """`node 1, GPU 3: Xid 94: an uncorrectable memory error of this program alone`."""
+    gpu = "a GPU" if event.get("gpu") is None else f"GPU {event['gpu']}"
+    xid = f"Xid {event['xid']}: " if "xid" in event else ""
+    doubt = "; the results since then are in doubt" if event.get("doubtful") else ""
+    return f"node {event.get('node', 0)}, {gpu}: {xid}{event.get('meaning', 'an error')}{doubt}"
+
+
+def spread(rows: Sequence[Record], most: int) -> list[Record]:
+    """At most so many, at equal distances, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
+
+
+def fitting(rows: Sequence[Record]) -> list[str]:
+    """The columns that have figures and fit the width."""
+    from launcher.runs.metrics.results import figure
+
+    known = {name for row in rows for name in row if figure(row, name) is not None} - LEFT_OUT
+    names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]
+    chosen: list[str] = []
+    used = -2
+    for name in names:
+        used += 2 + max(len(name), *(len(cell(figure(row, name))) for row in rows))
+        if used > WIDTH:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def cell(value: float | None) -> str:
+    """A figure as it is shown; nothing where there is none."""
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns, flush right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,101 @@
+"""`launch push-code`: a folder's code, on a VM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.flows.ssh_access import Port, Tunnel, User
+from launcher.cli.help_page import OUTPUT, RUN, option
+from launcher.cli.options import InZone, VmName
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.workspace.code_files import Code
+
+SHOWN = 10
+"""Names that are shown, unless all are asked for."""
+
+
+def push_code(
+    name: VmName,
+    folder: Annotated[str, typer.Argument(metavar="DIR[:DEST]", help="Folder, and its destination; default: ~/DIR.")],
+    *,
+    delete: Annotated[
+        bool,
+        option(RUN, "--delete", help="Delete files that an earlier push copied and that no longer exist here."),
+    ] = False,
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="List the files; copy nothing.")] = False,
+    user: User = None,
+    zone: InZone = None,
+    port: Port = 22,
+    iap: Tunnel = False,
+) -> None:
+    """Copy a folder's code to a VM.
+
+    Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
+    """
+    from launcher.cli.flows.find_vm import one_machine, open_compute, say
+    from launcher.cli.flows.ssh_access import remote
+    from launcher.ssh.sync import push
+    from launcher.workspace.code_files import code
+
+    here, there = source_of(folder)
+    found = code(here)
+    if not found.files:
+        raise UsageError(f"{here} has no file that may go to a VM", "See its .gitignore and .dockerignore.")
+    if dry_run:
+        show(found, every=True)
+        print(f"nothing was sent: {total(found)} would go to {there} on {name}")
+        return
+    compute = open_compute()
+    machine = one_machine(compute, name, zone)
+    way = remote(compute, machine, user=user, port=port, tunnel=iap)
+    show(found, every=False)
+    done = push(way, here, found.files, there, delete=delete, say=say)
+    for gone in done.removed:
+        print(f"removed there: {printable(gone)}")
+    print(f"{machine.name}:{there} has {total(found)}")
+
+
+def source_of(text: str) -> tuple[Path, str]:
+    """DIR, or DIR:DEST, as the folder here and the one there. Raises UsageError."""
+    from launcher.ssh.sync import destination_of
+
+    path, sign, destination = text.rpartition(":")
+    if not sign or Path(text).is_dir():
+        path, destination = text, ""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(f"{path} isn't a folder", "launch push-code NAME DIR, or DIR:DEST")
+    folder = folder.resolve()
+    if not destination and not folder.name:
+        raise UsageError(f"{path} has no name", "Say where to: DIR:DEST")
+    return folder, destination_of(destination or folder.name)
+
+
+def show(found: Code, *, every: bool) -> None:
+    """What goes, and what stays because it looks like a secret."""
+    names = [file.name for file in found.files]
+    for name in names if every else names[:SHOWN]:
+        print(f"  {printable(name)}")
+    if not every and len(names) > SHOWN:
+        print(f"  … and {len(names) - SHOWN} more (--dry-run lists all)")
+    for name in found.secrets:
+        print(f"  {printable(name)} stays here: it looks like a secret")
+
+
+def total(found: Code) -> str:
+    """`12 files, 0.3 MB`."""
+    from launcher.workspace.code_files import size_of
+
+    size = sum(size_of(file.path) for file in found.files) / 1e6
+    count = len(found.files)
+    return f"{count} file{'' if count == 1 else 's'}, {size:,.1f} MB"
+
+
+def printable(name: str) -> str:
+    """A name for the terminal, whatever is in it."""
+    return name if name.isprintable() else repr(name)

@@ -1,0 +1,386 @@
+"""`launch selftest`: run every feature once in a project, on small machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
+from launcher.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from launcher.selftest.course import Item, Outcome
+    from launcher.selftest.kit import Kit, Ran
+    from launcher.selftest.steps import Step
+
+MARKS = {True: "✓", False: "✗", None: "–"}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def selftest(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: read this bundle; run nothing.")
+    ] = None,
+    *,
+    project: Annotated[
+        str | None,
+        option(WHERE, "--project", help="Project; default: gcloud's.", metavar="PROJECT"),
+    ] = None,
+    region: Annotated[
+        str | None, option(WHERE, "--region", help="Region; default: gcloud's.", metavar="REGION")
+    ] = None,
+    usd: Annotated[float, option(COST, "--usd", help="Refuse to run if it could cost more.", metavar="USD")] = 5.0,
+    only: Annotated[
+        str,
+        option(RUN, "--only", help="Some of cpu,vertex,vm,preempt,push; default: all.", metavar="WHAT"),
+    ] = "",
+    clean: Annotated[bool, option(RUN, "--clean", help="Delete what a killed selftest left, and exit.")] = False,
+    compare: Annotated[bool, option(RUN, "--compare", help="List where the loopback cloud differs.")] = False,
+    yes: Annotated[bool, option(COMMON, "--yes", help="Skip the confirmation.")] = False,
+    repository: Annotated[str, typer.Option("--repository", hidden=True)] = "",
+) -> None:
+    """Run every feature once in a project and report what works.
+
+    Shows what it creates and the maximum cost, asks for confirmation, runs, deletes everything, and writes a redacted
+    bundle for bug reports. docs/selftest.md describes the steps.
+    """
+    if bundle and not compare:
+        raise UsageError(f"a bundle ({bundle}) needs --compare", f"launch selftest --compare {bundle}")
+    if compare:
+        check_checkout()
+    if bundle:
+        show_differences(bundle)
+        return
+    import tempfile
+
+    from launcher.rehearsal import supervisor
+    from launcher.selftest.steps import GROUPS, chosen
+
+    groups = [word for word in only.split(",") if word]
+    if unknown := [group for group in groups if group not in GROUPS]:
+        raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, supervisor.signals_stop():
+        kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
+        if clean:
+            cleaned(kit, everywhere=region is None)
+            return
+        steps = chosen(groups)
+        items, known = planned(kit, steps, usd), known_values(kit)
+        check_folder()
+        confirm(kit, items, yes)
+        outcomes, path, is_clean = carried_out(kit, steps, known)
+    if compare and path:
+        show_differences(path)
+    if any(one.ok is False for one in outcomes) or not (path and is_clean):
+        raise typer.Exit(1)
+
+
+def kit_of(project: str | None, region: str | None, folder: Path, repository: str, *, needs_region: bool) -> Kit:
+    """Return the steps' kit, and set this process's project to the one named. Raises UsageError."""
+    import os
+    import secrets
+
+    from launcher.cli.flows.cloud import of_project
+    from launcher.cli.gather import project as default_project
+    from launcher.selftest.kit import Kit
+    from launcher.workspace import gcloud_config
+
+    os.environ["CLOUDSDK_CORE_PROJECT"] = name = project or default_project("vertex", os.environ)
+    where = region or next(iter(gcloud_config.default_regions(os.environ)), "")
+    if needs_region and not where:
+        raise UsageError("no region is set", "Set one that has L4 GPUs: --region us-central1")
+    world = of_project(name)
+    return Kit(
+        id=secrets.token_hex(3),
+        project=name,
+        region=where,
+        folder=folder,
+        environ=os.environ,
+        clock=world.clock,
+        vertex=world.vertex,
+        compute=world.compute,
+        launch=launch,
+        start=start,
+        repository=repository,
+    )
+
+
+# --- launch's own commands --------------------------------------------------------------------------------------------
+
+
+def launch(*argv: str) -> Ran:
+    """Run a command in this process. Raises KeyboardInterrupt: a signal stopped it."""
+    import contextlib
+    import io
+
+    from launcher.cli import run
+    from launcher.selftest.kit import Ran
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*argv])
+    if code > 128:
+        raise KeyboardInterrupt
+    return Ran(argv, code, out.getvalue(), err.getvalue())
+
+
+def start(*argv: str) -> subprocess.Popen[str]:
+    """Start a command in a separate process."""
+    import subprocess
+
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-m", "launcher", *argv]
+    return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
+
+
+# --- Before -----------------------------------------------------------------------------------------------------------
+
+
+def planned(kit: Kit, steps: Sequence[Step], usd: float) -> list[Item]:
+    """Return the resources to create. Raises PlanRefused: they may cost more than `usd`."""
+    from launcher.selftest.course import check_cap, items
+
+    found = items(kit, steps)
+    check_cap(kit, found, usd)
+    return found
+
+
+def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
+    """Show what will be created, and ask. Raises UsageError: no terminal; typer.Exit: the answer is no."""
+    from launcher.selftest.course import total
+
+    say(f"launch selftest creates in project {kit.project}, region {kit.region}:\n")
+    for item in found:
+        say(f"  {item.kind:12}{item.name}")
+        if item.usd is not None:
+            say(f"  {'':12}at most ${item.usd:.2f}")
+    say(f"\nat most ${total(found):.2f} in all, boot disks included; network traffic is not")
+    say(f"Everything is removed at the end. If this process is killed:\n  {clean_command(kit)}")
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("launch selftest asks for confirmation, but there is no terminal", "Add --yes.")
+    print("Continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Exit(2)
+
+
+# --- The run ----------------------------------------------------------------------------------------------------------
+
+
+def carried_out(kit: Kit, steps: Sequence[Step], known: Mapping[str, str]) -> tuple[list[Outcome], Path | None, bool]:
+    """Run the steps, remove what they created, show the table and write the bundle, also after Ctrl-C.
+
+    Returns the outcomes, the bundle (None: it could not be written), and whether nothing is left in the project.
+    """
+    from launcher.selftest.course import Outcome, run
+    from launcher.selftest.recording import Recorder, recorded
+
+    outcomes: list[Outcome] = []
+    recorder = Recorder()
+    path, is_clean = None, False
+
+    def begins(step: Step) -> None:
+        recorder.step = step.name
+        say(f"launch: {step.name} …")
+
+    try:
+        with recorded(recorder):
+            try:
+                run(kit, steps, outcomes, begins)
+            finally:
+                recorder.step = "clean"
+                is_clean = remove(kit, kit.prefix)
+    finally:
+        done = {one.name for one in outcomes}
+        missing = [step for step in steps if step.name not in done]
+        outcomes += [Outcome(step.name, None, step.target, 0.0, "interrupted") for step in missing]
+        print("\n".join(table(outcomes)))
+        try:
+            path = bundled(kit, outcomes, recorder.calls, known)
+            say(f"bundle    {path.name} (redacted; attach it to a bug report)")
+        except Exception as error:  # noqa: BLE001 - must not hide how the steps went
+            say(f"launch: the bundle could not be written: {type(error).__name__}: {error}")
+    return outcomes, path, is_clean
+
+
+def remove(kit: Kit, scope: str, *, everywhere: bool = False) -> bool:
+    """Remove the resources of a scope, and print each. Return whether nothing is left."""
+    from launcher.selftest.cleanup import clean
+
+    say("launch: removing what was created …")
+    try:
+        found = clean(kit, scope, everywhere=everywhere)
+    except KeyboardInterrupt:
+        say(f"launch: interrupted; this removes the rest:\n  {clean_command(kit)}")
+        raise
+    for name in found.removed:
+        say(f"launch: removed {name}")
+    for problem in found.problems:
+        say(f"launch: not removed: {problem}")
+    if found.problems:
+        say(f"launch: something may still be billed; to retry:\n  {clean_command(kit)}")
+    return not found.problems
+
+
+def clean_command(kit: Kit) -> str:
+    """Return the command that removes the rest, in all regions."""
+    return f"launch selftest --clean --project {kit.project}"
+
+
+def cleaned(kit: Kit, *, everywhere: bool) -> None:
+    """Run `--clean`. Raises typer.Exit: something is left."""
+    from launcher.selftest.kit import PREFIX
+
+    if not remove(kit, f"{PREFIX}-", everywhere=everywhere):
+        raise typer.Exit(1)
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the lines of each step, of at most 80 columns."""
+    from launcher.cli.ui.plan_page import WIDTH, wrapped
+
+    wide = max(len(one.name) for one in outcomes) + 2
+    for one in outcomes:
+        seconds = f" ({one.seconds:.0f} s)" if one.seconds >= 1 else ""
+        first, *more = wrapped(f"{one.found or one.why}{seconds}", WIDTH - wide - 2)
+        yield f"{MARKS[one.ok]} {one.name:{wide}}{first}"
+        yield from (f"{'':{wide + 2}}{line}" for line in more)
+
+
+def bundled(
+    kit: Kit, outcomes: Sequence[Outcome], calls: Sequence[Mapping[str, object]], known: Mapping[str, str]
+) -> Path:
+    """Write the bundle to the current folder, and return its path."""
+    import platform
+    from datetime import UTC, datetime
+
+    from launcher import __version__
+    from launcher.selftest import bundle
+
+    packages = ("google-cloud-aiplatform", "google-cloud-compute", "google-cloud-storage", "grpcio", "requests")
+    results = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": revision(ROOT),
+        "version": __version__,
+        "region": kit.region,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "packages": {name: version_of(name) for name in packages},
+        "steps": [one.as_data() for one in outcomes],
+    }
+    return bundle.written(Path.cwd(), f"{kit.prefix}.zip", results, calls, known)
+
+
+def revision(root: Path) -> str:
+    """The commit of launch's own checkout. Empty: launch is installed, maybe inside a repository of the user's."""
+    from launcher.workspace.git import commit
+
+    project = root / "pyproject.toml"
+    if not (root / ".git").exists() or not project.is_file() or 'name = "gcp-launch"' not in project.read_text():
+        return ""
+    at = commit(root)
+    return at.revision if at else ""
+
+
+def version_of(package: str) -> str:
+    """A package's version; empty where it isn't installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check_folder() -> None:
+    """Raises UsageError: the bundle can't be written to the current folder."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"the bundle can't be written here: {error}", "cd to a folder that you may write to."
+        ) from error
+
+
+def known_values(kit: Kit) -> dict[str, str]:
+    """Return values that must not be in the bundle, and their replacements."""
+    import getpass
+    import os
+    import socket
+
+    from launcher.workspace.gcloud_config import setting
+
+    account = setting("core/account", os.environ) or ""
+    file = Path(os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "/nonexistent"))
+    known = {
+        str(ROOT): "CHECKOUT",
+        sys.prefix: "PYTHON",
+        attempt(lambda: str(Path.cwd())): "FOLDER",
+        attempt(lambda: str(Path.home())): "HOME",
+        attempt(getpass.getuser): "USER",
+        attempt(socket.gethostname): "HOST",
+        account: "ACCOUNT",
+        account.partition("@")[0]: "USER",
+        account.replace("@", "_").replace(".", "_"): "USER",
+        os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", ""): "TOKEN",
+        attempt(lambda: file.read_text(encoding="utf-8").strip()): "TOKEN",
+        kit.repository: "REPOSITORY",
+        str(kit.folder): "SPECS",
+        kit.project: "PROJECT",
+    }
+    return {value: word for value, word in known.items() if value not in ("", "/")}
+
+
+def attempt(read: Callable[[], str]) -> str:
+    """A name of this machine; empty where it has none, as for a uid in some containers."""
+    try:
+        return read()
+    except (KeyError, OSError, ImportError, RuntimeError, ValueError):
+        return ""
+
+
+# --- Google's answers and ours ----------------------------------------------------------------------------------------
+
+
+def check_checkout() -> None:
+    """Raise UsageError if this is no checkout: the loopback cloud is part of the tests."""
+    if not (ROOT / "tests" / "selftest" / "loopback.py").is_file():
+        raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
+
+
+def show_differences(path: Path) -> None:
+    """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
+    import subprocess
+    import tempfile
+
+    from launcher.selftest import bundle
+    from launcher.selftest.compare import differences
+
+    try:
+        _, calls = bundle.read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"can't read the bundle {path}: {error}", "launch selftest writes one.") from error
+    say("launch: running the same steps against the loopback cloud …")
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder:
+        ours = Path(folder) / "ours.zip"
+        line = [sys.executable, "-m", "tests.selftest.loopback", str(ours)]
+        ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not ours.is_file():
+            raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
+        found = [*differences(calls, bundle.read(ours)[1])]
+    print("\n".join(found) if found else "The loopback cloud's answers have the same fields and types.")
+
+
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr, flush=True)

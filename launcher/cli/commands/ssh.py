@@ -1,0 +1,84 @@
+"""`launch ssh`: a shell on a VM, one command there, or its ports here."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.flows.ssh_access import Port, Tunnel, User
+from launcher.cli.help_page import CONNECTION, OUTPUT, option
+from launcher.cli.options import InZone, VmName
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.ssh.command import Forward
+
+
+def ssh(
+    name: VmName,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Command to run; launch returns its exit code.")
+    ] = None,
+    *,
+    port_forward: Annotated[
+        list[str] | None,
+        option(
+            CONNECTION, "--port-forward", help="Forward this port (8888, LOCAL:REMOTE); repeatable.", metavar="PORT"
+        ),
+    ] = None,
+    tty: Annotated[bool, option(CONNECTION, "-t", help="Give the command a terminal (htop, an editor).")] = False,
+    user: User = None,
+    zone: InZone = None,
+    port: Port = 22,
+    iap: Tunnel = False,
+    dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the ssh command; connect to nothing.")] = False,
+) -> None:
+    """Open a shell on a VM, or run a command there.
+
+    One word after -- is shell text (launch ssh dev -- 'nvidia-smi | head'). Several words are passed unchanged.
+    """
+    from launcher.cli.flows.find_vm import one_machine, open_compute
+    from launcher.cli.flows.ssh_access import remote
+    from launcher.ssh.command import command as ssh_command
+    from launcher.ssh.command import forward
+
+    forwards = [forward(text) for text in port_forward or ()]
+    compute = open_compute()
+    machine = one_machine(compute, name, zone)
+    there = remote(compute, machine, user=user, port=port, tunnel=iap, register=not dry_run)
+    shell = bool(command) or not forwards or sys.stdin.isatty()
+    if dry_run:
+        print(shlex.join(ssh_command(there.way, command or (), forwards=forwards, shell=shell, tty=tty)))
+        return
+    tell_ports(forwards, machine.name, shell=shell)
+    if code := there.attached(command or (), forwards=forwards, shell=shell, tty=tty):
+        raise typer.Exit(code)
+
+
+def tell_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
+    """Say where the VM's ports are. Raises UsageError: one is taken here."""
+    from launcher.cli.flows.find_vm import say
+
+    for each in forwards:
+        refuse_taken(each)
+    for each in forwards:
+        say(f"http://127.0.0.1:{each.local} is port {each.remote} of {name}")
+    if not shell:
+        say("Ctrl-C ends it")
+
+
+def refuse_taken(wanted: Forward) -> None:
+    """Raises UsageError: the port is somebody else's already."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("127.0.0.1", wanted.local))
+        except OSError as error:
+            problem = f"port {wanted.local} of this machine can't be taken: {error.strerror}"
+            other = wanted.local + 1 if wanted.local < 65535 else 8889
+            raise UsageError(problem, f"Another one here: --port-forward {other}:{wanted.remote}") from error

@@ -1,0 +1,232 @@
+"""`launch status`: a run as the cloud has it, or all of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.cli.help_page import OUTPUT, option
+from launcher.cli.options import Output, OutputFormat, Regions
+
+if TYPE_CHECKING:
+    from launcher.cli.flows.find_run import Run
+    from launcher.cli.ui.gpu_monitor import Node
+    from launcher.jobs.job import Job
+    from launcher.runs.attempts import Entry
+    from launcher.runs.watch.loop import Progress
+
+SHOWN = 30
+"""Runs in the list, unless all are asked for."""
+ANSWER_SECONDS = 20.0
+"""For one question to the run's folder."""
+
+
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's name, ID or folder, or a job's number; default: list all."),
+    ] = None,
+    *,
+    regions: Regions = None,
+    everything: Annotated[bool, option(OUTPUT, "--all", help=f"List all runs, not only the first {SHOWN}.")] = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Show a run, or list the runs in the cloud.
+
+    Finds a run of launch local by its path, or in ./runs by its ID or name. Finds all others by the labels of their
+    jobs and by the run's folder, so every machine with the same credentials shows the same.
+    """
+    from launcher.cli.flows.cloud import here
+    from launcher.cli.flows.find_local_run import LocalRun
+    from launcher.cli.flows.find_run import all_runs, find_run, searched
+
+    if run:
+        found = find_run(run, regions)
+        if isinstance(found, LocalRun):
+            from launcher.cli.flows.local_status import show_local
+
+            show_local(found, output_format)
+        else:
+            show_run(found, output_format)
+        return
+    runs = all_runs(here(), searched(regions))
+    whole = everything or output_format is not Output.text  # nobody sees that data was cut
+    show_list(runs if whole else runs[:SHOWN], len(runs), output_format)
+
+
+# --- The list --------------------------------------------------------------------------------------------------------
+
+
+def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
+    """The runs, the newest first."""
+    if output is not Output.text:
+        from launcher.cli.ui.documents import printed
+
+        printed({"runs": [job_data(run.id, run.job) for run in runs]}, output)
+        return
+    print("\n".join(list_lines(runs)))
+    if total > len(runs):
+        print(f"… and {total - len(runs)} older ones (--all)")
+
+
+def list_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """A table of at most 80 columns, as far as names allow that."""
+    from launcher.cli.ui.job_text import machine_of, provisioning_of
+
+    if not runs:
+        yield "No runs."
+        return
+    rows = [("RUN", "STATE", "MACHINE", "PLACE", "AGE")]
+    for run in runs:
+        where = f"{machine_of(run.job)} {provisioning_of(run.job)}"
+        rows.append((run.id, run.job.state, where, run.job.place, age(run.job)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def age(job: Job) -> str:
+    """Since its creation: `5 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, time.time() - job.created)
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
+
+
+# --- One run ---------------------------------------------------------------------------------------------------------
+
+
+def show_run(run: Run, output: Output) -> None:
+    """The run with its attempts, how far it is, and how its GPUs do; what can't be read of its folder is told."""
+    entries, progress, nodes, problem = look_into(run.job)
+    if output is Output.text:
+        print("\n".join(lines(run, entries, progress, nodes, problem)))
+        return
+    if problem:
+        print(f"launch: {problem}", file=sys.stderr)
+    from launcher.cli.ui.documents import printed
+
+    data = job_data(run.id, run.job)
+    data["progress"] = as_data(progress)
+    data["nodes"] = [node.to_dict() for node in nodes]
+    data["attempts"] = [attempt_data(one) for one in entries]
+    data["jobs"] = [job_data(run.id, job) for job in run.jobs]
+    printed(data, output)
+
+
+def lines(
+    run: Run, entries: Sequence[Entry], progress: Progress | None, nodes: Sequence[Node], problem: str
+) -> Iterator[str]:
+    """The page, in at most 80 columns."""
+    from launcher.cli.ui import gpu_monitor
+    from launcher.cli.ui.event_printer import STATES, after, attempted, progress_text
+    from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
+
+    job = run.job
+    yield from wrapped(f"{run.id}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
+    yield ""
+    for label, text in facts(run):
+        yield f"{label:{LABEL}}{text}"  # names and addresses in one piece, to be copied
+    if job.error:
+        yield from labelled("error", job.error.message)
+    if progress:
+        yield from labelled("progress", progress_text(progress))
+    for number, text in enumerate(gpu_monitor.lines(nodes)):
+        yield from labelled("" if number else "GPUs", text)
+    if problem:
+        yield from labelled("folder", problem)
+    for number, entry in enumerate(entries):
+        yield from labelled("" if number else "attempts", attempted(entry))
+
+
+def facts(run: Run) -> Iterator[tuple[str, str]]:
+    """What the job's request says, and its times."""
+    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
+    from launcher.cli.ui.run_summary import stamp
+
+    job = run.job
+    yield "job", job.name
+    yield "", console_url(job)
+    yield "machine", f"{machine_of(job)}, {provisioning_of(job)} in {job.place}"
+    yield "image", image_of(job)
+    yield "output", run_folder_of(job) or "none"
+    yield "created", stamp(job.created)
+    if job.started:
+        yield "started", stamp(job.started)
+    if job.ended:
+        yield "ended", stamp(job.ended)
+
+
+def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
+    """What the run's folder says: its attempts, how far it is, how its nodes do, and why it can't be read (further)."""
+    from launcher.cli.ui.gpu_monitor import read_nodes
+    from launcher.cli.ui.job_text import run_folder_of
+    from launcher.errors import LaunchError
+    from launcher.rehearsal.attempts import open_folder
+    from launcher.runs.ledger import Ledger
+    from launcher.runs.metrics.progress import ProgressReader
+
+    entries: tuple[Entry, ...] = ()
+    progress: Progress | None = None
+    folder = run_folder_of(job)
+    if not folder:
+        return entries, None, (), ""
+    try:
+        storage = open_folder(folder).within(ANSWER_SECONDS)
+        entries = Ledger(storage).entries()
+        number = next((entry.number for entry in entries if entry.job == job.name), 1)
+        progress = ProgressReader(storage, job, attempt=number).new()
+        return entries, progress, read_nodes(storage), ""
+    except LaunchError as error:
+        return entries, progress, (), error.problem
+
+
+# --- As data ---------------------------------------------------------------------------------------------------------
+
+
+def job_data(run: str, job: Job) -> dict[str, Any]:
+    """A job for scripts; times in Unix seconds."""
+    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
+
+    return {
+        "run": run,
+        "state": job.state,
+        "job": job.name,
+        "region": job.region,
+        "zone": job.zone,
+        "machine": machine_of(job),
+        "provisioning": provisioning_of(job),
+        "image": image_of(job),
+        "output": run_folder_of(job),
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "error": {"code": job.error.code, "message": job.error.message} if job.error else None,
+        "console": console_url(job),
+        "labels": dict(job.labels),
+    }
+
+
+def attempt_data(entry: Entry) -> dict[str, Any]:
+    """An attempt for scripts."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(entry)
+    return {name: value for name, value in data.items() if name != "writer"}
+
+
+def as_data(progress: Progress | None) -> dict[str, Any] | None:
+    """How far it is, for scripts."""
+    import msgspec
+
+    if progress is None:
+        return None
+    data = dict(msgspec.to_builtins(progress))
+    if progress.loss is not None and not math.isfinite(progress.loss):
+        data |= {"loss": None, "nonfinite": {"loss": str(progress.loss)}}
+    return data

@@ -1,0 +1,74 @@
+"""`launch vertex`: a training job on Vertex AI, from its spec to its end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.flows.image import BuilderFlag, CreateRepository
+from launcher.cli.help_page import OUTPUT, RUN, option
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
+from launcher.errors import UsageError
+
+CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
+"""A machine type without GPUs in place of the spec's: for `launch selftest`."""
+
+
+def vertex(
+    ctx: typer.Context,
+    spec: SpecFile = None,
+    *,
+    dry_run: DryRun = False,
+    detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job is created.")] = False,
+    resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
+    new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, although this job has run before.")] = False,
+    watch_for: WatchFor = None,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
+    cpu_machine: CpuMachine = None,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Run a training job on Vertex AI.
+
+    Plans the run (--dry-run shows the plan), builds the image if needed, submits one job and follows it to its end.
+    Where there is no capacity, the next region or provisioning model is tried. The same command on an active run
+    follows that run.
+    """
+    from launcher.cli.flows.plan import planned
+    from launcher.cli.gather import gather
+    from launcher.cli.ui.plan_page import show
+    from launcher.plan.cpu import on_cpu
+
+    flags = flags_of(ctx)
+    check(dry_run, detach, resume, new, watch_for, flags)
+    if dry_run:
+        made = planned(gather("vertex", spec, flags))
+        show(on_cpu(made, cpu_machine) if cpu_machine else made, output_format)
+        return
+    from launcher.cli.flows.launch import Wish, start
+
+    wish = Wish(
+        detach=detach,
+        watch_seconds=watch_for,
+        builder=builder,
+        create_repository=create_repository,
+        cpu_machine=cpu_machine,
+    )
+    start(spec, flags, wish, output_format, resume=resume, new=new)
+
+
+def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:
+    """Flags about how a job is started that can't go together. Raises UsageError."""
+    given = {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for}
+    if dry_run and (flag := next((name for name, value in given.items() if value), None)):
+        raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
+    if resume is not None and resume.startswith("-"):  # a flag that stood where the run should
+        raise UsageError(f"--resume needs a run, and {resume!r} is none", "launch status lists all that there are.")
+    if new and (resume or flags.run_id is not None):
+        other = "--resume" if resume else "--run-id"
+        raise UsageError(f"--new chooses the run's id: {other} can't go with it", "Leave one of them out.")
+    if resume and flags.run_id is not None:
+        raise UsageError("--resume names the run: --run-id can't go with it", "Leave one of them out.")
+    if detach and watch_for:
+        raise UsageError("--detach watches nothing: --watch-for can't go with it", "Leave one of them out.")

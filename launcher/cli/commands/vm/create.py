@@ -1,0 +1,128 @@
+"""`launch vm`: a Deep Learning VM to work on over SSH, or with --run a VM that trains and deletes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.flows.image import BuilderFlag, CreateRepository
+from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, WHERE, option
+from launcher.cli.lazy_commands import vertex
+from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.spec.reader import Override
+
+
+ToRun = Annotated[bool, option(RUN, "--run", help="Run the spec's job, then delete the VM.")]
+Detach = Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the VM is created.")]
+NoPreflight = Annotated[bool, option(WHERE, "--no-preflight", help="Skip the preflight checks.")]
+Lease = Annotated[str | None, option(COST, "--lease", help="Stop the VM after this time (4h).", metavar="TIME")]
+IdleStop = Annotated[
+    str | None,
+    option(COST, "--idle-stop", help="Stop the VM when idle for this long (30m).", metavar="TIME"),
+]
+ExternalIp = Annotated[bool, option(MACHINE, "--external-ip", help="Give the VM an external IP address.")]
+ImageFamily = Annotated[
+    str | None,
+    option(MACHINE, "--image-family", help="Use another Deep Learning VM image.", metavar="FAMILY"),
+]
+DefaultAccount = Annotated[
+    bool,
+    option(
+        MACHINE,
+        "--allow-default-service-account",
+        help="Allow the default service account, despite its project-wide Editor role.",
+    ),
+]
+Resume = Annotated[
+    str | None,
+    option(RUN, "--resume", help="Resume a run that has ended (implies --run).", metavar="RUN"),
+]
+New = Annotated[bool, option(RUN, "--new", help="With --run: start a fresh run, although it ran before.")]
+
+
+def vm(
+    ctx: typer.Context,
+    spec: SpecFile = None,
+    *,
+    run: ToRun = False,
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    no_preflight: NoPreflight = False,
+    lease: Lease = None,
+    idle_stop: IdleStop = None,
+    external_ip: ExternalIp = False,
+    image_family: ImageFamily = None,
+    allow_default_service_account: DefaultAccount = False,
+    resume: Resume = None,
+    new: New = False,
+    watch_for: WatchFor = None,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Create a VM with GPUs to work on over SSH, or with --run one that runs a job.
+
+    Without --run: creates a Deep Learning VM and returns when it is ready. The VM stops itself when its lease ends.
+    With --run: runs the spec's job in its container, follows it to its end and deletes the VM. Where there is no
+    capacity, the next zone is tried.
+    """
+    from launcher.cli.flows.vm_plan import Extra, gathered, shown_plan
+
+    flags = flags_of(ctx)
+    run = run or resume is not None  # a VM to work on is started, not resumed
+    vertex.check(dry_run, detach, resume, new, watch_for, flags)
+    of_run = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
+    check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
+    flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
+    extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
+    if dry_run:
+        shown_plan(gathered(spec, flags, extra), output_format)
+    elif run:
+        from launcher.cli.flows.launch import Wish, start
+
+        wish = Wish(
+            detach=detach,
+            preflight=not no_preflight,
+            extra=extra,
+            watch_seconds=watch_for,
+            builder=builder,
+            create_repository=create_repository,
+        )
+        start(spec, flags, wish, output_format, resume=resume, new=new)
+    else:
+        from launcher.cli.flows.vm_workstation import make
+
+        make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
+
+
+def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:
+    """Flags of the one kind of VM beside the other kind. Raises UsageError."""
+    if not run and (flag := given(of_run)):
+        raise UsageError(f"{flag} is for a run", "Add --run: launch vm SPEC --run …")
+    if run and (flag := given(of_work)):
+        raise UsageError(f"{flag} is for a VM to work on", "A run's time is --hours; then its VM deletes itself.")
+
+
+def given(flags: Mapping[str, object]) -> str:
+    """The first of some flags that was typed."""
+    return next((name for name, value in flags.items() if value not in (None, False)), "")
+
+
+def for_vm(
+    flags: Flags, *, run: bool, lease: str | None, idle_stop: str | None, external_ip: bool, family: str | None
+) -> tuple[Flags, tuple[Override, ...]]:
+    """What a VM's own flags change in the spec. --image is the boot disk's for a VM to work on."""
+    from launcher.spec.reader import Override
+
+    own: dict[str, tuple[object, str]] = {"vm.lease": (lease, "--lease"), "vm.idle_stop": (idle_stop, "--idle-stop")}
+    own |= {"vm.external_ip": (external_ip or None, "--external-ip"), "vm.image_family": (family, "--image-family")}
+    if not run:
+        own["vm.image"] = (flags.image, "--image")
+        flags = replace(flags, image=None)
+    return flags, tuple(Override(path, value, flag) for path, (value, flag) in own.items() if value is not None)

@@ -1,0 +1,107 @@
+"""`launch vm delete`: a VM and its disk, gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from launcher.cli.help_page import COMMON, option
+from launcher.cli.options import InZone, VmName
+from launcher.errors import LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from launcher.compute.client import Compute
+    from launcher.jobs.vm import Machine
+
+
+def vm_delete(
+    name: VmName,
+    *,
+    zone: InZone = None,
+    yes: Annotated[bool, option(COMMON, "--yes", "-y", help="Skip the confirmation.")] = False,
+) -> None:
+    """Delete a VM with its disk and wait until it is deleted. Asks for confirmation."""
+    from launcher.cli.flows.find_vm import NoSuchVm, one_machine, open_compute
+
+    compute = open_compute()
+    try:
+        machine = one_machine(compute, name, zone)
+    except NoSuchVm as error:
+        print(f"nothing to do: {error.problem}")
+        return
+    check_ended(machine)
+    if not yes and not agreed(machine):
+        raise LaunchError(f"{machine.name} was not deleted")
+    print(f"{machine.name} is {deleted(compute, machine)}")
+
+
+def check_ended(machine: Machine) -> None:
+    """A VM that trains is ended by its run, unless that has ended. Raises UsageError, LaunchError: its folder can't be
+    read."""
+    from launcher.cli.flows.find_vm import of_work
+    from launcher.compute.lifecycle import end_of
+
+    try:
+        ended = not machine.trains or end_of(machine) is not None
+    except LaunchError as error:
+        own = f"gcloud compute instances delete {machine.name} --zone={machine.zone} --project={machine.project}"
+        raise LaunchError(
+            f"whether {machine.name} still trains isn't known: {error.problem}",
+            f"launch cancel {machine.run} ends its run. Whatever becomes of that:\n{own}",
+        ) from error
+    if not ended:
+        of_work(machine, "it isn't deleted by hand")
+
+
+def agreed(machine: Machine) -> bool:
+    """Whether who is asked says yes. Raises UsageError: nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"deleting {machine.name} asks first, and nobody can answer here",
+            f"launch vm delete {machine.name} --zone {machine.zone} --yes",
+        )
+    print(f"{question(machine)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def question(machine: Machine) -> str:
+    """What is about to be lost."""
+    from launcher.cli.flows.find_vm import state_text
+    from launcher.compute.vm_cost import attached_disks
+
+    state = state_text(machine)
+    lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
+    kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
+    asks = [f"Delete {machine.name} ({machine.machine_type} in {machine.zone}, {state})?"]
+    asks += [f"All that is on its {disk_text(disk)} is lost." for disk in lost]
+    asks += [f"Its {disk_text(disk)} stays, and is billed." for disk in kept]
+    return "\n".join(asks)
+
+
+def disk_text(disk: dict[str, object]) -> str:
+    """`boot disk (200 GB)`"""
+    size = f" ({disk['diskSizeGb']} GB)" if disk.get("diskSizeGb") else ""
+    return f"{'boot disk' if disk.get('boot') else 'disk'}{size}"
+
+
+def deleted(compute: Compute, machine: Machine) -> str:
+    """`deleted`, or that somebody else was quicker. Raises LaunchError."""
+    from launcher.backend.base import GoneError, Refused
+    from launcher.cli.flows.find_vm import say, waited_for
+    from launcher.cli.flows.vm_errors import explained
+    from launcher.compute.lifecycle import begun, finished
+    from launcher.ssh import keys
+    from launcher.ssh.route import alias
+
+    with waited_for(machine):
+        say(f"deleting {machine.name}")
+        try:
+            finished(compute, begun(lambda: compute.delete(machine)), say)
+            how = "deleted"
+        except GoneError:
+            how = "gone already"
+        except Refused as error:
+            raise explained(error, machine) from error
+    keys.forget(keys.settings_folder(os.environ), alias(machine))
+    return how

@@ -1,0 +1,187 @@
+"""`launch vm list`: the VMs of launch's, in all zones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from launcher.cli.help_page import OUTPUT, option
+from launcher.cli.options import Output, OutputFormat
+
+if TYPE_CHECKING:
+    from launcher.compute.client import Compute
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
+
+WIDTH = 80
+"""Of the list, unless the terminal is wider."""
+SPARED = ("ENDS", "MACHINE", "AGE", "$/H")
+"""What is left out, one after the other, where the list would be too wide: of an end how far it is, of a machine how
+it is provisioned."""
+
+
+def vm_list(
+    *,
+    orphans: Annotated[
+        bool,
+        option(OUTPUT, "--orphans", help="List only resources that cost money without need."),
+    ] = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """List launch's VMs, in all zones.
+
+    Finds them by their labels. $/H and COST exclude the disk and count from the last start. A stopped VM costs only its
+    disk.
+    """
+    import shutil
+
+    from launcher.cli.commands.vm.orphans import show_orphans
+    from launcher.cli.flows.find_vm import open_compute
+    from launcher.cli.ui.documents import printed
+
+    compute = open_compute()
+    machines, disks, now = look(compute)
+    if orphans:
+        show_orphans(compute, machines, disks, now, output_format)
+    elif output_format is Output.text:
+        print("\n".join(table(machines, disks, now, max(WIDTH, shutil.get_terminal_size().columns))))
+    else:
+        printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format)
+
+
+def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
+    """Launch's VMs, the newest first, its disks, and Google's time; what couldn't be read of them is told.
+
+    Raises LaunchError: the VMs can't be listed.
+    """
+    from launcher.cli.flows.find_vm import OURS, say, tell_unread
+    from launcher.compute.lifecycle import google_now, stock
+    from launcher.errors import LaunchError
+    from launcher.gcp.parallel import together
+
+    calls: dict[str, Callable[[], Any]] = {
+        "fleet": lambda: compute.instances(OURS),
+        "stock": lambda: stock(compute, OURS),
+        "now": lambda: google_now(compute),
+    }
+    found = together(calls)
+    fleet, kept, now = found["fleet"], found["stock"], found["now"]
+    if isinstance(fleet, LaunchError):
+        raise fleet
+    if isinstance(kept, LaunchError):
+        say(f"disks couldn't be read: {kept.problem}")
+    tell_unread({**(kept.unread if not isinstance(kept, LaunchError) else {}), **fleet.unread})
+    machines = [machine for machine in fleet.machines if machine.run]
+    disks = () if isinstance(kept, LaunchError) else kept.disks
+    return machines, disks, time.time() if isinstance(now, LaunchError) else now
+
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+def table(machines: Sequence[Machine], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
+    """The list, in `width` columns as far as names allow that."""
+    if not machines:
+        yield "No VMs."
+        return
+    rows = fitting([row(machine, disks, now) for machine in machines], width)
+    widths = widths_of(rows)
+    for line in [{name: name for name in widths}, *rows]:
+        yield "  ".join(f"{line[name]:<{size}}" for name, size in widths.items()).rstrip()
+
+
+def fitting(rows: list[dict[str, str]], width: int) -> list[dict[str, str]]:
+    """The rows, without the columns that would make them too wide."""
+    for spared in SPARED:
+        if sum(size + 2 for size in widths_of(rows).values()) - 2 <= width:
+            break
+        if spared in ("ENDS", "MACHINE"):
+            rows = [{**row, spared: row[spared].partition(", ")[0]} for row in rows]
+        else:
+            rows = [{name: cell for name, cell in row.items() if name != spared} for row in rows]
+    return rows
+
+
+def widths_of(rows: list[dict[str, str]]) -> dict[str, int]:
+    """Each column's."""
+    return {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+
+
+def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
+    """A VM's cells, by column."""
+    from launcher.cli.flows.find_vm import span_text, state_text
+    from launcher.compute.vm_cost import price_of
+
+    price = price_of(machine)
+    return {
+        "NAME": machine.name,
+        "STATE": state_text(machine),
+        "MACHINE": f"{machine.machine_type}, {machine.provisioning}",
+        "ZONE": machine.zone,
+        "AGE": span_text(now - machine.created),
+        "$/H": "?" if price.usd is None else f"{'≈' if price.approx else ''}{price.usd:,.2f}",
+        "COST": cost_text(machine, disks, now),
+        "ENDS": ends_text(machine, now),
+    }
+
+
+def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
+    """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
+    from launcher.cli.flows.find_vm import usd_text
+    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
+    from launcher.jobs.vm import DOWN
+
+    if machine.status in DOWN:
+        own = of_machine(disks, machine)
+        usd = usd_a_month(own) if own else None
+        return "?" if usd is None else f"${usd:,.0f}/month"
+    price = price_of(machine)
+    usd = usd_so_far(machine, price, now)
+    return "?" if usd is None else usd_text(usd, price.approx and usd > 0)
+
+
+def ends_text(machine: Machine, now: float) -> str:
+    """`22:40, in 3 h`; `-` for one that doesn't run or that nothing stops."""
+    from launcher.cli.flows.find_vm import clock_text, span_text
+
+    until = machine.lease_until
+    if until is None:
+        return "-"
+    left = f"in {span_text(until - now)}" if until > now else "is over"
+    return f"{clock_text(until, now)}, {left}"
+
+
+# --- As data ---------------------------------------------------------------------------------------------------------
+
+
+def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
+    """A VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
+    from launcher.cli.flows.find_vm import ends_itself
+    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
+
+    price, own = price_of(machine), of_machine(disks, machine)
+    return {
+        "name": machine.name,
+        "id": machine.id,
+        "run": machine.run if machine.trains else None,
+        "state": machine.status,
+        "machine": machine.machine_type,
+        "provisioning": machine.provisioning,
+        "zone": machine.zone,
+        "created": machine.created,
+        "started": machine.started,
+        "stopped": machine.stopped,
+        "usd_per_hour": price.usd,
+        "usd_approx": price.approx,
+        "usd_so_far": usd_so_far(machine, price, now),
+        "usd_per_month_of_disks": usd_a_month(own) if own else None,
+        "lease_until": machine.lease_until,
+        "ceiling": machine.ceiling,
+        "at_the_end": ends_itself(machine),
+        "internal_ip": machine.internal_ip or None,
+        "external_ip": machine.external_ip or None,
+        "disks": [{"name": disk.name, "kind": disk.kind, "gb": disk.size_gb} for disk in own],
+        "labels": dict(machine.labels),
+        "resource": machine.resource,
+    }

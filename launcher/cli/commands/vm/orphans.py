@@ -1,0 +1,130 @@
+"""`launch vm list --orphans`: what is launch's and costs money without need, and the command that removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from launcher.cli.options import Output
+
+if TYPE_CHECKING:
+    from launcher.compute.client import Compute
+    from launcher.compute.end_record import Record
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
+
+
+class Orphan(Struct, frozen=True, kw_only=True):
+    """A VM or a disk, why it isn't needed, what a month of it costs (None: unknown), and what removes it. `because`:
+    what a VM that trained has said of why it could not delete itself."""
+
+    what: str
+    name: str
+    zone: str
+    about: str
+    why: str
+    usd_per_month: float | None
+    remove: str
+    because: str = ""
+
+
+def show_orphans(
+    compute: Compute, machines: Sequence[Machine], disks: Sequence[Disk], now: float, output: Output
+) -> None:
+    """All of them. Raises LaunchError."""
+    import msgspec
+
+    from launcher.cli.ui.documents import printed
+
+    ends = ends_of(machines)
+    found = [*of_machines(machines, disks, now, ends), *of_disks(disks, machines, compute.project)]
+    if output is Output.text:
+        print("\n".join(lines(found)))
+    else:
+        printed({"orphans": [dict(msgspec.to_builtins(one)) for one in found]}, output)
+
+
+def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
+    """How the VMs that train have ended, by their numbers; folders that can't be read are told."""
+    from launcher.cli.flows.find_vm import say
+    from launcher.compute.lifecycle import end_of
+    from launcher.errors import LaunchError
+    from launcher.gcp.parallel import together
+
+    training = {machine.id: machine for machine in machines if machine.trains}
+    found = {}
+    for number, answer in together({number: partial(end_of, one) for number, one in training.items()}).items():
+        if isinstance(answer, LaunchError):
+            say(f"whether {training[number].name} has ended isn't known: {answer.problem}")
+        elif answer is not None:
+            found[number] = answer
+    return found
+
+
+def of_machines(
+    machines: Sequence[Machine], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
+) -> Iterator[Orphan]:
+    """The VMs among them."""
+    from launcher.cli.flows.find_vm import state_text
+    from launcher.compute.vm_cost import of_machine, usd_in_all
+    from launcher.jobs.orphans import needless
+
+    for machine in machines:
+        end = ends.get(machine.id)
+        if why := needless(machine, now, end.ended if end else None):
+            yield Orphan(
+                what="vm",
+                name=machine.name,
+                zone=machine.zone,
+                about=f"{machine.machine_type} {machine.provisioning}, {state_text(machine)}",
+                why=why,
+                because=end.cleanup if end else "",
+                usd_per_month=usd_in_all(machine, of_machine(disks, machine)),
+                remove=removal(machine, has_ended=end is not None),
+            )
+
+
+def removal(machine: Machine, *, has_ended: bool) -> str:
+    """The command that removes a VM."""
+    if machine.trains and not has_ended:
+        return f"launch cancel {machine.run}"
+    return f"launch vm delete {machine.name} --zone {machine.zone}"
+
+
+def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
+    """The disks among them."""
+    from launcher.compute.vm_cost import usd_a_month
+    from launcher.jobs.orphans import without_vm
+
+    for disk in without_vm(disks, machines):
+        yield Orphan(
+            what="disk",
+            name=disk.name,
+            zone=disk.zone,
+            about=f"disk, {disk.size_gb} GB {disk.kind}",
+            why="it belongs to no VM",
+            usd_per_month=usd_a_month([disk]),
+            remove=f"gcloud compute disks delete {disk.name} --zone={disk.zone} --project={project}",
+        )
+
+
+def lines(found: Sequence[Orphan]) -> Iterator[str]:
+    """The page: three lines each, commands in one piece, to be copied."""
+    from launcher.cli.flows.find_vm import usd_text
+    from launcher.cli.ui.plan_page import wrapped
+
+    if not found:
+        yield "Nothing of launch's is there without need."
+        return
+    for one in found:
+        costs = "price unknown" if one.usd_per_month is None else f"≈{usd_text(one.usd_per_month)} a month"
+        yield f"{one.name}  {one.about} in {one.zone}"
+        yield f"    {one.why}; {costs}"
+        yield from (f"    {wrapped(line, 9 * len(line))[0]}" for line in one.because.splitlines() if line)
+        yield f"    {one.remove}"
+    known = [one.usd_per_month for one in found if one.usd_per_month is not None]
+    if len(known) > 1:
+        yield f"in all ≈{usd_text(sum(known))} a month"

@@ -1,0 +1,63 @@
+"""The cloud as commands have it: what runs jobs, in which project, by which clock."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from launcher.backend.router import Services
+from launcher.cli.gather import project
+from launcher.compute.backend import Vms
+from launcher.compute.client import Compute
+from launcher.rehearsal import supervisor
+from launcher.rehearsal.supervisor import Clock
+from launcher.vertex.backend import Vertex
+from launcher.workspace.gcloud_config import account
+
+if TYPE_CHECKING:
+    from train.storage import Storage
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """The cloud, as seen from here."""
+
+    vertex: Vertex
+    vms: Vms
+    project: str
+    clock: Clock
+
+    @property
+    def service(self) -> Services:
+        """Whatever runs jobs."""
+        return Services(self.vertex, self.vms)
+
+    @property
+    def compute(self) -> Compute:
+        """Compute Engine's VMs."""
+        return self.vms.compute
+
+    def of_run(self, folder: Storage | None) -> Services:
+        """The same, where a run's folder tells of VMs that are gone."""
+        return Services(self.vertex, self.vms.beside(folder))
+
+
+def of_project(name: str) -> World:
+    """That of a project. Endpoints and credentials are those of the environment."""
+    gc.enable()  # from here on this process may live for days
+    clock = supervisor.REAL
+
+    def notice(text: str) -> None:
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    vertex = Vertex(name, os.environ, clock, notice=notice)
+    vms = Vms(name, os.environ, clock, notice, account=account(os.environ))
+    return World(vertex=vertex, vms=vms, project=name, clock=clock)
+
+
+def here() -> World:
+    """That of gcloud's own project. Raises UsageError: none is set."""
+    return of_project(project("vertex", os.environ))

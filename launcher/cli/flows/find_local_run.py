@@ -1,0 +1,110 @@
+"""Runs of `launch local`: found by id or name in ./runs, or by the path of their folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from launcher.errors import UsageError
+from train import contract
+
+RUNS = "runs"
+"""The default output of `launch local`, in the current folder."""
+SHOWN = 10
+"""Runs that an error lists."""
+
+
+class LocalRun(Struct, frozen=True):
+    """A run folder on this machine, by its full path."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """The folder is named after the run."""
+        return self.folder.name
+
+
+def exact_run(text: str) -> LocalRun | None:
+    """Return the run of a path, or of an id in ./runs. Raises UsageError: a path that is not a run folder."""
+    if text.startswith(("gs://", "projects/")):
+        return None
+    for path in (Path(text), Path(RUNS, text)):
+        if is_run_folder(path):
+            return LocalRun(path.resolve())
+    if "/" in text or text in (".", "..", RUNS):
+        raise UsageError(*no_run_folder(Path(text)))
+    return None
+
+
+def named_runs(name: str) -> tuple[LocalRun, ...]:
+    """Return the runs of a name in ./runs, the newest first."""
+    return tuple(one for one in runs_below(Path(RUNS)) if is_named(one.id, name))
+
+
+def no_run_folder(path: Path) -> tuple[str, str]:
+    """Return the problem and the hint for a path at which there is no run folder."""
+    inside = runs_below(path) or runs_below(path.parent)
+    problem = f"{path} is not a run folder" if is_there(path) else f"folder {path} does not exist"
+    if not inside:
+        return problem, "Name a run folder (OUTPUT/RUN), or a run: launch status lists the runs in the cloud."
+    return problem, f"Name one of these runs:\n{listed(inside)}"
+
+
+def only(text: str, found: Sequence[LocalRun]) -> LocalRun:
+    """Return the one run. Raises UsageError: there are several."""
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(f"{len(found)} runs are named {text}", f"Name one by its id:\n{listed(found)}")
+
+
+def is_named(run: str, text: str) -> bool:
+    """Whether `text` is a run's id, or its name without the digest."""
+    return run == text or re.fullmatch(rf"{re.escape(text)}-[0-9a-f]{{8}}(-\d+)?", run) is not None
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run has written there: attempts, metrics, or a plan without either."""
+    return any(is_there(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path exists and can be seen: what people type may be too long for a path."""
+    return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
+
+
+def runs_below(folder: Path) -> tuple[LocalRun, ...]:
+    """Return the run folders in a folder, the newest first."""
+    try:
+        inside = [one for one in folder.iterdir() if is_run_folder(one)]
+        inside.sort(key=lambda one: (-one.stat().st_mtime, one.name))
+    except OSError:
+        return ()
+    return tuple(LocalRun(one.resolve()) for one in inside)
+
+
+def listed(found: Sequence[LocalRun]) -> str:
+    """Return the runs, one a line."""
+    lines = [f"  {shown(one)}" for one in found[:SHOWN]]
+    more = [f"  … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "\n".join([*lines, *more])
+
+
+def shown(run: LocalRun) -> str:
+    """Return what to type for a run: its path from here."""
+    from launcher.cli.ui.run_summary import relative
+
+    return relative(str(run.folder))
+
+
+def here_instead(text: str) -> str:
+    """Return the hint for a command that only takes runs in the cloud, if `text` is a run on this machine."""
+    try:
+        found = exact_run(text) or next(iter(named_runs(text)), None)
+    except UsageError:
+        return ""
+    return f"{shown(found)} is a run on this machine:\nlaunch status {text}\n" if found else ""

@@ -1,0 +1,226 @@
+"""A run in the cloud, followed from this terminal to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.flows.cloud import World
+from launcher.cli.flows.find_run import Run
+from launcher.cli.flows.job_view import Looker
+from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job, storage_of
+from launcher.cli.options import Output
+from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.job_text import run_folder_of
+from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
+from launcher.jobs.job import Job, command
+from launcher.plan.model import Plan
+from launcher.rehearsal import supervisor
+from launcher.runs.driver import Course, Gave, Took, drive, ends_run, failure
+from launcher.runs.endings import RunEnded, RunSucceeded
+from launcher.runs.ledger import Ledger
+from launcher.runs.ledger_base import NoLedger
+from launcher.runs.stored_plan import refusal
+
+if TYPE_CHECKING:
+    from launcher.backend.router import Services
+    from launcher.runs.ledger_base import Book
+    from launcher.runs.watch.loop import Event, Eyes
+    from train.storage import Storage
+
+
+class Screen:
+    """The driver's watcher: eyes for each job, and a teller. `job` is the newest that was seen."""
+
+    def __init__(self, service: Services, world: World, teller: Teller, folder: Storage | None) -> None:
+        self._service, self._world = service, world
+        self._teller = teller
+        self._folder = folder
+        self.job: Job | None = None
+
+    def eyes(self, job: Job, number: int) -> Eyes:
+        """Fresh ones for each job."""
+        return Looker(self._service, self._world, job, number, self._folder, self._teller.say)
+
+    def tell(self, event: Event | Took | Gave) -> None:
+        """On to the terminal."""
+        self.job = getattr(event, "job", None) or self.job
+        self._teller(event)
+
+    def said(self) -> str:
+        """The first error in the job's lines."""
+        return self._teller.error
+
+
+def follow(
+    world: World,
+    made: Plan,
+    output: Output,
+    *,
+    ready: Callable[[Plan], Plan],
+    fresh: bool,
+    resume: bool = False,
+    detach: bool = False,
+    watch_seconds: float | None = None,
+) -> None:
+    """See a plan's run to its end, and show that. Raises LaunchError: see `drive`."""
+    teller = Teller(made)
+    folder = made.run_folder
+    book: Book = NoLedger(world.clock)
+    if folder:
+        book = Ledger.open(folder, world.clock, teller.say, project=world.project, region=made.attempts[0].region)
+    storage = storage_of(folder)
+    service = world.of_run(storage)
+    screen = Screen(service, world, teller, storage)
+    course = Course(
+        plan=made, service=service, book=book, watcher=screen, say=teller.say, ready=ready, clock=world.clock
+    )
+    with shown(screen, teller, made, made.run, output):
+        teller.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
+        try:
+            job = drive(course, fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
+        except RunSucceeded as ended:
+            if fresh:  # who only follows has asked for nothing to be started
+                teller.say(f"{ended.problem}\n{ended.hint}")
+            if ended.job is None:  # Vertex AI keeps no job for ever
+                show_gone(made, output)
+                return
+            job = ended.job
+        show_end(job, made, output) if job.has_ended else show_begun(job, output)
+
+
+def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
+    """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
+    were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan can't be trusted."""
+    made, refused = checked_plan(world, run)
+    if made and not refused:
+        follow(world, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
+        return
+    teller = Teller(None)
+    if run.is_active:
+        why = "has a plan that can't be trusted" if refused else "has no plan that can be read"
+        teller.say(f"its folder {why}: following this job only, no further attempts")
+    storage = storage_of(run_folder_of(run.job))
+    screen = Screen(world.of_run(storage), world, teller, storage)
+    with shown(screen, teller, None, run.id, output):
+        job = watched(world, screen, run.job, watch_seconds, refused)
+        show_end(job, None, output)
+
+
+def watched(
+    world: World, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
+) -> Job:
+    """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
+    due."""
+    from launcher.backend.request import tried_by
+    from launcher.diagnosis import of_end
+    from launcher.runs.watch.loop import watch
+
+    screen.tell(Took(job=job, number=0, made=False))
+    eyes = screen.eyes(job, 0)
+    ended = watch(eyes, screen.tell, world.clock, wait_seconds=None, watch_seconds=watch_seconds).job
+    verdict = of_end(ended, tried_by(ended, world.project), screen.said())
+    if verdict.kind == "succeeded":
+        return ended
+    if refused and not ends_run(verdict):
+        screen.tell(Gave(job=ended, number=0, verdict=verdict))
+        raise refused
+    raise failure(ended, verdict)
+
+
+def unchanged(made: Plan) -> Plan:
+    """The image is the plan's own."""
+    return made
+
+
+@contextmanager
+def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: Output) -> Iterator[None]:
+    """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
+    try:
+        with supervisor.signals_stop():
+            yield
+    except LaunchError as error:
+        last_words(teller)
+        job = error.job if isinstance(error, RunEnded) else screen.job
+        if job and isinstance(error, JobFailed | RunEnded):
+            show_end(job, made, output, error)
+        elif job:
+            show_job(job, output, error)
+        raise
+    except KeyboardInterrupt as stop:
+        stop.add_note(left(screen.job, run))
+        last_words(teller, left(screen.job, run))
+        raise
+    except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
+        raise supervisor.Stopped(signal.SIGPIPE) from None
+    finally:
+        last_words(teller)
+
+
+def left(job: Job | None, run: str) -> str:
+    """What goes on when nobody watches any longer."""
+    if job is None:
+        return f"interrupted before a job was seen\nlaunch status {run} shows whether one was made all the same"
+    if job.is_over:
+        return f"interrupted; its job has ended\nlaunch follow {run} shows the end, or makes the next attempt"
+    what = "is being cancelled" if job.state == "CANCELLING" else "goes on"
+    return f"no longer watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} ends it"
+
+
+def last_words(teller: Teller, text: str = "") -> None:
+    """Leave the terminal in order. It may have gone: then nobody is told."""
+    try:
+        teller.close()
+        if text:
+            teller.say(text)
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as we run
+
+
+def stored_plan(world: World, run: Run) -> Plan:
+    """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
+    run's."""
+    made, refused = checked_plan(world, run)
+    if refused:
+        raise refused
+    if made is None:
+        raise UsageError(
+            f"the folder of {run.id} ({run_folder_of(run.job) or 'none'}) has no plan that can be read",
+            f"Name the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
+        )
+    return made
+
+
+def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
+    """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
+    LaunchError: the records to check it against can't be read."""
+    folder = run_folder_of(run.job)
+    try:
+        ledger = Ledger.open(folder) if folder else None
+        stored = ledger.stored() if ledger else None
+    except LaunchError:
+        return None, None
+    if ledger is None or stored is None or stored.plan.run != run.id:
+        return None, None
+    made = stored.plan
+    if refused := refusal(stored, run.jobs, ledger, world.service):
+        return made, refused
+    try:
+        check_output(made, world)
+    except NotAuthorised as error:
+        return made, error
+    return made, None
+
+
+def check_output(made: Plan, world: World) -> None:
+    """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
+    UsageError."""
+    from launcher.gcp.default_bucket import check_default_bucket
+
+    if made.run_folder and not made.spec.get("output"):
+        check_default_bucket(made.project, os.environ, world.clock, region=made.attempts[0].region)

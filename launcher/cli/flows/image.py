@@ -1,0 +1,163 @@
+"""What `launch build` and `launch push` share: which image, what it says of itself, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.cli.help_page import RUN, option
+from launcher.cli.options import Flags, Output
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.cli.gather import Inputs
+    from launcher.images.append import Stamp
+    from launcher.images.dependency_image import Wanted
+    from launcher.images.pipeline import Made
+
+TITLE = "launch train"
+LABEL = 10
+BuilderFlag = Annotated[
+    str,
+    option(RUN, "--builder", help="auto, append (needs no Docker), docker or cloud-build.", metavar="BUILDER"),
+]
+CreateRepository = Annotated[
+    bool,
+    option(RUN, "--create-repository", help="Create the Artifact Registry repository first."),
+]
+
+
+def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
+    """Make the image of a spec and show it. Raises LaunchError."""
+    from launcher.cli.gather import gather
+    from launcher.cli.ui.progress_bars import progress, report
+
+    begun = time.monotonic()
+    inputs = gather("vertex", spec, flags, image_only=True)
+    job = wanted(inputs, builder)
+    for warning in warnings(inputs):
+        typer.echo(f"launch: {warning}", err=True)
+    with progress() as bars:
+        if create_repository:
+            create(job, bars.line)
+        try:
+            made = make(job, os.environ, report(bars))
+        except KeyboardInterrupt:
+            bars.line("interrupted; no half of an image can be seen, and the same command goes on from there")
+            raise
+    show(job, made, time.monotonic() - begun, output)
+
+
+def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
+    """The image of a spec, and what goes into it. Raises UsageError: there is no such builder."""
+    from launcher.cli.flows.plan import planned_image
+    from launcher.images.dependency_image import BUILDERS, Wanted
+
+    known = next((one for one in BUILDERS if one == builder), None)
+    if known is None:
+        raise UsageError(f"--builder {builder}: there is no such way", f"There are {', '.join(BUILDERS)}.")
+    made = planned_image(inputs)
+    return Wanted(
+        image=made,
+        source=inputs.source,
+        stamp=stamp(inputs),
+        builder=known,
+        project=inputs.context.project,
+        bucket=bucket_of(inputs.spec.output),
+    )
+
+
+def bucket_of(output: str | None) -> str:
+    """Return gs://NAME of an output in a bucket; empty if it is not in one."""
+    return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
+
+
+def stamp(inputs: Inputs) -> Stamp:
+    """The labels of the OCI image specification; the commit is that of the user's code."""
+    from launcher.images.append import OCI, Stamp
+    from launcher.images.dependency_image import NO_TIME
+    from launcher.workspace.git import commit
+
+    found = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
+    known = {"title": TITLE, "version": inputs.context.version}
+    if found:
+        known |= {"revision": found.revision, "source": found.source, "created": found.time}
+    return Stamp({f"{OCI}.{key}": value for key, value in known.items() if value}, found.time if found else NO_TIME)
+
+
+def warnings(inputs: Inputs) -> tuple[str, ...]:
+    """What the image doesn't get."""
+    from launcher.plan.warnings import of_code
+
+    return tuple(of_code(inputs.context))
+
+
+def create(job: Wanted, say: Callable[[str], None]) -> None:
+    """Make the repository unless it is there. Raises LaunchError."""
+    from launcher.images import artifact_registry
+    from launcher.rehearsal import supervisor
+
+    repository = job.image.uri.rpartition("/")[0]
+    made = artifact_registry.create(repository, os.environ, supervisor.REAL)
+    say(f"{repository} {'was made' if made else 'is there'}")
+
+
+def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
+    """The result on stdout."""
+    if output is Output.text:
+        print("\n".join(lines(job, made, seconds)))
+        return
+    image = job.image
+    data = {
+        "image": image.uri,
+        "reference": made.reference,
+        "how": made.how,
+        "pushed": made.pushed,
+        "sent": made.sent,
+        "dependencies": image.dependencies or None,
+        "platform": image.platform,
+        "wheel": image.wheel,
+        "code": {"files": image.files, "bytes": image.size},
+    }
+    if output is Output.json:
+        print(json.dumps(data, indent=2))
+    else:
+        from launcher.cli.ui.plan_page import as_yaml
+
+        print(as_yaml(data))
+
+
+def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
+    """The result for a person."""
+    image = job.image
+    told = [f"{'image':{LABEL}}{image.uri}"]
+    if "@" in made.reference and made.reference != image.uri:
+        told.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
+    if not image.pinned:
+        from launcher.cli.ui.plan_page import code_text
+
+        code = code_text(image) if image.files else "none of your own"
+        told.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
+    return [*told, "", how(made, seconds)]
+
+
+def how(made: Made, seconds: float) -> str:
+    """How it came about, in a sentence."""
+    from launcher.cli.ui.progress_bars import in_bytes
+
+    took = f"{seconds:.1f} s"
+    made_too = "The dependency image was made and pushed; t" if made.dependencies else "T"
+    return {
+        "own": "Nothing to do: the spec names an image that is there.",
+        "there": f"Nothing to do: the registry has it already ({took}).",
+        "appended": f"{made_too}he code was appended in the registry: {in_bytes(made.sent or 0)} sent, {took}.",
+        "docker": f"Built by the Docker engine{' and pushed' if made.pushed else ''} in {took}."
+        + ("" if made.pushed else "\nIt is on this machine alone; `launch push` sends it."),
+        "pulled": f"Pulled in {took}.",
+    }[made.how]

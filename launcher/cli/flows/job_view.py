@@ -1,0 +1,49 @@
+"""What a job is looked at with: the service that runs it, Cloud Logging and the run folder."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from launcher.jobs.job import Job
+from launcher.runs.logs.reader import Lines
+from launcher.runs.metrics.progress import ProgressReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.backend.router import Services
+    from launcher.cli.flows.cloud import World
+    from launcher.runs.watch.loop import Line, Progress
+    from train.storage import Storage
+
+
+class Looker:
+    """The Eyes of one job. `number` is its attempt's, 0 where that isn't known."""
+
+    def __init__(
+        self,
+        service: Services,
+        world: World,
+        job: Job,
+        number: int,
+        folder: Storage | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._service = service
+        self._name = job.name
+        clock = world.clock
+        self._lines = Lines(job, world.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
+        self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
+
+    def job(self) -> Job:
+        """As its service has it now."""
+        return self._service.get(self._name)
+
+    def lines(self) -> list[Line]:
+        """New ones, from Cloud Logging or the run folder."""
+        return self._lines.new()
+
+    def progress(self) -> Progress | None:
+        """From the run folder, if there is one that can be read."""
+        return self._progress.new() if self._progress else None

@@ -1,0 +1,155 @@
+"""`launch status` of a run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from launcher.cli.options import Output
+from launcher.cli.ui.gpu_monitor import Node
+from launcher.rehearsal.attempts import End, open_folder
+
+if TYPE_CHECKING:
+    from launcher.cli.flows.find_local_run import LocalRun
+    from launcher.runs.metrics.progress import Progress
+
+
+class Attempt(Struct, frozen=True):
+    """One attempt: its number, the facts in its lock, and how it ended (None: nothing was noted)."""
+
+    number: int
+    facts: Mapping[str, Any]
+    end: End | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts; times in Unix seconds."""
+        return {
+            "number": self.number,
+            "machine": self.facts.get("machine"),
+            "provisioning": self.facts.get("provisioning"),
+            "time": self.facts.get("time"),
+            "exit_codes": self.end.exit_codes if self.end else None,
+            "seconds": self.end.seconds if self.end else None,
+            "ended": self.end.time if self.end else None,
+        }
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A run folder as it is now."""
+
+    attempts: tuple[Attempt, ...]
+    is_running: bool
+    progress: Progress | None
+    nodes: tuple[Node, ...]
+
+    @property
+    def state(self) -> str:
+        """In the cloud's words; INTERRUPTED: its process ended without noting how."""
+        if self.is_running:
+            return "RUNNING"
+        if not self.attempts:
+            return "UNKNOWN"
+        end = self.attempts[-1].end
+        return "INTERRUPTED" if end is None else "SUCCEEDED" if end.succeeded else "FAILED"
+
+
+def show_local(run: LocalRun, output: Output) -> None:
+    """Show a run on this machine. Raises LaunchError: its folder can't be read."""
+    from launcher.cli.ui.documents import printed
+
+    seen = look(run)
+    if output is Output.text:
+        print("\n".join(lines(run, seen)))
+    else:
+        printed(as_data(run, seen), output)
+
+
+def look(run: LocalRun) -> Seen:
+    """Read a run folder. Raises LaunchError."""
+    from launcher.cli.ui.gpu_monitor import read_nodes
+    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
+    from launcher.rehearsal.folder_lock import is_taken
+    from launcher.runs.metrics.progress import ProgressReader
+
+    storage = open_folder(str(run.folder))
+    with told():
+        is_running = is_taken(run.folder)
+        last = newest(storage)
+        attempts = tuple(
+            Attempt(number, facts_of(storage, number), read_end(storage, number)) for number in range(1, last + 1)
+        )
+    progress = ProgressReader(storage, attempt=max(1, last)).new()
+    return Seen(attempts=attempts, is_running=is_running, progress=progress, nodes=read_nodes(storage))
+
+
+def lines(run: LocalRun, seen: Seen) -> Iterator[str]:
+    """The page, in at most 80 columns."""
+    from launcher.cli.ui import gpu_monitor
+    from launcher.cli.ui.event_printer import STATES, progress_text
+    from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
+    from launcher.cli.ui.run_summary import relative, stamp
+
+    end = seen.attempts[-1].end if seen.attempts else None
+    after = f" after {ended_after(end)}" if end and not seen.is_running else ""
+    yield from wrapped(f"{run.id}  {STATES.get(seen.state, seen.state.lower())}{after}", WIDTH)
+    yield ""
+    yield from labelled("machine", "this machine")
+    yield f"{'folder':{LABEL}}{relative(str(run.folder))}"
+    if seen.attempts and (time := seen.attempts[-1].facts.get("time")):
+        yield f"{'started':{LABEL}}{stamp(time)}"
+    if end and not seen.is_running:
+        yield f"{'ended':{LABEL}}{stamp(end.time)}"
+    if seen.progress:
+        yield from labelled("progress", progress_text(seen.progress))
+    for number, text in enumerate(gpu_monitor.lines(seen.nodes)):
+        yield from labelled("" if number else "GPUs", text)
+    for attempt in seen.attempts:
+        how = attempt_text(attempt, is_running=seen.is_running and attempt is seen.attempts[-1])
+        yield from labelled("" if attempt.number > 1 else "attempts", f"{attempt.number}. {how}")
+
+
+def attempt_text(attempt: Attempt, *, is_running: bool) -> str:
+    """Return `succeeded after 7 s` or `failed after 7 s: workerpool0-0 exited with 1`."""
+    if attempt.end is None:
+        return "running" if is_running else "interrupted"
+    if attempt.end.succeeded:
+        return f"succeeded after {ended_after(attempt.end)}"
+    failed = (f"{name} exited with {code}" for name, code in attempt.end.exit_codes.items() if code)
+    return f"failed after {ended_after(attempt.end)}: {', '.join(failed)}"
+
+
+def ended_after(end: End) -> str:
+    """Return how long an attempt took."""
+    from launcher.cli.ui.run_summary import duration
+
+    return duration(end.seconds)
+
+
+def as_data(run: LocalRun, seen: Seen) -> dict[str, Any]:
+    """The keys of a run in the cloud; what only a cloud has is null."""
+    import msgspec
+
+    first, last = (seen.attempts[0], seen.attempts[-1]) if seen.attempts else (None, None)
+    return {
+        "run": run.id,
+        "state": seen.state,
+        "job": None,
+        "region": "local",
+        "zone": None,
+        "machine": last.facts.get("machine") if last else None,
+        "provisioning": last.facts.get("provisioning") if last else None,
+        "image": None,
+        "output": str(run.folder),
+        "created": first.facts.get("time") if first else None,
+        "started": last.facts.get("time") if last else None,
+        "ended": last.end.time if last and last.end and not seen.is_running else None,
+        "error": None,
+        "console": None,
+        "labels": {},
+        "progress": msgspec.to_builtins(seen.progress),
+        "nodes": [node.to_dict() for node in seen.nodes],
+        "attempts": [attempt.to_dict() for attempt in seen.attempts],
+        "jobs": [],
+    }

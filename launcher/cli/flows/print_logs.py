@@ -1,0 +1,68 @@
+"""A job's lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from launcher.cli.flows.cloud import World
+from launcher.cli.flows.run_end import storage_of
+from launcher.cli.options import Output
+from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.job_text import run_folder_of
+from launcher.errors import UsageError
+from launcher.jobs.job import Job
+from launcher.runs.logs.reader import Line, Lines
+from launcher.runs.watch.loop import Back, Event, Note, Outage, Printed, watch
+
+if TYPE_CHECKING:
+    from launcher.backend.router import Services
+    from launcher.runs.watch.loop import Progress
+
+
+class LinesAlone:
+    """The Eyes of who wants the lines and nothing else."""
+
+    def __init__(self, service: Services, job: Job, lines: Lines) -> None:
+        self._service, self._name, self._lines = service, job.name, lines
+
+    def job(self) -> Job:
+        """As its service has it now."""
+        return self._service.get(self._name)
+
+    def lines(self) -> list[Line]:
+        """New ones."""
+        return self._lines.new()
+
+    def progress(self) -> Progress | None:
+        """Not asked for."""
+        return None
+
+
+def show(world: World, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
+    """Print all lines, or the last ones; with `follow` go on until the job has ended. Raises LaunchError."""
+    if output is Output.yaml:
+        raise UsageError("-o yaml: lines come as text or json")
+    folder = storage_of(run_folder_of(job))
+    teller = Teller(None)
+    lines = Lines(job, world.project, os.environ, say=teller.say, folder=folder, tail=tail, clock=world.clock)
+    for line in lines.past():
+        put(line, output)
+    if not follow or job.has_ended:
+        return
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Outage | Back | Note):
+            teller(event)
+        for line in event.lines if isinstance(event, Printed) else ():
+            put(line, output)
+        sys.stdout.flush()
+
+    watch(LinesAlone(world.of_run(folder), job, lines), tell, world.clock, wait_seconds=None)
+
+
+def put(line: Line, output: Output) -> None:
+    """One line."""
+    print(json.dumps(line._asdict(), ensure_ascii=False) if output is Output.json else f"[{line.replica}] {line.text}")

@@ -1,0 +1,163 @@
+"""The folder of a rehearsed run: who has it, what was there before, and what is noted in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launcher.cli.flows.preemption import say
+from launcher.errors import LaunchError, NotAuthorised, UsageError
+from train import contract
+
+if TYPE_CHECKING:
+    from launcher.cli.flows.rehearsed import Rehearsal
+    from launcher.rehearsal.attempts import End
+    from launcher.rehearsal.request import Job
+    from launcher.runs.metrics.results import Results
+    from train.storage import Storage
+
+READERS = 8
+"""Parts of the metrics that are read at once."""
+
+
+@contextmanager
+def opened(folder: str | None) -> Iterator[Storage | None]:
+    """The run folder, ours alone as far as this machine goes; None when the request names none.
+
+    In a bucket, where several machines may write, the trainer itself sees to it that one start of the run goes on.
+
+    Raises:
+        UsageError: it can't be used, or another `launch local` of this run is under way.
+        NotAuthorised: there are no credentials for its bucket.
+    """
+    from launcher.rehearsal.attempts import open_folder
+    from launcher.rehearsal.folder_lock import turn
+
+    with ExitStack() as stack:
+        try:
+            storage = open_folder(folder) if folder else None
+        except NotAuthorised as error:
+            raise NotAuthorised(error.problem, "Or write into a folder here: --output runs") from error
+        if storage and not storage.url.startswith("gs://") and not stack.enter_context(turn(Path(storage.url))):
+            raise UsageError(
+                f"another launch local of this run is under way on this machine, in {storage.url}",
+                "Wait for its end, or stop it there (Ctrl-C). --new starts the job beside it, as a run of its own.",
+            )
+        yield storage
+
+
+def ended_well(storage: Storage, fingerprint: str) -> End | None:
+    """How the run ended, if nothing is left to do: its newest attempt did this very job, and ended with 0."""
+    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
+
+    with told():
+        number = newest(storage)
+        end = read_end(storage, number) if number else None
+        same = end is not None and facts_of(storage, number).get("job") == fingerprint
+    return end if end and end.succeeded and same else None
+
+
+def say_ended(end: End, job: Rehearsal) -> None:
+    """That nothing is started, and how it would be."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(end.time))
+    say(f"this run had ended on {when} UTC; nothing was started")
+    anew = "--new starts it anew, under the next number" if job.plan else "--output DIR runs it anew, somewhere else"
+    say(anew)
+
+
+def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) -> int:
+    """The attempt's lock, with the plan and spec beside it; the attempt's number is returned.
+
+    Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
+    """
+    from launcher.rehearsal.attempts import lock, told
+
+    with told():
+        with suppress(FileNotFoundError):
+            reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
+            say(f"the attempt before ended for good: {reason}")
+            storage.delete(contract.TERMINAL)
+        attempt = lock(storage, {**attempt_facts(job), "job": fingerprint})
+        if attempt > 1:
+            say(f"attempt {attempt} of this run; {goes_on(storage, request)}")
+        if job.plan:
+            from launcher.cli.ui.plan_page import as_yaml
+
+            storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(job.plan), indent=2))
+            storage.write(contract.SPEC, f"{as_yaml(job.plan.spec)}\n".encode())
+    return attempt
+
+
+def goes_on(storage: Storage, request: Job) -> str:
+    """Where the next attempt begins, as far as we know: a script of the user's may have ways of its own."""
+    from launcher.rehearsal.attempts import newest_checkpoint
+
+    if not request.is_builtin:
+        return "it writes to the same run folder"
+    step = newest_checkpoint(storage)
+    if step is None:
+        return "it has no checkpoint yet: from step 1"
+    return f"it goes on from its newest checkpoint (step {step})"
+
+
+def attempt_facts(job: Rehearsal) -> dict[str, Any]:
+    """What the lock says about the attempt."""
+    planned = job.plan.attempts[0] if job.plan else None
+    return {
+        "spec": job.request.get("labels", {}).get("launch-spec"),
+        "region": "local",
+        "zone": None,
+        "machine": planned.machine_type if planned else None,
+        "provisioning": planned.provisioning if planned else None,
+    }
+
+
+def note(storage: Storage, attempt: int, end: End) -> None:
+    """Write how the attempt ended. Where that fails, it is told: the job's own end matters more."""
+    from launcher.rehearsal.attempts import told, write_end
+
+    try:
+        with told():
+            write_end(storage, attempt, end)
+    except LaunchError as error:
+        say(f"how the attempt ended can't be noted: {error.problem}")
+
+
+def read_results(storage: Storage | None) -> Results | None:
+    """The run's metrics, or None when it wrote none."""
+    if storage is None:
+        return None
+    from concurrent.futures import ThreadPoolExecutor
+
+    from launcher.rehearsal.attempts import told
+    from launcher.runs.metrics.results import results
+
+    with told():
+        names = storage.list(f"{contract.METRICS}/")
+        with ThreadPoolExecutor(READERS) as threads:
+            return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
+
+
+def restarts(storage: Storage) -> int:
+    """How often the run's processes were started again."""
+    from launcher.rehearsal.attempts import restarts as counted
+    from launcher.rehearsal.attempts import told
+
+    with told():
+        return counted(storage)
+
+
+def new_run(run: str, folder: str) -> str:
+    """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
+    from launcher.rehearsal.attempts import newest, open_folder, told
+
+    beside = folder.rpartition("/")[0]
+    with told():
+        ids = (run if number == 1 else f"{run}-{number}" for number in count(1))
+        return next(one for one in ids if not newest(open_folder(f"{beside}/{one}")))

@@ -1,0 +1,109 @@
+"""Commands to try after a rehearsal: each has been planned, so that it works when it is typed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.cli.options import Flags, words
+from launcher.cli.ui.run_summary import relative
+from launcher.errors import LaunchError
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Target
+
+REGIONS = ("us-central1", "any")
+"""Tried where neither the spec nor gcloud sets a region."""
+PROJECT = "my-project"
+"""Where gcloud has no project: for a dry run any name will do."""
+BUCKET = "gs://my-bucket/runs"
+
+
+class Typed(NamedTuple):
+    """The spec and the flags of the command line."""
+
+    spec: Path | None = None
+    flags: Flags = Flags()
+
+
+def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool) -> Iterator[tuple[str, str]]:
+    """Yield commands to try after a run that succeeded, with what each shows. `typed` is None for a request from a
+    file."""
+    if has_metrics and folder and not folder.startswith("gs://") and (tensorboard := found("tensorboard")):
+        yield shell(tensorboard, "--logdir", f"{relative(folder)}/logs"), "its curves"
+    if typed is None or (typed.spec and not typed.spec.is_file()):  # a pipe can be read only once
+        return
+    if command := cloud_command(typed):
+        yield command, "this job on Google Cloud, priced"
+    if command := nodes_command(typed):
+        yield command, "this job as two machines"
+    if typed.spec is None and not Path("job.yaml").exists():
+        yield shell(program(), "init"), "a spec of your own, commented"
+
+
+def cloud_command(typed: Typed) -> str:
+    """Return `launch vertex … --dry-run` for the job, or "" if no region can be planned."""
+    output = typed.flags.output if (typed.flags.output or "").startswith("gs://") else BUCKET
+    flags = replace(typed.flags, output=output)
+    others = () if flags.region or flags.zone else REGIONS
+    for each in (flags, *(replace(flags, region=[region]) for region in others)):
+        if is_planned("vertex", typed.spec, each):
+            return in_project(shell(program(), "vertex", *line(typed.spec, each), "--dry-run"))
+    return ""
+
+
+def nodes_command(typed: Typed) -> str:
+    """Return `launch local … --nodes 2` for a job of one node, or "". The run gets its own id."""
+    if is_planned("local", typed.spec, typed.flags, nodes=1):
+        flags = replace(typed.flags, nodes=2, run_id=None)
+        if is_planned("local", typed.spec, flags):
+            return shell(program(), "local", *line(typed.spec, flags))
+    return ""
+
+
+def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | None = None) -> bool:
+    """Return whether the job can be planned, and for that many nodes."""
+    from launcher import catalog
+    from launcher.cli.gather import gather
+    from launcher.plan.build import plan
+
+    try:
+        inputs = gather(target, spec, flags, project_id=PROJECT)
+        made = plan(inputs.spec, catalog.load(), inputs.context)
+    except LaunchError:
+        return False
+    return nodes in (None, made.machine.nodes)
+
+
+def line(spec: Path | None, flags: Flags) -> list[str]:
+    """Return the spec and the flags as they are typed."""
+    return [*([str(spec)] if spec else []), *words(flags), *(["--output", flags.output] if flags.output else [])]
+
+
+def in_project(command: str) -> str:
+    """Return a command with a project before it, if gcloud has none."""
+    from launcher.workspace.gcloud_config import setting
+
+    return command if setting("core/project", os.environ) else f"CLOUDSDK_CORE_PROJECT={PROJECT} {command}"
+
+
+def shell(*argv: str) -> str:
+    """Return a command for a shell."""
+    return shlex.join(argv)
+
+
+def program(name: str = "launch") -> str:
+    """Return how to type a program: its name if it is on the PATH, else its path beside this Python."""
+    return name if shutil.which(name) else relative(str(Path(sys.executable).parent / name))
+
+
+def found(name: str) -> str:
+    """Return how to type a program, or "" if it is not installed."""
+    typed = program(name)
+    return typed if shutil.which(typed) else ""

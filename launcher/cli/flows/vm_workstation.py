@@ -1,0 +1,180 @@
+"""From a spec to a VM to work on: made where there is one to be had, and ready for SSH."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.flows import follow
+from launcher.cli.flows.cloud import World, of_project
+from launcher.cli.flows.find_vm import leased, shown_now
+from launcher.cli.flows.plan import planned
+from launcher.cli.options import Output
+from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.plan_page import WIDTH, wrapped
+from launcher.compute.vm_cost import price_of
+from launcher.errors import LaunchError, UsageError
+from launcher.rehearsal import supervisor
+from launcher.runs.driver import Course, until_there
+from launcher.runs.ledger_base import NoLedger
+
+if TYPE_CHECKING:
+    from launcher.backend.router import Services
+    from launcher.catalog import Price
+    from launcher.cli.gather import Inputs
+    from launcher.jobs.job import Job
+    from launcher.jobs.vm import Machine
+    from launcher.plan.model import Plan
+    from launcher.runs.watch.loop import Line, Progress
+
+
+class StateAlone:
+    """The Eyes of who waits for a VM: it prints nothing that anybody waits for."""
+
+    def __init__(self, service: Services, job: Job) -> None:
+        self._service, self._name = service, job.name
+
+    def job(self) -> Job:
+        """As Compute Engine has it now."""
+        return self._service.get(self._name)
+
+    def lines(self) -> list[Line]:
+        """None."""
+        return []
+
+    def progress(self) -> Progress | None:
+        """None."""
+        return None
+
+
+class Screen:
+    """The driver's watcher. `job` is the newest that was seen."""
+
+    def __init__(self, service: Services, teller: Teller) -> None:
+        self._service, self._teller = service, teller
+        self.job: Job | None = None
+
+    def eyes(self, job: Job, number: int) -> StateAlone:
+        """Its state."""
+        return StateAlone(self._service, job)
+
+    def tell(self, event: Any) -> None:
+        """On to the terminal."""
+        self.job = getattr(event, "job", None) or self.job
+        self._teller(event)
+
+    def said(self) -> str:
+        """Nothing."""
+        return ""
+
+
+def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
+    """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
+    made = planned(inputs)
+    world = of_project(inputs.context.project)
+    teller = Teller(made)
+    for warning in made.warnings:
+        teller.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
+    service = world.service
+    screen = Screen(service, teller)
+    course = Course(
+        plan=made,
+        service=service,
+        book=NoLedger(world.clock),
+        watcher=screen,
+        say=teller.say,
+        ready=lambda one: looked(one, world, teller, detach=detach) if preflight else one,
+        clock=world.clock,
+    )
+    try:
+        with supervisor.signals_stop():
+            job, is_new = until_there(course, fresh=True)
+            machine = there(world, job, made, teller, is_new=is_new)
+            machine = machine if detach else wait(world, machine, teller)
+    except KeyboardInterrupt as stop:
+        stop.add_note(left(screen.job, made.run))
+        follow.last_words(teller, left(screen.job, made.run))
+        raise
+    finally:
+        follow.last_words(teller)
+    show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(world.compute), is_ready=not detach)
+
+
+def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
+    """The plan after what was looked at, once it is known that a VM is to be made.
+
+    Raises:
+        PlanRefused: it could not be used. LaunchError: there would be no way to it from here.
+    """
+    from launcher.cli.flows.preflight import preflight
+    from launcher.cli.flows.ssh_access import look_ahead
+    from launcher.compute.preflight_checks import has_external_ip
+    from launcher.ssh.route import no_way
+
+    if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
+        raise no_way(made.run, external_ip=False)
+    if not detach:
+        look_ahead(world.compute)
+    return preflight(made, world.compute, teller.say)
+
+
+def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -> Machine:
+    """The VM that there is now. Raises UsageError: one was there, and it is another one, or stopped."""
+    machine = world.compute.instance(job.place, job.id)
+    if is_new:
+        return machine
+    planned = made.attempts[0].machine_type
+    if machine.machine_type != planned:
+        raise UsageError(
+            f"there is a VM {machine.name} already, and it is {machine.machine_type}, not {planned}",
+            f"Take another --name, or launch vm delete {machine.name} first",
+        )
+    if job.state != "RUNNING":
+        raise UsageError(f"{machine.name} is there, and stopped (in {machine.zone})", f"launch vm start {machine.name}")
+    teller.say(f"{machine.name} was there, and stays as it was made: its zone, image, disks and lease")
+    return machine
+
+
+def wait(world: World, machine: Machine, teller: Teller) -> Machine:
+    """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
+    from launcher.backend.base import GoneError
+    from launcher.cli.flows.ssh_access import check
+    from launcher.compute.wait_ready import wait_ready
+
+    try:
+        ready, gpus = wait_ready(machine, world.compute, lambda one: check(world.compute, one), teller.say, world.clock)
+    except LaunchError as error:
+        if not isinstance(error.__cause__, GoneError):
+            error.hint = "\n".join(filter(None, (error.hint, costs(machine.name))))
+        raise
+    for line in gpus.strip().splitlines():
+        teller.say(line)
+    return ready
+
+
+def costs(name: str) -> str:
+    """What is to be known of a VM that was made, and can't be used (yet)."""
+    return f"The VM is there, and costs: launch vm status {name}, launch vm delete {name}"
+
+
+def left(job: Job | None, name: str) -> str:
+    """What goes on after Ctrl-C."""
+    if job is None:
+        return "interrupted before a VM was seen\nlaunch vm list shows whether one was made all the same"
+    return f"no longer waiting; the VM goes on\nlaunch vm status {name} shows it; launch vm delete {name} ends it"
+
+
+def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
+    """The VM, how to reach it, what it costs and when it stops."""
+    if output is not Output.text:
+        from launcher.cli.commands.vm.list import machine_data
+        from launcher.cli.ui.documents import printed
+        from launcher.compute.vm_cost import of_machine
+
+        printed({**machine_data(machine, of_machine((), machine), now), "ready": is_ready}, output)
+        return
+    name = machine.name
+    print(f"{name} is {'ready' if is_ready else machine.status}: {machine.machine_type} in {machine.zone}")
+    print(leased(machine, price, now))
+    print(f"launch ssh {name}\n    opens a shell; -- CMD runs a command, --port-forward 8888 a notebook")
+    print(f"launch vm stop {name}\n    stops it, and its disk stays; launch vm delete {name} ends it")

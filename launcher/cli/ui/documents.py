@@ -1,0 +1,49 @@
+"""JSON and YAML on stdout: one document for each command, also for one that fails (docs/output.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from launcher.cli.options import Output
+from launcher.errors import LaunchError
+
+FORMAT = re.compile(r"-[A-Za-z]*?o(json|yaml|text)?")
+"""`-o`, `-ojson`, and `-fo` of `launch logs -fo json`."""
+
+
+def output_of(argv: Sequence[str]) -> Output:
+    """Return the format that a command line asks for, as far as it can be read: it may be the command line that is
+    wrong."""
+    own = list(argv[: argv.index("--")] if "--" in argv else argv)
+    found = Output.text
+    for word, after in pairwise([*own, ""]):
+        if (match := FORMAT.fullmatch(word)) and (match[1] or after) in [*Output]:
+            found = Output(match[1] or after)
+    return found
+
+
+def printed(data: dict[str, Any], output: Output, error: LaunchError | None = None) -> None:
+    """Print a document as JSON or YAML. With `error`, which ends the command, it is printed together with that."""
+    from launcher.cli.ui.plan_page import as_yaml
+
+    if error is not None:
+        error.data = data
+        return
+    print(json.dumps(data, indent=2, ensure_ascii=False) if output is Output.json else as_yaml(data))
+
+
+def print_failure(output: Output, problem: str, hint: str, exit_code: int, data: dict[str, Any] | None = None) -> None:
+    """Print how a command failed: in its document, or alone, as one line of JSON."""
+    if output is Output.text or (data is None and output is not Output.json):
+        return
+    error = {"problem": problem, "hint": hint, "exit_code": exit_code}
+    with suppress(BrokenPipeError):
+        if data is None:
+            print(json.dumps({"error": error}, ensure_ascii=False))
+        else:
+            printed({**data, "error": {**(data.get("error") or {}), **error}}, output)

@@ -1,0 +1,307 @@
+"""A plan on stdout: as a page for a person, as JSON, or as the file that gcloud takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launcher.cli.options import Output
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Attempt, Image, Plan
+
+WIDTH = 80
+LABEL = 10
+ATTEMPTS_SHOWN = 8
+REHEARSED = "none: this Python rehearses command, environment and topology"
+NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
+TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
+
+
+def show(plan: Plan, output: Output, *, image: bool = False) -> None:
+    """Print the plan; `image`: of a rehearsal in containers of the image."""
+    if output is Output.json:
+        print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
+    elif output is Output.yaml:
+        print("\n".join(yaml_lines(plan)))
+    else:
+        print("\n".join(page(plan, image)))
+
+
+# --- The file that gcloud takes -------------------------------------------------------------------------------------
+
+
+def yaml_lines(plan: Plan) -> Iterator[str]:
+    """The first attempt's request; for Vertex the CustomJobSpec alone, with the gcloud command as a comment."""
+    first = plan.attempts[0]
+    if plan.target != "vertex":
+        method = "bulkInsert" if "instanceProperties" in first.request else "insert"
+        yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that is rehearsed."
+        yield as_yaml(first.request)
+        return
+    from launcher.plan.vertex_request import gcloud_command
+
+    yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
+    yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image (launch push), then:"
+    file = f"{plan.run}.vertex.yaml"  # a name of its own: the spec may be called job.yaml
+    command = gcloud_command(first.request, project=plan.project, region=first.region, config=file)
+    head, *flags = [" ".join(command[:4]), *command[4:]]
+    for line in (head, *(f"  {shlex.quote(flag)}" for flag in flags[:-1])):
+        yield f"# {line} \\"
+    yield f"#   {flags[-1]}"
+    yield as_yaml(first.request["jobSpec"])
+
+
+def as_yaml(data: Any) -> str:
+    """YAML that every loader reads as the same data.
+
+    gcloud's loader takes `n`, `y` and `1e3` for a boolean and a float where PyYAML writes them plain, so every text
+    is quoted unless it can't be anything else. No aliases; a script stands as a block of lines.
+    """
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style_of(value))
+
+    Plain.add_representer(str, text)
+    return str(yaml.dump(data, Dumper=Plain, sort_keys=False, width=10**9)).rstrip()
+
+
+def style_of(value: str) -> str | None:
+    """How a text is written: a block, plain, or in double quotes."""
+    if value.startswith("#!") and value.isascii():
+        return "|"
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./@-]*[A-Za-z0-9_/]", value)
+    return None if plain and value.lower() not in NOT_PLAIN else '"'
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def page(plan: Plan, image: bool = False) -> Iterator[str]:
+    """The plan in at most 80 columns."""
+    where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
+    yield from wrapped(f"{plan.run}  on {where}", WIDTH)
+    yield ""
+    for label, text in facts(plan, image):
+        yield from labelled(label, text)
+    if plan.target != "local":
+        yield ""
+        yield from attempt_table(plan)
+    for warning in plan.warnings:
+        yield ""
+        yield from labelled("warning", warning)
+    yield ""
+    yield "Nothing was sent." if plan.target != "local" else "Nothing was started."
+
+
+def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
+    """What the page says above the attempts."""
+    yield "machine", machine_text(plan)
+    if plan.image and plan.target == "local" and not image:
+        yield "image", REHEARSED
+        if plan.image.files:
+            yield "code", f"{code_text(plan.image)}; each start has its own copy (--in-place: none)"
+    elif plan.image:
+        yield "image", plan.image.uri
+        made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}"
+        yield "", "(an image of your own, pinned by its digest)" if plan.image.pinned else f"({made})"
+        if plan.image.files:
+            yield "code", code_text(plan.image)
+    if plan.command:
+        yield "runs", shlex.join(plan.command)
+        if config := plan.spec.get("run", {}).get("config"):
+            yield "config", flow(config)
+        yield "output", plan.run_folder or "none"
+    elif plan.target == "vm":
+        yield "boots", boot_image(plan)
+    if plan.target != "local":
+        yield "account", account_text(plan)
+        if secrets := plan.spec.get("secrets"):
+            yield "secrets", f"{', '.join(secrets)}: read on the machine, as that account"
+        yield "limits", limits_text(plan)
+        if plan.limits.wait_at_most_seconds:
+            yield "waiting", waiting_text(plan)
+        yield from zip(chain(["cost"], repeat("")), cost_lines(plan), strict=False)
+
+
+def flow(data: Any) -> str:
+    """`{a: 1, b: {c: x}}` on one line, for reading."""
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{key}: {flow(value)}" for key, value in data.items()) + "}"
+    if isinstance(data, list):
+        return "[" + ", ".join(map(flow, data)) + "]"
+    return data if isinstance(data, str) else json.dumps(data)
+
+
+def account_text(plan: Plan) -> str:
+    """The service account that the job or the VM acts as."""
+    first = plan.attempts[0].request
+    if plan.target == "vm":
+        return str(first.get("instanceProperties", first)["serviceAccounts"][0]["email"])
+    return str(first["jobSpec"].get("serviceAccount", "Vertex AI's own (Custom Code Service Agent)"))
+
+
+def machine_text(plan: Plan) -> str:
+    """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`, and how many GPUs several machines have."""
+    machine = plan.machine
+    if plan.target == "local":
+        nodes = "one node" if machine.nodes == 1 else f"{machine.nodes} nodes, each"
+        here = f"here {nodes} with {machine.gpus} {'process' if machine.gpus == 1 else 'processes'}"
+        return f"{here}, in place of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
+    parts = [f"{machine.gpus} × {machine.gpu}"]
+    if machine.vcpus:
+        parts.append(f"{machine.vcpus} vCPUs")
+    if machine.memory_gb:
+        parts.append(f"{machine.memory_gb:g} GB")
+    total = f"; {machine.nodes * machine.gpus} GPUs in all" if machine.nodes > 1 else ""
+    return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
+
+
+def boot_image(plan: Plan) -> str:
+    """The image of the boot disk, without its project."""
+    return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
+
+
+def code_text(image: Image) -> str:
+    """Return the number and size of the user's code files: `12 files, 13 kB`."""
+    from launcher.cli.ui.progress_bars import in_bytes
+
+    return f"{image.files:,} {'file' if image.files == 1 else 'files'}, {in_bytes(image.size)}"
+
+
+def limits_text(plan: Plan) -> str:
+    """Time, restarts and the wait for capacity."""
+    limits = plan.limits
+    parts = [f"{limits.hours:g} h of billed time"]
+    if plan.command:
+        parts.append(f"{limits.restarts} restarts without progress")
+    return ", ".join([*parts, *lease_text(plan)])
+
+
+def waiting_text(plan: Plan) -> str:
+    """Return how long each attempt waits for machines, and all together: `spot 1 h per attempt; at most 2 h in all`."""
+    waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
+    each = ", ".join(f"{kind} {hours_text(wait)}" for kind, wait in waits.items() if wait)
+    limits = plan.limits
+    how = "as limits.wait_total says" if limits.wait_total_seconds else "no limits.wait_total"
+    number = f"{len(plan.attempts)} attempt{'s' if len(plan.attempts) > 1 else ''}"
+    return f"{each} per attempt; at most {hours_text(limits.wait_at_most_seconds or 0)} in {number} ({how})"
+
+
+def lease_text(plan: Plan) -> Iterator[str]:
+    """What a VM to work on ends by before that."""
+    from launcher.jobs.vm import of_instance
+
+    told = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
+    how = "deletes itself" if told.get("on_stop") == "delete" else "stops itself"
+    known = {"after": told.get("lease_seconds"), "when idle for": told.get("idle_stop_seconds")}
+    if ends := [f"{when} {hours_text(seconds)}" for when, seconds in known.items() if seconds]:
+        yield f"{how} {' or '.join(ends)}"
+
+
+def cost_lines(plan: Plan) -> Iterator[str]:
+    """Yield the expected cost, the upper bound that limits.usd is compared with, the hard bound, and what they
+    cover."""
+    limits = plan.limits
+    cap = f"cap ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
+    if limits.usd_at_most is None:
+        yield f"unknown: not every attempt has a known price; {cap}"
+        return
+    from launcher.plan.cost import billed_hours, ceiling, in_hours
+
+    if limits.usd_expected is not None:
+        yield f"≈${limits.usd_expected:,.2f} expected, at the shipped prices"
+    most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
+    nodes = f"{plan.machine.nodes} {'node' if plan.machine.nodes == 1 else 'nodes'}"
+    by = f"${ceiling(most):,.2f}/h × {nodes} × {in_hours(most, limits.hours)}"
+    yield f"${limits.usd_at_most:,.2f} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
+        restarts = max(attempt.service_restarts for attempt in plan.attempts)
+        again = f"Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
+        yield f"${limits.usd_hard_bound:,.2f} hard bound: {again if restarts else 'every hour at list price'}"
+    yield "; ".join(scope(plan))
+
+
+def scope(plan: Plan) -> Iterator[str]:
+    """Yield what the sums include besides the machines, and what they exclude."""
+    inside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_extras)
+    outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
+    yield f"including {', '.join(inside) or 'the machines alone'}"
+    yield f"excluding {', '.join(outside)}"
+
+
+def hours_text(seconds: int) -> str:
+    """`6 h`, `90 min` or `45 s`."""
+    if seconds % 3600 == 0:
+        return f"{seconds // 3600} h"
+    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
+
+
+def attempt_table(plan: Plan) -> Iterator[str]:
+    """The attempts in order, the first few."""
+    yield from labelled("tried", "in this order, each only if the one before is refused or waits too long:")
+    shown = plan.attempts[:ATTEMPTS_SHOWN]
+    width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
+    place = max(24, *(len(attempt.where) for attempt in shown))
+    for number, attempt in enumerate(shown, 1):
+        kind = attempt.provisioning.partition(":")[0]
+        yield f"{number:>{LABEL - 1}}  {kind:<{width}}  {attempt.where:<{place}}  {price_text(attempt)}"
+    if len(plan.attempts) > len(shown):
+        yield f"{'':{LABEL}} … and {len(plan.attempts) - len(shown)} more (-o json lists all)"
+
+
+def price_text(attempt: Attempt) -> str:
+    """Return the expected price of a node and hour, and its ceiling if that is higher."""
+    price = expected_price(attempt)
+    if attempt.usd_per_hour is None or attempt.usd_ceiling is None or attempt.usd_ceiling <= attempt.usd_per_hour:
+        return price
+    return f"{price:<12} at most ${attempt.usd_ceiling:,.2f}/h"
+
+
+def expected_price(attempt: Attempt) -> str:
+    """Return the expected price of a node and hour."""
+    from launcher.plan.placement import in_words
+
+    known, highest = attempt.usd_per_hour, attempt.usd_ceiling
+    return in_words(known, highest, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound)
+
+
+COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
+"""A line to be copied stays in one piece."""
+
+
+def fitted(text: str, before: int = 0) -> str:
+    """A message in lines that fit a terminal, behind `before` characters; elsewhere (a file, a pipe) as it is."""
+    if not sys.stderr.isatty():
+        return text
+    width = WIDTH - before
+    lines = (
+        [line] if COMMAND.match(line) else textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)
+        for line in text.split("\n")
+    )
+    return "\n".join("\n".join(each) for each in lines)
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """A label, then the text beside it, wrapped."""
+    for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
+        yield f"{label if number == 0 else '':<{LABEL}}{line}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters; what a terminal would act upon is written as an escape."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return textwrap.wrap(shown, width, break_on_hyphens=False) or [""]

@@ -1,0 +1,128 @@
+"""`launch bench`, and the spec that measures a rented machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.lazy_commands import bench
+from launcher.cli.options import Output
+from launcher.errors import JobFailed, LaunchError, UsageError
+from launcher.workspace import content
+from tests.command import launch
+from train import contract
+from train.bench import collective
+from train.bench.figures import PARTS
+
+
+def test_two_ranks_as_data() -> None:
+    ran = launch("bench", "--quick", "--only", "memory,allreduce", "--gpus", "2", "-o", "json")
+    assert ran.code == 0, ran.shown
+    data = json.loads(ran.out)
+    names = ["memory copy", "memory triad", *map(collective.name, collective.QUICK), collective.LINK]
+    assert (data["world_size"], data["ok"], data["findings"], list(data["figures"])) == (2, True, [], names)
+    assert [(rank["rank"], rank["gpu"], list(rank["figures"])) for rank in data["ranks"]] == [
+        (0, 0, names),
+        (1, 1, names),
+    ]
+    each = [rank["figures"]["all-reduce 64 MB"]["value"] for rank in data["ranks"]]
+    assert each[0] == each[1] > 0
+
+
+def test_a_folder_with_a_train_py_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('not me')")
+    ran = launch("bench", "--only", "host", cwd=tmp_path)
+    assert ran.code == 0, ran.shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-o", "yaml"], "the figures come as text or json"),
+        (["--gpus", "0"], "--gpus"),
+        (["job.yaml"], "job.yaml"),
+    ],
+)
+def test_bad_words(words: list[str], says: str) -> None:
+    ran = launch("bench", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+
+
+@pytest.mark.parametrize("parts", ["foo", "matmul,foo", ",", "Matmul"])
+def test_a_part_that_does_not_exist_is_refused_with_those_that_do(
+    parts: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = launch("bench", "--only", parts)
+    assert (ran.code, ran.out) == (2, "")
+    assert capfd.readouterr().err == ""  # nothing was started
+    assert all(part in ran.err for part in PARTS)
+    assert repr(parts.rpartition(",")[2]) in ran.err
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, UsageError), (70, JobFailed), (1, LaunchError), (137, LaunchError)])
+def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(error) as caught:
+        bench.measured(["sh", "-c", f"echo the table; exit {code}"], Output.text)
+    assert type(caught.value) is error
+    assert capsys.readouterr().out == ("the table\n" if code == contract.Exit.UNFIT else "")
+    assert bench.measured(["echo", "the table"], Output.text) == "the table\n"
+
+
+def test_the_spec_for_a_rented_machine() -> None:
+    ran = launch("vertex", "job_specs/bench.yaml", "--type", "h100", "--gpus", "8", "--dry-run", "-o", "json")
+    assert ran.code == 0, ran.shown
+    assert "train.bench" in ran.out
+
+
+def test_the_image_has_the_table_of_peaks() -> None:
+    names = {file.name for file in content.trainer()}
+    assert {"train/bench/__main__.py", "train/bench/peaks.csv"} <= names
+
+
+SPEC = "name: x\nmachine: {type: l4}\nregions: [us-central1]\nrun: {script: a.py%s}\n"
+
+
+def test_preflight_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    plans = []
+    for more in ("", ", preflight: off", ", preflight: bench"):
+        (tmp_path / "job.yaml").write_text(SPEC % more)
+        ran = launch("vertex", "job.yaml", "--dry-run", "-o", "json", cwd=tmp_path)
+        assert ran.code == 0, ran.shown
+        plans.append(json.loads(ran.out))
+    assert len({plan["run"] for plan in plans}) == 1
+    pools = [plan["attempts"][0]["request"]["jobSpec"]["workerPoolSpecs"] for plan in plans]
+    env = [{one["name"]: one["value"] for one in pool[0]["containerSpec"]["env"]} for pool in pools]
+    assert [found.get(contract.PREFLIGHT) for found in env] == [None, None, "bench"]
+
+
+def test_when_a_script_hangs_reaches_the_node_and_is_no_other_run(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    plans = []
+    for more in ("", ", hang_after: 90"):
+        (tmp_path / "job.yaml").write_text(SPEC % more)
+        ran = launch("vertex", "job.yaml", "--dry-run", "-o", "json", cwd=tmp_path)
+        assert ran.code == 0, ran.shown
+        plans.append(json.loads(ran.out))
+    assert len({plan["run"] for plan in plans}) == 1
+    pools = [plan["attempts"][0]["request"]["jobSpec"]["workerPoolSpecs"] for plan in plans]
+    env = [{one["name"]: one["value"] for one in pool[0]["containerSpec"]["env"]} for pool in pools]
+    assert [found.get(contract.HANG_AFTER) for found in env] == [None, "90"]
+
+
+@pytest.mark.parametrize("wrong", ["0", "soon", "-5", "true", "1000000"])
+def test_a_silence_that_cannot_be_one(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "a.py").touch()
+    (tmp_path / "job.yaml").write_text(SPEC % f", hang_after: {wrong}")
+    ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
+    assert (ran.code, "run.hang_after" in ran.err) == (2, True)
+
+
+def test_a_preflight_that_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    (tmp_path / "job.yaml").write_text(SPEC % ", preflight: yes")
+    ran = launch("vertex", "job.yaml", "--dry-run", cwd=tmp_path)
+    assert (ran.code, "run.preflight" in ran.err) == (2, True)

@@ -1,0 +1,73 @@
+"""`launch metrics`: from a folder here, and of a run in the cloud."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.commands.metrics import ROWS, fitting, spread
+from tests.cli.cloudjobs import Job
+from tests.command import launch
+from train import contract
+from train.storage import open_storage
+
+
+def part(*rows: Mapping[str, object]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+STEPS = [{"step": n, "loss": 1 / n, "lr": 1e-3, "tokens_per_s": 12345.6, "time": 1.7e9 + n} for n in range(1, 101)]
+EVAL = {"event": "eval", "step": 100, "loss": 0.25}
+
+
+def test_of_a_folder_here(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-1"
+    (folder / contract.METRICS).mkdir(parents=True)
+    (folder / contract.metrics_part(1, 0, 0, 0)).write_bytes(part({"event": "start"}, *STEPS, EVAL))
+    shown = launch("metrics", "tiny-1", cwd=tmp_path).out.splitlines()
+    assert shown[0].split() == ["step", "loss", "lr", "tokens_per_s"]
+    assert shown[1].split() == ["1", "1", "0.001", "12,346"]
+    assert shown[ROWS].split() == ["100", "0.01", "0.001", "12,346"]
+    assert shown[ROWS + 1] == f"{ROWS} of 100 steps (--all)"
+    assert [line.split() for line in shown[ROWS + 2 :]] == [[], ["step", "eval_loss"], ["100", "0.25"]]
+    assert len(launch("metrics", "tiny-1", "--all", cwd=tmp_path).out.splitlines()) == 104
+    data = json.loads(launch("metrics", "tiny-1", "-o", "json", cwd=tmp_path).out)
+    assert (data["run"], data["rows"], data["events"][-1]) == ("tiny-1", STEPS, EVAL)
+
+
+def test_what_a_script_writes_of_its_own_fits_the_screen() -> None:
+    rows = [{"step": 1, "note": "text", **{f"an_own_metric_{n}": n / 7 for n in range(9)}}]
+    assert fitting(rows) == ["step", *(f"an_own_metric_{n}" for n in range(4))]
+
+
+@pytest.mark.parametrize("count", [1, ROWS, ROWS + 1, 1000])
+def test_the_first_and_the_last_step_are_shown(count: int) -> None:
+    shown = spread([{"step": n} for n in range(count)], ROWS)
+    assert (shown[0]["step"], shown[-1]["step"], len(shown)) == (0, count - 1, min(count, ROWS))
+    assert [row["step"] for row in shown] == sorted({row["step"] for row in shown})
+
+
+def test_of_a_job_on_vertex(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = job.data("vertex", "job.yaml")["run"]
+    assert "has written no metrics yet" in job.launch("metrics", run, code=1).err
+    for name, value in job.env.items():
+        monkeypatch.setenv(name, value)
+    open_storage(f"gs://my-bucket/runs/{run}").write(contract.metrics_part(1, 0, 0, 0), part(*STEPS))
+    assert job.launch("metrics", "job").out.splitlines()[-2].split()[0] == "100"
+    assert job.data("metrics", run)["rows"] == STEPS
+
+
+def test_of_a_run_that_is_not_there(job: Job, tmp_path: Path) -> None:
+    assert "there is no run nothing" in job.launch("metrics", "nothing", code=2).err
+    assert str(tmp_path) not in job.launch("metrics", "nothing", code=2).err
+
+
+def test_of_a_folder_that_is_not_there_or_has_none(tmp_path: Path) -> None:
+    missing = launch("metrics", "runs/nothing", cwd=tmp_path)
+    assert (missing.code, missing.err.splitlines()[0]) == (2, "error: folder runs/nothing does not exist")
+    (tmp_path / "failed-1" / "attempts").mkdir(parents=True)
+    empty = launch("metrics", "failed-1", cwd=tmp_path)
+    assert (empty.code, "failed-1 has written no metrics yet" in empty.err) == (1, True)

@@ -1,0 +1,147 @@
+"""Which VM is meant, and what is said of its price and its end."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.catalog import Price
+from launcher.cli.flows.find_vm import clock_text, leased, one_machine, span_text
+from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
+from launcher.errors import UsageError
+from launcher.gcp.api import UnreachableError
+from launcher.jobs.vm import Machine
+from tests.cli.vms import HOUR, Vms
+
+NOW = 1_700_000_000.0
+"""2023-11-14 22:13:20 UTC, a Tuesday."""
+TWO = Price(usd=2.0, approx=False, rule="", source="", date="", excludes=())
+DEV = Machine(
+    id="7",
+    name="dev",
+    project="p",
+    zone="us-central1-a",
+    status="RUNNING",
+    machine_type="g2-standard-24",
+    provisioning="standard",
+    created=NOW,
+    started=NOW,
+    limit_seconds=12 * HOUR,
+)
+
+
+def test_a_vm_is_found_by_all_its_names(vms: Vms) -> None:
+    vms.make("other")
+    made = vms.make("dev")
+    url = f"https://www.googleapis.com/compute/v1/projects/my-project/zones/{made.zone}/instances/dev"
+    for text in ("dev", made.id, made.resource, f"zones/{made.zone}/instances/dev", url):
+        assert one_machine(vms.compute, text).id == made.id, text
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "problem", "hint"),
+    [
+        ("dve", None, "launch has no VM dve in project my-project", "Did you mean dev?"),
+        ("zzz", None, "launch has no VM zzz in project my-project", "launch vm list"),
+        ("dev", "us-east4-a", "there is no VM dev in us-east4-a", "It is in us-central1-a."),
+        ("theirs", None, "launch has no VM theirs", "launch vm list"),
+        ("projects/others/zones/us-central1-a/instances/dev", None, "another project", "gcloud config set project"),
+    ],
+)
+def test_a_vm_that_is_not_there(vms: Vms, text: str, zone: str | None, problem: str, hint: str) -> None:
+    vms.make("dev")
+    vms.make("theirs", labels={})
+    with pytest.raises(UsageError) as caught:
+        one_machine(vms.compute, text, zone)
+    assert problem in caught.value.problem
+    assert hint in caught.value.hint
+
+
+def test_one_name_in_two_zones(vms: Vms) -> None:
+    first, second = vms.make("dev"), vms.make("dev", "us-central1-c")
+    with pytest.raises(UsageError) as caught:
+        one_machine(vms.compute, "dev")
+    assert "us-central1-a" in caught.value.problem
+    assert "--zone us-central1-" in caught.value.hint
+    assert one_machine(vms.compute, "dev", "us-central1-c").id == second.id
+    assert one_machine(vms.compute, first.id).id == first.id
+
+
+def test_what_is_not_seen_is_not_said_to_be_missing(vms: Vms) -> None:
+    vms.make("dev")
+    vms.cloud.compute.unreachable.add("us-central1-a")
+    with pytest.raises(UnreachableError, match="no VM dev was found in project my-project, but us-central1-a"):
+        one_machine(vms.compute, "dev")
+
+
+@pytest.mark.parametrize(
+    ("machine", "price", "text"),
+    [
+        (DEV, TWO, "$2.00/h, at most $24.00, stops itself Wed 10:13"),
+        (replace(DEV, limit_seconds=HOUR), TWO, "$2.00/h, at most $2.00, stops itself 23:13"),
+        (
+            replace(DEV, parameters={"lease_seconds": 3600, "on_stop": "delete"}),
+            replace(TWO, approx=True),
+            "≈$2.00/h, at most ≈$24.00, deletes itself 23:13 (≈$2.00 by then)",
+        ),
+        (replace(DEV, lease_moved_to=NOW + 99 * HOUR), TWO, "$2.00/h, at most $24.00, stops itself Wed 10:13"),
+        (DEV, replace(TWO, usd=None), "price unknown, stops itself Wed 10:13"),
+        (
+            replace(DEV, lease_moved_to=NOW - 60, started=NOW - HOUR),
+            TWO,
+            "$2.00/h, at most $24.00, should have ended 22:12",
+        ),
+        (replace(DEV, limit_seconds=None), TWO, "$2.00/h, nothing stops it"),
+        (
+            replace(DEV, status="TERMINATED", parameters={"lease_seconds": 7200}),
+            TWO,
+            "$2.00/h, at most $24.00, stops itself 2 h after its start",
+        ),
+        (
+            replace(DEV, started=None, status="PENDING"),
+            TWO,
+            "$2.00/h, at most $24.00, stops itself 12 h after its start",
+        ),
+    ],
+)
+def test_price_and_end_in_a_line(vms: Vms, machine: Machine, price: Price, text: str) -> None:
+    assert leased(machine, price, NOW) == text
+
+
+def test_times_of_day(vms: Vms) -> None:
+    assert [clock_text(NOW + days * 86_400, NOW) for days in (0, 1, 6, 7, -1, -7)] == [
+        "22:13",
+        "Wed 22:13",
+        "Mon 22:13",
+        "21 Nov 22:13",
+        "Mon 22:13",
+        "7 Nov 22:13",
+    ]
+    spans = (-5, 45, 720, 3 * HOUR, 71 * HOUR, 26 * 24 * HOUR)
+    assert [span_text(seconds) for seconds in spans] == ["0 s", "45 s", "12 min", "3 h", "71 h", "26 d"]
+
+
+def test_a_price_is_the_catalogs() -> None:
+    assert price_of(DEV).usd == pytest.approx(2.0008, abs=0.01)
+    scratch = {"disks": [{"type": "SCRATCH"}, {"type": "PERSISTENT"}, {"type": "SCRATCH"}]}
+    with_ssds = replace(DEV, request=scratch)
+    assert price_of(with_ssds).usd == pytest.approx(2.0008 + 2 * 375 * 0.0001096, abs=0.01)
+    assert has_local_ssd(with_ssds)
+    assert not has_local_ssd(DEV)
+    own = replace(DEV, machine_type="a3-highgpu-2g", provisioning="flex-start")
+    assert has_local_ssd(own)
+    assert price_of(replace(own, request=scratch)).usd == price_of(own).usd  # they are in its price
+    assert price_of(replace(DEV, machine_type="e2-standard-4")).usd is None
+    assert price_of(replace(DEV, machine_type="e2-standard-4"), 3.0).usd == 3.0
+    n1 = {
+        "guestAccelerators": [{"acceleratorType": "https://x/acceleratorTypes/nvidia-tesla-t4", "acceleratorCount": 1}]
+    }
+    assert price_of(replace(DEV, machine_type="n1-standard-8", request=n1)).usd == pytest.approx(2 * 0.189999 + 0.35)
+
+
+@pytest.mark.parametrize(
+    ("status", "usd"),
+    [("RUNNING", 6.0), ("STOPPING", 6.0), ("PROVISIONING", 0.0), ("STAGING", 0.0), ("TERMINATED", 0.0)],
+)
+def test_cost_counts_from_the_last_start(status: str, usd: float) -> None:
+    assert usd_so_far(replace(DEV, status=status), TWO, NOW + 3 * HOUR) == usd

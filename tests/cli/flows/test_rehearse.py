@@ -1,0 +1,188 @@
+"""What a rehearsal keeps beside its plan, and what it says when it is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.cli.flows.rehearsal_folder import prepare
+from launcher.cli.flows.rehearse import content, failure, meaning, page, run, show
+from launcher.cli.flows.rehearsed import Rehearsal
+from launcher.cli.options import Flags, Output, words
+from launcher.cli.ui.line_printer import Cause, LinePrinter
+from launcher.cli.ui.run_summary import last_row, training
+from launcher.rehearsal import on_host
+from launcher.rehearsal.attempts import End
+from launcher.rehearsal.request import parsed, with_image
+from launcher.runs.metrics.results import results
+from launcher.spec.models import JobSpec
+from launcher.spec.reader import read
+from tests.plan.planning import planned
+from train import contract
+from train.storage import open_storage
+
+NASTY = (
+    *("1e-4", "1e5", "no", "y", "n", "on", "null", "~", "0o17", "017", "0x1f", "1_000", "1:30", "2026-01-01", ".inf"),
+    *("", " ", " a ", "a: b", "a #b", "#a", "- a", "[a", "{a", "*a", "&a", "!a", "|", ">", "%a", "@a", "`a", "'", '"'),
+    *("\\", "\\n", "a\nb", "a\n\nb\n", "\n", "\ta", "a\r\nb", "#!/bin/sh\nset -e \n\n", "#!é\n", "é", "日本語"),
+    *("\U0001f600", "\x07", "\x85", "\u2028", "\ufeffa", "=", "<<", "---", "...", "?", "a" * 300, "$(A)", "$$"),
+)
+
+
+def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
+    config = {"data": "1e-4", "optimizer": {"lr": 1e-5, "min_lr": 1e-300, "betas": [0.9, 1e-7]}, "steps": 10}
+    plan = planned(
+        "local",
+        env={f"V{number}": text for number, text in enumerate(NASTY)},
+        run={"args": list(NASTY), "config": config},
+        limits={"hours": 0.5},
+        output="/runs",
+        provisioning=["spot"],
+        labels={"no": "1e5"},
+    )
+    job = Rehearsal(request=plan.attempts[0].request, plan=plan)
+    prepare(open_storage(str(tmp_path)), job, parsed(job.request), "")
+    again = read(tmp_path / contract.SPEC)
+    assert again == msgspec.convert(plan.spec, JobSpec)
+
+
+def test_an_interrupt_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_host, "rehearse", interrupted)
+    request = planned("local", output=str(tmp_path)).attempts[0].request
+    with pytest.raises(KeyboardInterrupt):
+        run(Rehearsal(request=request), Output.text)
+    shown = capsys.readouterr()
+    assert f"everything was stopped. The run folder is {tmp_path}/{request['displayName']}." in shown.err
+    assert not shown.out
+
+
+def test_in_containers_the_image_stands_for_the_code() -> None:
+    plan = planned("local")
+    body = with_image(plan.attempts[0].request, "host/image:1")
+    request = parsed(body)
+    assert content(Rehearsal(request=body, content="digest", docker=True), request) == "host/image:1"
+    assert content(Rehearsal(request=body, content="digest"), request) == "digest"
+    # The image of a plan is made of that code: it is the same run, in containers or not.
+    assert content(Rehearsal(request=body, content="digest", docker=True, plan=plan), request) == "digest"
+
+
+def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
+    request = parsed(with_image(planned("local").attempts[0].request, "host/image:1"))
+    for docker in (True, False):
+        job = Rehearsal(request={}, docker=docker)
+        shown = page(job, request, End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0), None)
+        for output in (Output.text, Output.json):
+            show(shown, job, output)
+            assert ("host/image:1" in capsys.readouterr().out) is docker
+
+
+ENDED = "train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
+ON_PURPOSE = "train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
+GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+LOST = "train.node: node 1: no word for 60 s (exit code 1)"
+CRASH = "train.node: rank 1 failed first: SIGSEGV (crash in native code)"
+ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["  raise ValueError: not at the beginning", "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
+        (["[rank1]: ValueError: bad", GLOO, ENDED], "ValueError: bad"),
+        ([GLOO, "[rank1]: ValueError: bad", ENDED], "ValueError: bad"),
+        (
+            ["ValueError: Caught ValueError in DataLoader worker process 0.", "ValueError: bad", ENDED],
+            "ValueError: bad",
+        ),
+        ([GLOO, ENDED], GLOO.removeprefix("[rank0]: ")),
+        ([GLOO, "train: data: no such file", ON_PURPOSE], "data: no such file"),
+        (["x.Error: a handled one", "train: the end", ON_PURPOSE], "the end"),
+        (["train: the end", "train: rank 1 waits for a peer that has gone, and leaves", ON_PURPOSE], "the end"),
+        (["train: CUDA out of memory", ENDED], "CUDA out of memory"),
+        (["KeyError: 'handled'", GLOO, CRASH, ENDED], "rank 1 failed first: SIGSEGV (crash in native code)"),
+        (["ValueError: bad", ABORT, ENDED], "ValueError: bad"),
+        (["train: node 0: the disk is nearly full: 1 of 9 GB are free", LOST], "node 1: no word for 60 s"),
+        (
+            ["train: no more of the machine's figures are written: x", "train: no verdict: x", LOST],
+            "node 1: no word for 60 s",
+        ),
+        (
+            ["train: node 0, GPU 3: Xid 79: it has fallen off the bus", ENDED],
+            "node 0, GPU 3: Xid 79: it has fallen off the bus",
+        ),
+        (["train: node 0: GPU 3 is lost: take another machine", ENDED], "node 0: GPU 3 is lost: take another machine"),
+        ([GLOO, ABORT, ENDED], ABORT.removeprefix("train.node: ")),
+        ([GLOO, LOST], "node 1: no word for 60 s"),
+        (
+            ["OldError: 1", "train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
+            "NewError: 2",
+        ),
+        (["train: warning: step 3: loss is nan", LOST], "node 1: no word for 60 s"),
+        (["work.py: error: unrecognized arguments: --x", ON_PURPOSE], "unrecognized arguments: --x"),
+        (["train.node: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED], "KeyError: 'x' (work.py:3)"),
+        (["train.node: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
+    ],
+)
+def test_the_cause_is_an_error_that_is_not_about_a_peer(
+    lines: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = LinePrinter()
+    for line in lines:
+        printer("workerpool0-0", line)
+    assert printer.cause == ("workerpool0-0", cause)
+    assert capsys.readouterr().err.count("[workerpool0-0] ") == len(lines)
+
+
+def test_nothing_is_a_cause_where_no_line_names_one() -> None:
+    printer = LinePrinter()
+    printer("workerpool0-0", "step 1/3  loss 1.0")
+    assert printer.cause is None
+    assert str(failure(End(exit_codes={"a": 0, "b": 3}, seconds=1, time=0), "/runs/x", None)) == (
+        "the job failed: b exited with 3\nIts output stands above; the run folder is /runs/x."
+    )
+
+
+def test_the_cause_comes_with_the_replica_that_said_it() -> None:
+    end = End(exit_codes={"a": 1, "b": 2}, seconds=1, time=0)
+    assert str(failure(end, None, Cause("b", "model: no such thing"))) == (
+        "the job failed: model: no such thing\n"
+        "b exited with 2 (its config or code can't work)\n"
+        "Its output stands above."
+    )
+
+
+def test_the_flags_are_typed_again() -> None:
+    typed = words(Flags(gpus=2, spot=True, set=["env.A=x y"], output="elsewhere"))
+    assert typed == ["--gpus", "2", "--spot", "--set", "env.A=x y"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (1, "2.0000 (1 step)"),
+        (10, "2.0000 (mean of the 10 steps)"),
+        (11, "4.0000 → 2.0000 (mean of the first and of the last 5 of 11 steps)"),
+    ],
+)
+def test_one_mean_loss_is_told_once(step: int, text: str) -> None:
+    end = {"step": step, "train_loss_first": 4.0, "train_loss_last": 2.0, "train_loss_steps": 5}
+    assert list(training(end)) == [("loss", text)]
+
+
+def test_one_step_is_singular() -> None:
+    found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 7, "loss": 1.0}\n'})
+    assert last_row(found) == "1 step; the last (7): loss 1"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, ""), (137, " (SIGKILL)"), (143, " (SIGTERM)"), (128, ""), (255, ""), (-9, "")]
+)
+def test_a_container_that_a_signal_has_ended(code: int, words: str) -> None:
+    assert meaning(code) == words

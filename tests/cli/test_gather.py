@@ -1,0 +1,174 @@
+"""What is gathered around a spec: which files are code, where paths lead, and that the script is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.gather import folder_of, full_path
+from launcher.errors import UsageError
+from tests.command import ROOT, WORLD, launch
+from train import contract
+
+SCRIPT = "name: a\nmachine: {type: l4}\nregions: any\nrun: {script: mine.py}\n"
+
+
+def project(folder: Path, text: str = SCRIPT) -> Path:
+    """A folder with a script and a spec that runs it; the spec is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mine.py").write_text("print(1)\n")
+    spec = folder / "job.yaml"
+    spec.write_text(text)
+    return spec
+
+
+def rehearsed(output: Path, run: str = "a-1") -> None:
+    """What a rehearsal leaves in its output."""
+    (output / run / "attempts").mkdir(parents=True)
+    (output / run / contract.PLAN).write_text("{}")
+    (output / run / contract.attempt_lock(1)).write_text("{}")
+    (output / run / "other.py").write_text("print(2)\n")
+
+
+def plan(target: str, spec: Path, *flags: str | Path, cwd: Path = ROOT) -> str:
+    ran = launch(target, spec, "--dry-run", "-o", "json", *flags, cwd=cwd)
+    assert ran.code == 0, ran.err
+    made = json.loads(ran.out)
+    return f"{made['run']} {made['image']['uri']}"
+
+
+def refused(*argv: str | Path, cwd: Path = ROOT) -> str:
+    ran = launch(*argv, "--dry-run", cwd=cwd)
+    assert (ran.code, ran.out) == (2, "")
+    return ran.err
+
+
+@pytest.mark.parametrize("output", ["runs", "elsewhere/x", "."])
+@pytest.mark.parametrize("target", ["vertex", "vm", "local"])
+def test_a_rehearsal_does_not_change_the_plan(tmp_path: Path, target: str, output: str) -> None:
+    spec = project(tmp_path)
+    flags: tuple[str | Path, ...] = {"vm": ("--run",), "local": ("--output", tmp_path / output)}.get(target, ())
+    before = plan(target, spec, *flags, cwd=tmp_path)
+    rehearsed(tmp_path / output)
+    assert plan(target, spec, *flags, cwd=tmp_path) == before
+    assert plan(target, spec, *flags, cwd=ROOT) == before
+
+
+@pytest.mark.parametrize("target", ["vertex", "vm"])
+def test_the_plan_does_not_depend_on_where_one_stands(tmp_path: Path, target: str) -> None:
+    spec = project(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "data.py").write_text("a folder of the user's, with a name like the default output's\n")
+    flags = ("--run",) if target == "vm" else ()
+    assert plan(target, spec, *flags, cwd=tmp_path) == plan(target, spec, *flags, cwd=ROOT)
+
+
+def test_a_spec_behind_a_link_is_no_code(tmp_path: Path) -> None:
+    spec = project(tmp_path / "code")
+    text = spec.read_text()
+    (tmp_path / "specs").mkdir()
+    spec.rename(tmp_path / "specs" / "job.yaml")
+    spec.symlink_to(tmp_path / "specs" / "job.yaml")
+    (tmp_path / "way").symlink_to(tmp_path / "code")
+    before = plan("vertex", spec)
+    (tmp_path / "specs" / "job.yaml").write_text(text + "limits: {hours: 3}\n")
+    assert plan("vertex", spec) == before
+    assert plan("vertex", tmp_path / "way" / "job.yaml") == before
+
+
+@pytest.mark.parametrize("target", [("vertex",), ("local",), ("vm", "--run")])
+def test_a_script_that_is_not_there(tmp_path: Path, target: tuple[str, ...]) -> None:
+    spec = project(tmp_path, SCRIPT.replace("mine.py", "mien.py"))
+    err = refused(*target, spec)
+    assert f"run.script: mien.py isn't among the code in {tmp_path}" in err
+    assert "Did you mean mine.py?" in err
+
+
+@pytest.mark.parametrize(
+    ("script", "hint"),
+    [
+        ("src/mine.py", "Did you mean mine.py?"),
+        ("left/out.py", "leaves it out"),
+        ("venv/x.py", "leaves it out"),
+        ("../mine.py", "Did you mean mine.py?"),
+        ("/etc/passwd", "relative to image.code"),
+        ("x" * 300, "relative to image.code"),
+        ("left", "relative to image.code"),
+    ],
+)
+def test_a_script_that_is_no_code(tmp_path: Path, script: str, hint: str) -> None:
+    spec = project(tmp_path, SCRIPT.replace("mine.py", script))
+    for name in ("left/out.py", "venv/x.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("left/\n")
+    assert hint in refused("vertex", spec)
+
+
+def test_a_script_may_be_written_with_a_dot(tmp_path: Path) -> None:
+    plan("vertex", project(tmp_path, SCRIPT.replace("mine.py", "./mine.py")))
+
+
+def test_an_image_of_ones_own_has_its_own_script(tmp_path: Path) -> None:
+    spec = project(tmp_path, SCRIPT.replace("mine.py", "/app/there.py"))
+    plan("vertex", spec, "--image", "us-docker.pkg.dev/p/r/i@sha256:" + "a" * 64)
+
+
+def test_a_spec_from_a_pipe_lies_in_no_folder(tmp_path: Path) -> None:
+    spec = project(tmp_path)
+    command = [sys.executable, "-m", "launcher", "vertex", "/dev/stdin", "--dry-run"]
+    for source in (SCRIPT.encode(), spec):  # a pipe, and a file that stands behind /dev/stdin
+        for more, code, words in (
+            ([], 2, "this spec lies in no folder"),
+            (["--set", "image.code=."], 2, "image.code: . is relative to the spec's file"),
+            (["--set", f"image.code={tmp_path}"], 0, ""),
+        ):
+            ran = piped([*command, *more], source)
+            assert (ran.returncode, words in ran.stderr.decode()) == (code, True), ran.stderr
+
+
+def piped(command: list[str], source: bytes | Path) -> subprocess.CompletedProcess[bytes]:
+    """The command, with bytes or an open file as its stdin."""
+    if isinstance(source, bytes):
+        return subprocess.run(command, input=source, env=WORLD, cwd=ROOT, capture_output=True, check=False, timeout=60)
+    with source.open("rb") as file:
+        return subprocess.run(command, stdin=file, env=WORLD, cwd=ROOT, capture_output=True, check=False, timeout=60)
+
+
+def test_where_a_specs_paths_start(tmp_path: Path) -> None:
+    spec = project(tmp_path)
+    assert folder_of(spec) == tmp_path
+    for path in ("/dev/null", "/dev/stdin", "/proc/self/fd/0"):
+        assert folder_of(Path(path)) is None
+
+
+def test_a_script_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
+    project(tmp_path)
+    assert "lies in no folder" in refused("vertex", "--set", "run={script: mine.py}", cwd=tmp_path)
+
+
+def test_code_in_links_that_go_round(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    spec = project(tmp_path, SCRIPT + "image: {code: round}\n")
+    assert "isn't a folder" in refused("vertex", spec)
+
+
+@pytest.mark.parametrize("output", ["~nosuch/x", "a\udcff"])
+def test_an_output_that_leads_nowhere(output: str) -> None:
+    with pytest.raises(UsageError):
+        full_path(output)
+    assert "Traceback" not in refused("local", "--output", output)
+
+
+def test_nobody_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    env = {"HOME": "", "CLOUDSDK_CONFIG": "", "CLOUDSDK_CORE_ACCOUNT": ""}
+    assert launch("vertex", "--type", "l4", "--dry-run", env=env, cwd=tmp_path).code == 0
+    assert "home" in launch("local", "--output", "~/x", "--dry-run", env=env, cwd=tmp_path).err

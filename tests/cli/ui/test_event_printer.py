@@ -1,0 +1,202 @@
+"""What a terminal shows while a run is followed."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import struct
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import pytest
+from msgspec.structs import replace
+
+from launcher.cli.ui.event_printer import EVERY_SECONDS, Teller, attempted, progress_text
+from launcher.cli.ui.run_summary import duration
+from launcher.diagnosis import Verdict
+from launcher.jobs.job import Job
+from launcher.runs.attempts import Entry, EntryEnd
+from launcher.runs.driver import Gave, Took
+from launcher.runs.watch.loop import Back, Changed, Line, Note, Outage, Printed, Progress, Went
+
+JOB = Job(name="projects/1/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=0.0)
+
+
+class Terminal(io.StringIO):
+    """A stream that shows what a terminal would: it knows \\r and "erase to the end of the line"."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def rows(self) -> list[str]:
+        found, column = [""], 0
+        for piece in re.findall(r"\x1b\[K|\r|\n|[^\r\n\x1b]+", self.getvalue()):
+            if piece == "\n":
+                found, column = [*found, ""], 0
+            elif piece == "\r":
+                column = 0
+            elif piece == "\x1b[K":
+                found[-1] = found[-1][:column]
+            else:
+                found[-1] = found[-1][:column] + piece + found[-1][column + len(piece) :]
+                column += len(piece)
+        return [re.sub(r"\d\d:\d\d:\d\d", "TIME", row) for row in found]
+
+
+def shown_on(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal in place of stderr. No fixture: pytest puts its own stderr there when the test itself begins."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def went(step: int, **more: object) -> Went:
+    return Went(Progress(step=step, steps=400, **more))  # type: ignore[arg-type]
+
+
+def printed(*texts: str) -> Printed:
+    return Printed([Line(0.0, "workerpool0-0", text, "INFO") for text in texts])
+
+
+def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_on(monkeypatch)
+    tell = Teller(None)
+    tell(Changed(JOB, None))
+    tell(went(1, loss=5.0))
+    tell(printed("one", "two"))
+    assert terminal.rows == [
+        "TIME  runs",
+        "[workerpool0-0] one",
+        "[workerpool0-0] two",
+        "TIME  step 1 of 400, loss 5.0000",
+    ]
+    tell(went(20))
+    assert terminal.rows[-1] == "TIME  step 20 of 400"  # in its place, and nothing of the longer one is left
+    tell(Note("a note"))
+    tell.say("a line of launch's own\nand another")
+    rows = ["note      a note", "launch: a line of launch's own", "launch: and another", "TIME  step 20 of 400"]
+    assert terminal.rows[3:] == rows
+
+
+def test_at_the_end_it_is_left_and_what_follows_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_on(monkeypatch)
+    tell = Teller(None)
+    tell(went(400))
+    tell.close()
+    tell.close()
+    print("error: something", file=sys.stderr)
+    assert terminal.rows == ["TIME  step 400 of 400", "error: something", ""]
+
+
+def test_the_next_attempt_has_no_progress_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_on(monkeypatch)
+    tell = Teller(None)
+    tell(went(120))
+    tell(Gave(job=JOB, number=1, verdict=Verdict(scope="region", kind="stockout", cause="no room", fix="Try more.")))
+    tell(Took(job=JOB, number=12, made=False))
+    tell(printed("a line"))
+    assert terminal.rows[:4] == ["ended     no room", "          Try more.", "TIME  step 120 of 400", terminal.rows[3]]
+    assert terminal.rows[3].startswith("attempt   12: standard in us-central1, ")
+    assert terminal.rows[3].endswith(" (already there)")
+    assert terminal.rows[-2:] == ["[workerpool0-0] a line", ""]
+
+
+@pytest.fixture
+def tty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], int]]:
+    """A terminal of the kernel's with so many columns; called, it answers the other end."""
+    ends: list[IO[bytes] | IO[str]] = []
+
+    def make(columns: int) -> int:
+        here, there = os.openpty()
+        fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        ends.extend((os.fdopen(there, "w", encoding="utf-8"), os.fdopen(here, "rb", 0)))
+        monkeypatch.setattr(sys, "stderr", ends[0])
+        return here
+
+    yield make
+    for end in ends:
+        end.close()
+
+
+LONG = {"loss": 2.96, "rate": 123_456_789.0, "unit": "tokens", "eta_seconds": 400_000.0}
+
+
+@pytest.mark.parametrize(("columns", "seen"), [(50, 49), (80, 79), (0, 79), (200, 90)])
+def test_a_line_that_would_be_wrapped_is_cut(columns: int, seen: int, tty: Callable[[int], int]) -> None:
+    other = tty(columns)
+    Teller(None)(went(123_456_789, **LONG))
+    text = os.read(other, 1000).decode()
+    assert text.startswith("\r\x1b[K")
+    assert len(text.removeprefix("\r\x1b[K")) == min(seen, len(progress_text(went(123_456_789, **LONG).progress)) + 10)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("launcher.cli.ui.event_printer.time.monotonic", lambda: now[0])
+    tell = Teller(None)
+    for step in range(100):
+        tell(went(step))
+        now[0] += 10
+    tell.close()
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1 + 99 * 10 // EVERY_SECONDS
+    assert "\x1b" not in "".join(shown)
+
+
+def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = Teller(None)
+    tell(Outage(0.0, f"Vertex AI gives no answer: {'why ' * 40}\nTry again in a moment.", "lines"))
+    tell(Back(400_000.0, "lines"))
+    shown = capsys.readouterr().err.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert shown[0].startswith("trouble   its lines can't be seen just now; the job goes on")
+    assert shown[-2] == "          Try again in a moment."
+    assert shown[-1].endswith("its lines can be seen again, after 4 d 15 h")
+
+
+def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_on(monkeypatch)
+    tell = Teller(None)
+    tell(Note("\x1b]0;title\x07"))
+    tell(Gave(job=JOB, number=1, verdict=Verdict(scope="permanent", kind="user", cause="\x1b[2J", fix="")))
+    assert terminal.rows[:2] == ["note      \\x1b]0;title\\x07", "ended     \\x1b[2J"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (42.4, "42 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 0 min"),
+        (18_600, "5 h 10 min"),
+        (172_799, "2 d 0 h"),
+        (4e5, "4 d 15 h"),
+    ],
+)
+def test_spans_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_attempts_in_a_line() -> None:
+    facts = {"round": 1, "zone": None, "machine": "", "identity": "", "writer": "", "time": 0.0}
+    entry = Entry(number=2, region="us-east4", provisioning="spot", **facts)  # type: ignore[arg-type]
+    end = EntryEnd(state=None, kind="stockout", scope="region", cause="no room")
+    assert attempted(entry) == "2. spot in us-east4: being created"
+    assert attempted(replace(entry, job="x")) == "2. spot in us-east4: under way"
+    assert attempted(replace(entry, end=end)) == "2. spot in us-east4: no room"
+
+
+def test_elsewhere_the_last_step_is_always_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """A short job is over before another line about its progress is due."""
+    tell = Teller(None)
+    for step in (20, 120, 400):
+        tell(went(step, loss=5.0))
+    shown = [line.partition("  ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["step 20 of 400, loss 5.0000", "step 400 of 400, loss 5.0000"]

@@ -1,0 +1,81 @@
+"""Progress on stderr: lines in a log, bars where somebody looks."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+
+import pytest
+
+from launcher.cli.ui.progress_bars import Bars, Lines, in_bytes, progress
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12 kB"), (4_200_000, "4.2 MB"), (2_345_678_901, "2.3 GB")],
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_lines_tell_a_layer_once_when_it_has_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress() as shown:
+        assert type(shown) is Lines  # nobody looks: stderr is no terminal here
+        shown.line("appending")
+        for done in (0, 5_000, 10_000, 10_000):
+            shown.layer("code", done, 10_000)
+    assert capsys.readouterr() == ("", "launch: appending\nlaunch: sent code (10 kB)\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_end_full_and_let_lines_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    with progress() as shown:
+        assert type(shown) is Bars
+        shown.line("appending [the code]")
+        shown.layer("code", 5_000, 10_000)
+        shown.line("still [here]")
+        shown.layer("code", 10_000, 10_000)
+    text = screen.getvalue()
+    assert "launch: appending [the code]\n" in text
+    assert "still [here]" in text
+    assert "10.0/10.0 kB" in text
+
+
+def test_the_bars_of_layers_that_begin_at_once_are_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Display:
+        def __init__(self) -> None:
+            begun.append(self)
+            time.sleep(0.05)  # as long as rich takes to be loaded
+
+        def add_task(self, name: str, total: int) -> str:
+            return name
+
+        def update(self, task: str, completed: int, total: int) -> None:
+            pass
+
+        def start(self) -> None:
+            pass
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr("launcher.cli.ui.progress_bars.bars", Display)
+    with Bars() as shown:
+        threads = [threading.Thread(target=shown.layer, args=(name, 1, 2)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(begun) == 1
