@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from launcher.backend import request
 from launcher.backend.base import GoneError, Listing
+from launcher.clock import REAL, Clock
 from launcher.compute import end_record
 from launcher.compute.client import SERVICE, Compute
 from launcher.compute.create import Maker
@@ -38,7 +39,6 @@ from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
 from launcher.rehearsal.attempts import open_folder
-from launcher.rehearsal.supervisor import REAL, Clock
 from train.contract import Exit
 from train.storage import Storage
 

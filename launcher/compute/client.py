@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from launcher.backend.base import GoneError
+from launcher.clock import REAL, Clock
 from launcher.compute.messages import Lists, as_json, changed, message_of, origin_only
 from launcher.compute.operations import Operation, operation_of
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
 from launcher.gcp.parallel import Asking, of_create
 from launcher.jobs.vm import READY, Machine, last, of_instance
-from launcher.rehearsal.supervisor import REAL, Clock
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from launcher.backend.base import GoneError
+from launcher.clock import REAL, Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.ssh.session import Answer
 
 LONGEST: Final = 900.0

@@ -12,9 +12,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.rehearsal.supervisor import REAL, Clock, stopwatch
 from train.loopback import is_plain_loopback
 
 REQUEST_SECONDS = 30.0

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, Service, open_session, status_of
 from launcher.plan.names import default_output
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.ledger import of_folder
 from train.storage import GcsFolder, OutputError
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client, status_of
 from launcher.images.registry.reference import Place, parse, place
-from launcher.rehearsal.supervisor import REAL, Clock
 
 SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")
 """The role holds artifactregistry.repositories.create

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct
 
+import launcher.clock
 from launcher.errors import LaunchError
 from launcher.images import sbom
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
-from launcher.rehearsal import supervisor
 
 if TYPE_CHECKING:
     from launcher.images.append import Stamp
@@ -70,7 +70,7 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
             environ=environ,
             bucket=wanted.bucket,
             on_line=report.line,
-            clock=supervisor.REAL,
+            clock=launcher.clock.REAL,
         )
         add_sbom(registry, base, digest, lambda: sbom.of_source(wanted.source, wanted.image), wanted, report)
         return

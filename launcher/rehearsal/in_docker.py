@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.images.docker_events import EngineError
 from launcher.rehearsal import container_settings, docker_cleanup, supervisor
@@ -25,7 +26,7 @@ from launcher.rehearsal.docker_replica import Contained, told
 from launcher.rehearsal.on_host import endpoints, here, visible_gpus
 from launcher.rehearsal.replicas import named, replicas
 from launcher.rehearsal.request import Job
-from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 from launcher.rehearsal.workdirs import Left
 
 if TYPE_CHECKING:

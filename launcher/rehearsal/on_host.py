@@ -21,11 +21,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
 from launcher.rehearsal.replicas import Own, Replica, named, replicas, shares
 from launcher.rehearsal.request import Job
-from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 from launcher.rehearsal.workdirs import Code, Left, working_directories
 
 ENDPOINTS = (

@@ -14,11 +14,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal import supervisor
 from launcher.rehearsal.replicas import Replica
 from launcher.rehearsal.subreaper import no_process_left
-from launcher.rehearsal.supervisor import REAL, Clock, Ended, OnLine, Preemption
+from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 from train import contract
 
 DRAIN_SECONDS = 5

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import FrameType
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import NamedTuple, Protocol
+
+from launcher.clock import REAL, Clock
+from launcher.signals import signals_stop
 
 GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, as on Vertex AI and on a Spot VM."""
@@ -39,30 +39,6 @@ class Running(Protocol):
 
     def drain(self) -> None:
         """Until its last lines have been passed on, for a few seconds at most."""
-
-
-class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came: all is stopped as after Ctrl-C. `signum` is which."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
-
-
-class Clock(NamedTuple):
-    """The time that replicas are waited for."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-REAL: Final = Clock()
-
-
-def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that returns the seconds since now, including sleep, during which a monotonic clock stops."""
-    began, began_wall = clock.now(), wall()
-    return lambda: max(clock.now() - began, wall() - began_wall)
 
 
 class Preemption(NamedTuple):
@@ -121,27 +97,6 @@ def code_of(ended: Running) -> int:
     """Its exit code; what nobody could tell was no success."""
     code = ended.poll()
     return -signal.SIGKILL if code is None else code
-
-
-@contextmanager
-def signals_stop() -> Iterator[None]:
-    """SIGTERM and SIGHUP (the terminal has gone) raise Stopped inside, once: replicas have sessions of their own, so
-    nothing else would reach them. Only the main thread can set handlers; what is ignored (nohup) stays so."""
-    told: list[int] = []
-
-    def note(signum: int, _frame: FrameType | None) -> None:
-        told.append(signum)
-        if len(told) == 1:  # a closed terminal sends several: the stop is under way
-            raise Stopped(signum)
-
-    main = threading.current_thread() is threading.main_thread()
-    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def wait(started: Sequence[Running], clock: Clock, seconds: float) -> bool:

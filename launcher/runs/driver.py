@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from launcher.backend.base import Service
 from launcher.backend.request import provisioning, tried_by
+from launcher.clock import REAL, Clock
 from launcher.diagnosis import Verdict, exit_code, of_end
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.attempts import wait_left
 from launcher.runs.endings import released
 from launcher.runs.ledger_base import Book

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from launcher.backend.base import GoneError, Service
+from launcher.clock import Clock
 from launcher.diagnosis import Verdict, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.attempts import Entry, EntryEnd, is_waited_out, told
 from launcher.runs.ledger_base import Book
 

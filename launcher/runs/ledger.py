@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from launcher.clock import REAL, Clock
 from launcher.diagnosis import Verdict
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import LOG_IN, UnreachableError, status_of
@@ -27,7 +28,6 @@ from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
 from launcher.rehearsal.attempts import open_folder
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
 from launcher.runs.ledger_base import Book, Facts, Lock, NoLedger, end_of, entry_of, lock_of
 from launcher.runs.logs.line import cut

@@ -10,10 +10,10 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launcher.clock import REAL, Clock
 from launcher.diagnosis import Verdict
 from launcher.plan.binding import Stored, digest
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.attempts import Entry, EntryEnd, prevails
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from launcher.backend import request as asked
 from launcher.backend.base import GoneError, Refused, Service
+from launcher.clock import Clock
 from launcher.diagnosis import Verdict, of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
@@ -16,7 +17,6 @@ from launcher.jobs.job import Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.attempts import Entry, following, place_of, spoken, wait_left
 from launcher.runs.endings import LOST, ended, exhausted, judged, released, settle
 from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id

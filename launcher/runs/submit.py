@@ -26,8 +26,8 @@ from random import SystemRandom
 from typing import Final
 
 from launcher.backend.base import Service
+from launcher.clock import Clock, stopwatch
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import Clock, stopwatch
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger_base import Book
 from launcher.runs.snapshot import Looker

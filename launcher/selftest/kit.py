@@ -14,9 +14,9 @@ from launcher.errors import LaunchError, NoCapacity
 if TYPE_CHECKING:
     import subprocess
 
+    from launcher.clock import Clock
     from launcher.compute.client import Compute
     from launcher.gcp.api import Api
-    from launcher.rehearsal.supervisor import Clock
     from launcher.vertex.backend import Vertex
     from train.storage import Storage
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_session, service_account, status_of
-from launcher.rehearsal.supervisor import REAL, Clock
 
 SERVICE: Final = Service("oslogin", "OS Login", "roles/compute.osAdminLogin")
 

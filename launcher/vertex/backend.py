@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.backend.base import GoneError, Listing
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import LOG_IN, REQUEST_SECONDS, Api, Service, UnreachableError, credentials, status_of
 from launcher.gcp.parallel import Asking, of_create, together
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.plan.model import Attempt
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.vertex.messages import NAME, job_of, message_of, region_of
 
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")

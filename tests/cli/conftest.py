@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rehearsal import supervisor
+from launcher.clock import Clock
 from tests.cli.cloudjobs import WELL, Job
 from tests.cli.vms import Vms
 from tests.googlecloud import FakeClock, GoogleCloud
@@ -18,7 +18,7 @@ from tests.registry import OciRegistry
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, clock.advance))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
     cloud.jobs.script = WELL
     with OciRegistry() as registry:
         yield Job(tmp_path, cloud, f"{registry.host}/p/train@{put_base(registry, name='p/train')}")
@@ -26,7 +26,7 @@ def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytes
 
 @pytest.fixture
 def vms(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vms]:
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, clock.advance))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.rehearsal import supervisor
 from tests.cli.cloudjobs import FULL, WELL, Job, scripts
 from tests.cli.commands.vm.test_run import RUN
 from tests.googlecloud import FakeClock, Fault, Status
@@ -99,7 +98,7 @@ def test_a_run_whose_bucket_was_taken_over_is_only_watched(left_out: Job) -> Non
 
 def test_vms_too(left_out: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     site = VmSite(left_out.cloud, clock, [exits(0)])
-    monkeypatch.setattr(supervisor, "REAL", site.time)
+    monkeypatch.setattr("launcher.clock.REAL", site.time)
     squat(left_out)
     left_out.launch(*RUN, "--set", "provisioning=[spot]", "--set", "regions=[us-central1]", code=4)
     assert not site.zones

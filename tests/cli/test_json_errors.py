@@ -12,9 +12,10 @@ import pytest
 from launcher.cli.lazy_commands import bench
 from launcher.cli.options import Output
 from launcher.cli.ui.documents import output_of
+from launcher.clock import Clock
 from launcher.errors import JobFailed
 from launcher.plan import build
-from launcher.rehearsal import supervisor
+from launcher.signals import Stopped
 from tests.cli.cloudjobs import FAILED, RUNS, Job
 from tests.command import Ran, launch
 from tests.googlecloud import FakeClock, Fault, Status
@@ -101,7 +102,7 @@ def test_an_unexpected_exception_is_json_and_its_traceback_stays_on_stderr(monke
         launch("vertex", "--type", "l4", "--dry-run")
 
 
-@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (supervisor.Stopped(signal.SIGTERM), 143)])
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Stopped(signal.SIGTERM), 143)])
 def test_what_was_interrupted_says_what_continues(
     job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int
 ) -> None:
@@ -110,7 +111,7 @@ def test_what_was_interrupted_says_what_continues(
     def sleep(_: float) -> None:
         raise stop
 
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", "-o", "json", code=code)
     error = json.loads(ran.out)["error"]
     assert (error["exit_code"], set(error)) == (code, ERROR)

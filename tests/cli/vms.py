@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.jobs.vm import PARAMETERS, Machine
-from launcher.rehearsal.supervisor import Clock
 from tests.command import Ran, launch
 from tests.googlecloud import FakeClock, GoogleCloud
 

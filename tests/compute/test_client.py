@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from launcher.backend.base import GoneError, Refused
+from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
 from launcher.gcp.parallel import Asking
 from launcher.jobs.vm import LEASE
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.submission import CURRENT_SECONDS, YOUNG_SECONDS
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated

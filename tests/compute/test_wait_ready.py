@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.compute import wait_ready as ready
 from launcher.compute.client import Compute
 from launcher.compute.wait_ready import wait_ready
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
-from launcher.rehearsal.supervisor import Clock
 from launcher.ssh.errors import Explained, explained
 from launcher.ssh.session import Answer
 from tests.cli.vms import body

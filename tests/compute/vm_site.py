@@ -6,11 +6,11 @@ import json
 from functools import cache
 from typing import Any
 
+from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
 from launcher.jobs.job import Job
 from launcher.plan.model import Attempt, Plan
-from launcher.rehearsal.supervisor import Clock
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.plan.planning import planned
 from train import contract

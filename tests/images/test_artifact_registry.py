@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api
 from launcher.images.artifact_registry import SERVICE, client, create, find, listed
 from launcher.images.registry.reference import Place
-from launcher.rehearsal.supervisor import Clock
 from tests.googlecloud import Fault, GoogleCloud, Reset, Status
 from tests.googlecloud.clock import FakeClock
 from tests.googlecloud.faults import Serve, Step

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.images.cloud_build import Options, build, build_request
 from launcher.images.cloud_build_bucket import Sent, send
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
-from launcher.rehearsal.supervisor import Clock
 from tests.googlecloud import Fault, GoogleCloud, Reset, Status
 from tests.googlecloud import objects as cloud_objects
 from tests.googlecloud.clock import FakeClock

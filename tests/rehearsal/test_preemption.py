@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.rehearsal import processes, supervisor
 from launcher.rehearsal.replicas import Replica
-from launcher.rehearsal.supervisor import Clock, Ended, Preemption
+from launcher.rehearsal.supervisor import Ended, Preemption
 
 
 class Time:

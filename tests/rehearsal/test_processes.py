@@ -117,7 +117,7 @@ import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 from pathlib import Path
 from launcher.rehearsal.processes import run
-from launcher.rehearsal.supervisor import Stopped
+from launcher.signals import Stopped
 from launcher.rehearsal.replicas import Replica
 
 code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.rehearsal import supervisor
-from launcher.rehearsal.supervisor import GRACE_SECONDS, PEERS_SECONDS, Clock, Ended, Preemption, run
+from launcher.rehearsal.supervisor import GRACE_SECONDS, PEERS_SECONDS, Ended, Preemption, run
 
 FOREVER = float("inf")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.submit import Submitted, submit

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launcher.clock import Clock
 from launcher.diagnosis import Verdict
 from launcher.errors import NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.ledger import EntryEnd, Ledger
 from launcher.runs.ledger_base import Book, Facts, NoLedger
 from launcher.spec.reader import read

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from launcher.backend import request as asked
+from launcher.clock import Clock
 from launcher.diagnosis import Verdict
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.attempts import EntryEnd
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Facts

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import pytest
 from requests.adapters import HTTPAdapter
 
+from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger
 from launcher.runs.submit import RunSucceeded, submit

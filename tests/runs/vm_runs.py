@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.router import Services
+from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.driver import Course, Gave, Took, drive
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import Book, NoLedger

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rehearsal import supervisor
 from tests.selftest.world import World, opened
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with opened(tmp_path) as world:
-        monkeypatch.setattr(supervisor, "REAL", world.time)
+        monkeypatch.setattr("launcher.clock.REAL", world.time)
         yield world

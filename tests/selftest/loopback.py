@@ -10,14 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.rehearsal import supervisor
+import launcher.clock
 from tests.selftest.world import World, opened
 
 
 def main(bundle: Path) -> None:
     """Write the loopback cloud's bundle."""
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as world:
-        supervisor.REAL = world.time  # type: ignore[misc]
+        launcher.clock.REAL = world.time  # type: ignore[misc]
         ran = recorded(world)
         print(ran, file=sys.stderr)
         (made,) = Path(folder).glob("launch-selftest-*.zip")

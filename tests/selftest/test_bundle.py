@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import pytest
 from google.cloud import artifactregistry_v1
 
-from launcher.rehearsal import supervisor
 from launcher.selftest.bundle import Redactor, read, written
 from launcher.selftest.compare import differences
 from tests.googlecloud import Fault, Status
@@ -68,7 +67,7 @@ def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(getpass, "getuser", lambda: CANARIES["user"])
     monkeypatch.setattr(socket, "gethostname", lambda: CANARIES["host"])
     with opened(home, project=PROJECT, number=NUMBER) as world:
-        monkeypatch.setattr(supervisor, "REAL", world.time)
+        monkeypatch.setattr("launcher.clock.REAL", world.time)
         world.cloud.objects.add(CANARIES["bucket"])
         world.cloud.let_in(CANARIES["token"])
         del world.env["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"]

@@ -6,9 +6,9 @@ import grpc
 import pytest
 import requests
 
+from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError
-from launcher.rehearsal.supervisor import Clock
 from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, template
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.commands.selftest import kit_of
+from launcher.clock import Clock
 from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
-from launcher.rehearsal.supervisor import Clock
 from launcher.selftest.kit import LABEL, PREFIX, Kit
 from launcher.selftest.steps import argv
 from tests.cli.cloudjobs import RUNS, WELL

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.rehearsal.supervisor import Clock
 from launcher.ssh.oslogin import OsLogin
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from launcher.backend.base import GoneError, Refused
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Failure
-from launcher.rehearsal.supervisor import Clock
 from launcher.vertex import backend as module
 from launcher.vertex.backend import Vertex, console_url, endpoint_of
 from launcher.vertex.messages import job_of

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from launcher.backend.router import Services
     from launcher.cli.flows.cloud import World
     from launcher.cli.flows.find_run import Run
+    from launcher.clock import Clock
     from launcher.jobs.job import Job
-    from launcher.rehearsal.supervisor import Clock
 
 
 def cancel(

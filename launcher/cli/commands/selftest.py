@@ -10,6 +10,7 @@ import typer
 
 from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
 from launcher.errors import LaunchError, UsageError
+from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
     import subprocess
@@ -59,13 +60,12 @@ def selftest(
         return
     import tempfile
 
-    from launcher.rehearsal import supervisor
     from launcher.selftest.steps import GROUPS, chosen
 
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
         raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
-    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, supervisor.signals_stop():
+    with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder, signals_stop():
         kit = kit_of(project, region, Path(folder), repository, needs_region=not clean)
         if clean:
             cleaned(kit, everywhere=region is None)

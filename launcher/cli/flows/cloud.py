@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+import launcher.clock
 from launcher.backend.router import Services
 from launcher.cli.gather import project
+from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
-from launcher.rehearsal import supervisor
-from launcher.rehearsal.supervisor import Clock
 from launcher.vertex.backend import Vertex
 from launcher.workspace.gcloud_config import account
 
@@ -48,7 +48,7 @@ class World(Struct, frozen=True, kw_only=True):
 def of_project(name: str) -> World:
     """That of a project. Endpoints and credentials are those of the environment."""
     gc.enable()  # from here on this process may live for days
-    clock = supervisor.REAL
+    clock = launcher.clock.REAL
 
     def notice(text: str) -> None:
         print(f"launch: {text}", file=sys.stderr, flush=True)

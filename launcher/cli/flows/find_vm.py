@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+import launcher.clock
 from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import RUN_LABEL
-from launcher.rehearsal import supervisor
 
 if TYPE_CHECKING:
     from launcher.catalog import Price
@@ -35,7 +35,7 @@ def open_compute() -> Compute:
     from launcher.cli.gather import project
     from launcher.compute.client import Compute
 
-    return Compute(project("vm", os.environ), os.environ, supervisor.REAL, notice=say)
+    return Compute(project("vm", os.environ), os.environ, launcher.clock.REAL, notice=say)
 
 
 def state_text(machine: Machine) -> str:

@@ -20,12 +20,12 @@ from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
-from launcher.rehearsal import supervisor
 from launcher.runs.driver import Course, Gave, Took, drive, ends_run, failure
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.ledger import Ledger
 from launcher.runs.ledger_base import NoLedger
 from launcher.runs.stored_plan import refusal
+from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
@@ -142,7 +142,7 @@ def unchanged(made: Plan) -> Plan:
 def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: Output) -> Iterator[None]:
     """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
     try:
-        with supervisor.signals_stop():
+        with signals_stop():
             yield
     except LaunchError as error:
         last_words(teller)
@@ -157,7 +157,7 @@ def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: O
         last_words(teller, left(screen.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
-        raise supervisor.Stopped(signal.SIGPIPE) from None
+        raise Stopped(signal.SIGPIPE) from None
     finally:
         last_words(teller)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import launcher.clock
 from launcher.cli.help_page import RUN, option
 from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
@@ -101,10 +102,9 @@ def warnings(inputs: Inputs) -> tuple[str, ...]:
 def create(job: Wanted, say: Callable[[str], None]) -> None:
     """Make the repository unless it is there. Raises LaunchError."""
     from launcher.images import artifact_registry
-    from launcher.rehearsal import supervisor
 
     repository = job.image.uri.rpartition("/")[0]
-    made = artifact_registry.create(repository, os.environ, supervisor.REAL)
+    made = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
     say(f"{repository} {'was made' if made else 'is there'}")
 
 

@@ -14,9 +14,9 @@ from launcher.cli.ui.event_printer import Teller
 from launcher.cli.ui.plan_page import WIDTH, wrapped
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
-from launcher.rehearsal import supervisor
 from launcher.runs.driver import Course, until_there
 from launcher.runs.ledger_base import NoLedger
+from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
@@ -87,7 +87,7 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
         clock=world.clock,
     )
     try:
-        with supervisor.signals_stop():
+        with signals_stop():
             job, is_new = until_there(course, fresh=True)
             machine = there(world, job, made, teller, is_new=is_new)
             machine = machine if detach else wait(world, machine, teller)

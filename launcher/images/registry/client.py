@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
 
+from launcher.clock import REAL, Clock
 from launcher.images.registry.errors import RegistryError, done
 from launcher.images.registry.http import Ask
 from launcher.images.registry.reference import is_digest, is_googles
 from launcher.images.registry.retry import Passing, Patience
 from launcher.images.registry.session import Deed, Wire, may_pull, may_push
 from launcher.images.registry.upload import CHUNK, Blob, Upload
-from launcher.rehearsal.supervisor import REAL, Clock
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from launcher.clock import REAL, Clock
 from launcher.images.registry.errors import RegistryError, said
-from launcher.rehearsal.supervisor import REAL, Clock
 
 if TYPE_CHECKING:
     from requests import Response

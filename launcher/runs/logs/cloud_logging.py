@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import Api, Service, UnreachableError, http_date, open_session
 from launcher.jobs.job import Job
 from launcher.jobs.vm import of_instance
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs.line import Line, cut
 from train import contract
 

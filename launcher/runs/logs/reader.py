@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, status_of
 from launcher.jobs.job import Job
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.logs.cloud_logging import CloudLog
 from launcher.runs.logs.line import Line
 from launcher.runs.logs.run_folder import TextLog

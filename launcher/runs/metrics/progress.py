@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from launcher.backend import request as asked
+from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
-from launcher.rehearsal.supervisor import REAL, Clock
 from launcher.runs.metrics.results import PART, Record, figure, records
 from train import contract
 from train.storage import OutputError, Storage

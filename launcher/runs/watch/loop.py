@@ -10,9 +10,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from launcher.clock import Clock
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs.reader import Line
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.watch.events import Back, Changed, Event, Eyes, Note, Outage, Printed, Tell, Went

@@ -6,10 +6,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import GONE, WAITING, Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.watch.events import Back, Changed, Eyes, Note, Outage, Printed, Sight, Tell, Went
 
 JOB_EVERY: Final = (2.0, 10.0)

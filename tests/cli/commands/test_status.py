@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.cli.commands.status import SHOWN
-from launcher.rehearsal import supervisor
+from launcher.clock import Clock
 from launcher.vertex.backend import Vertex
 from tests.cli.cloudjobs import RUNS, Job
 from tests.googlecloud import FakeClock, Fault, Status
@@ -108,7 +108,7 @@ def test_logs_are_followed_to_the_jobs_end(job: Job, clock: FakeClock, monkeypat
         clock.advance(seconds)
         job.cloud.logs.write(name, "workerpool0-0", f"line {next(written)}")
 
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     job.cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.get", Status(503), times=12, after=3))
     ran = job.launch("logs", "job", "-f")
     shown = ran.out.splitlines()
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_logs(job: Job, clock: FakeClock, monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
 
     begun = clock()
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     assert "Traceback" not in job.launch("logs", "job", "-f", code=130).err
 
 
@@ -162,7 +162,7 @@ def test_ctrl_c_in_a_cancel_takes_nothing_back(job: Job, clock: FakeClock, monke
     def sleep(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     assert f"{run} may end all the same" in job.launch("cancel", "job", code=130).err
 
 

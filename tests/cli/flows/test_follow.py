@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import pytest
 
+import launcher.clock
 from launcher.cli import stop_code
 from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import World
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import Teller
+from launcher.clock import Clock
 from launcher.errors import LaunchError
-from launcher.rehearsal import supervisor
+from launcher.signals import Stopped
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.googlecloud import FakeClock, Fault, Stage, Status
 from train import contract
@@ -36,7 +38,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Interrupt:
             if clock() >= at:
                 os.kill(os.getpid(), signum)
 
-        monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+        monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
 
     return after
 
@@ -93,14 +95,14 @@ class Gone(io.StringIO):
 
 def blind() -> follow.Screen:
     """One that has seen no job."""
-    world = World(vertex=None, vms=None, project="p", clock=supervisor.REAL)  # type: ignore[arg-type]  # nothing of it is asked
+    world = World(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # nothing of it is asked
     return follow.Screen(world.service, world, Teller(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
-        pytest.raises(supervisor.Stopped) as stop,
+        pytest.raises(Stopped) as stop,
         follow.shown(blind(), Teller(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -111,7 +113,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_reads_on() -> None:
     with (
-        pytest.raises(supervisor.Stopped) as stop,
+        pytest.raises(Stopped) as stop,
         follow.shown(blind(), Teller(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
@@ -239,10 +241,10 @@ def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monk
         if len(job.created) == 2 and not cancelled:
             cancelled.append("")
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(supervisor, "REAL", supervisor.Clock(clock, clock.advance))
+                patch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
                 cancelled[0] = job.launch("cancel", "job").out
 
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", code=3)
     assert "no other attempt will be made" in cancelled[0]
     assert "cancelled before it was made" in ran.err

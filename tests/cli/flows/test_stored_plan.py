@@ -16,7 +16,6 @@ from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
-from launcher.rehearsal import supervisor
 from launcher.runs.identity import request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.stored_plan import is_bound
@@ -243,7 +242,7 @@ def test_a_resumed_run_with_another_plan_is_followed(job: Job) -> None:
 @pytest.fixture
 def site(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> VmSite:
     made = VmSite(job.cloud, clock, [exits(0)])
-    monkeypatch.setattr(supervisor, "REAL", made.time)
+    monkeypatch.setattr("launcher.clock.REAL", made.time)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
     job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"])
     return made

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from launcher.clock import Clock
 from launcher.images.registry import Registry
 from launcher.images.registry.retry import Patience
-from launcher.rehearsal.supervisor import Clock
 from tests.registry import FakeTime, OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"

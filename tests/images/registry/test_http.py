@@ -13,12 +13,12 @@ from time import sleep
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError, RepositoryMissing
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.retry import Patience
 from launcher.images.registry.session import Wire
-from launcher.rehearsal.supervisor import Clock
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
 from tests.registry import Bearer, FakeTime, Fault, OciRegistry, Refuse, Says, digest
 from tests.registry.faults import Serve

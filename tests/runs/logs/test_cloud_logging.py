@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs import cloud_logging
 from launcher.runs.logs.cloud_logging import CloudLog, entry_of, parsed, rfc3339
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs import run_folder
 from launcher.runs.logs.line import cleaned, cut
 from launcher.runs.logs.reader import Line, Lines

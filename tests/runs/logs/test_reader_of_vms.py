@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from launcher.clock import Clock
 from launcher.jobs.job import Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs.cloud_logging import CloudLog, nanoseconds, source
 from launcher.runs.logs.reader import Lines
 from tests.googlecloud import FakeClock, GoogleCloud

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.plan.container import escaped
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.metrics.progress import PARTS, Progress, ProgressReader, steps_asked, summary
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 from train import contract

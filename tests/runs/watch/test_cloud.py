@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.logs.reader import Lines
 from launcher.runs.metrics.progress import ProgressReader
 from launcher.runs.watch.loop import Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import ENDED, GONE, Job
-from launcher.rehearsal.supervisor import Clock
 from launcher.runs.watch.loop import Back, Changed, Event, Line, Note, Outage, Printed, Progress, Watched, Went, watch
 
 NAME = "projects/1/locations/us-central1/customJobs/7"

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.cli.commands.vm.extend import moment
+from launcher.clock import Clock
 from launcher.jobs.vm import LEASE
-from launcher.rehearsal import supervisor
 from tests.cli.vms import HOUR, RUN, Vms
 from tests.googlecloud import Fault, Status
 
@@ -159,7 +159,7 @@ def test_an_older_lease_is_forgotten_at_the_next_start(vms: Vms) -> None:
 
 def test_this_machines_clock_says_nothing(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev")
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(lambda: vms.clock() + 86_400, vms.clock.advance))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(lambda: vms.clock() + 86_400, vms.clock.advance))
     vms.launch("extend", "dev", "--lease", "1h")
     assert lease_of(vms) == vms.clock() + HOUR
 

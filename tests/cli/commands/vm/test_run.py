@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from launcher.compute.client import Compute
-from launcher.rehearsal import supervisor
 from tests.cli.cloudjobs import Job
 from tests.compute.vm_site import ZONE, work_body
 from tests.googlecloud import FakeClock, GoogleCloud, parse_instance
@@ -20,7 +19,7 @@ from tests.runs.vm_runs import VmSite, exits, is_preempted
 @pytest.fixture
 def site(job: Job, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> VmSite:
     made = VmSite(job.cloud, clock, [exits(0)])
-    monkeypatch.setattr(supervisor, "REAL", made.time)
+    monkeypatch.setattr("launcher.clock.REAL", made.time)
     job.write(zones=["us-central1-a", "us-central1-b"], regions=None, provisioning=["spot"])
     return made
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.rehearsal import supervisor
+from launcher.clock import Clock
 from tests.cli.vms import HOUR, RUN, Person, Vms
 from tests.googlecloud import Fault, Reset, Status
 
@@ -167,7 +167,7 @@ def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) ->
     def sleep(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(supervisor, "REAL", supervisor.Clock(vms.clock, sleep))
+    monkeypatch.setattr("launcher.clock.REAL", Clock(vms.clock, sleep))
     assert "launch vm status dev shows how far it is" in vms.launch("stop", "dev", code=130).err
     vms.clock.advance(60)
     assert vms.status("dev") == "TERMINATED"

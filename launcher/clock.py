@@ -1,0 +1,23 @@
+"""The clock of everything that waits: tests pass one that they move themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+
+class Clock(NamedTuple):
+    """A monotonic time in seconds, and a sleep of so many seconds."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+REAL: Final = Clock()
+
+
+def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
+    """Return a function that returns the seconds since now, including sleep, during which a monotonic clock stops."""
+    began, began_wall = clock.now(), wall()
+    return lambda: max(clock.now() - began, wall() - began_wall)
