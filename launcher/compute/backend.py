@@ -35,10 +35,10 @@ from launcher.compute.node_set import is_head, left_of, nodes_of, set_of
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, open_session, service_account, status_of
 from launcher.gcp.parallel import together
+from launcher.gcp.storage import open_folder
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
-from launcher.rehearsal.attempts import open_folder
 from train.contract import Exit
 from train.storage import Storage
 

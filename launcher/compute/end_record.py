@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from launcher.gcp.api import UnreachableError
-from launcher.rehearsal.attempts import told
+from launcher.gcp.storage import use_errors
 from train import contract
 from train.storage import Storage
 from train.storage import UnreachableError as NoAnswer
@@ -36,7 +36,7 @@ def read(folder: Storage, number: str) -> Record | None:
     """
     name = contract.machine_end(number)
     try:
-        with told():
+        with use_errors():
             record = msgspec.json.decode(folder.read(name), type=Record)
             return record if record.ended else msgspec.structs.replace(record, ended=folder.written(name))
     except (FileNotFoundError, msgspec.DecodeError):
@@ -49,7 +49,7 @@ def read(folder: Storage, number: str) -> Record | None:
 
 def read_all(folder: Storage) -> dict[str, Record]:
     """All records of a run, by the VM's number. Raises as `read` does."""
-    with told():
+    with use_errors():
         names = folder.list(f"{contract.MACHINES}/")
     numbers = [name.rpartition("/")[2].removesuffix(".json") for name in names]
     found = {number: read(folder, number) for number in numbers}
@@ -59,7 +59,7 @@ def read_all(folder: Storage) -> dict[str, Record]:
 def create(folder: Storage, number: str, record: Record) -> bool:
     """Write the record of a VM; False: there is one already, and that one holds. Raises as `read` does."""
     try:
-        with told():
+        with use_errors():
             folder.write(contract.machine_end(number), msgspec.json.encode(record), create=True)
     except FileExistsError:
         return False

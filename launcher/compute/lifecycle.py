@@ -137,7 +137,7 @@ def stock(compute: Compute, filter_: str) -> Stock:
 def end_of(machine: Machine) -> Record | None:
     """How the training of a VM has ended, as its run's folder says: of several, how the first of them did. None: it
     hasn't. Raises LaunchError: the folder can't be read."""
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
 
     folder = str(machine.parameters.get("run_folder", ""))
     if not folder:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, Service, open_session, status_of
+from launcher.gcp.storage import explain_error
 from launcher.plan.names import default_output
-from launcher.runs.ledger import of_folder
 from train.storage import GcsFolder, OutputError
 
 PROJECTS: Final = Service("cloudresourcemanager", "Cloud Resource Manager", "roles/browser")
@@ -51,7 +51,7 @@ def bucket_owner(bucket: str, project: str, region: str, way_out: str) -> str:
     try:
         return GcsFolder(bucket).project_number()
     except OutputError as error:
-        told = of_folder(error, {"PROJECT": project, "REGION": region})
+        told = explain_error(error, {"PROJECT": project, "REGION": region})
         if status_of(error) == 404:
             raise UsageError(told.problem, f"{told.hint}\n{way_out}") from error
         grant = f"gcloud storage buckets add-iam-policy-binding {bucket} --member=user:YOU --role={BUCKET_READER}"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from launcher.errors import NotAuthorised, UsageError
 from train import contract
-from train.storage import OutputError, Storage, open_storage
+from train.storage import Storage
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -27,23 +25,6 @@ class End(Struct, frozen=True, kw_only=True):
     def succeeded(self) -> bool:
         """Whether there was a replica, and every one exited 0."""
         return bool(self.exit_codes) and not any(self.exit_codes.values())
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A run folder that can't be used, as launch's own error."""
-    try:
-        yield
-    except OutputError as error:
-        if type(error.__cause__).__module__.startswith("google.auth"):
-            raise NotAuthorised(f"the run folder can't be used: {error}") from error
-        raise UsageError(f"the run folder can't be used: {error}", "Write somewhere else: --output DIR") from error
-
-
-def open_folder(folder: str) -> Storage:
-    """The run folder. Raises UsageError: a bucket, and neither an endpoint nor credentials."""
-    with told():
-        return open_storage(folder)
 
 
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:

@@ -22,18 +22,16 @@ from msgspec.structs import replace
 
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Verdict
-from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.gcp.api import LOG_IN, UnreachableError, status_of
+from launcher.gcp.api import status_of
+from launcher.gcp.storage import explain_error, open_folder
 from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
-from launcher.rehearsal.attempts import open_folder
 from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
 from launcher.runs.ledger_base import Book, Facts, Lock, NoLedger, end_of, entry_of, lock_of
 from launcher.runs.logs.line import cut
 from train import contract
 from train.storage import OutputError, Storage
-from train.storage import UnreachableError as FolderUnreachable
 
 __all__ = ["Book", "Entry", "EntryEnd", "Facts", "Ledger", "NoLedger"]
 
@@ -160,7 +158,7 @@ class Ledger:
     def _refused(self, error: OutputError) -> NoLedger:
         """Go on without the folder after a 403; raises the folder's error in launch's words otherwise."""
         if status_of(error) != 403:
-            raise of_folder(error, self._make) from error
+            raise explain_error(error, self._make) from error
         known = sorted(int(found[1]) for name in self._read if (found := LOCK.fullmatch(name)))
         self._memory = NoLedger(self._clock, [self._entry(number) for number in known])
         self._say(f"{error}; so only the look-up of jobs by their label keeps two launches of this run apart")
@@ -261,21 +259,6 @@ class Ledger:
             self._storage.write(contract.NOW, secrets.token_hex(8).encode())
             self._ahead = self._storage.written(contract.NOW) - self._clock.now()
         return self._clock.now() + self._ahead
-
-
-def of_folder(error: OutputError, make: Mapping[str, str]) -> LaunchError:
-    """A run folder that can't be used, as launch's own error."""
-    from google.auth.exceptions import GoogleAuthError
-
-    if isinstance(error, FolderUnreachable):
-        return UnreachableError(str(error), "Nothing was created. Try again in a moment.")
-    if status_of(error) == 401 or isinstance(error.__cause__, GoogleAuthError):
-        return NotAuthorised(str(error), LOG_IN)
-    problem, _, command = str(error).partition(": gcloud ")
-    fix = f"gcloud {command} --project=PROJECT" if command else ""
-    for name, value in make.items():
-        fix = fix.replace(name, value)
-    return UsageError(f"the run folder can't be used: {problem}", fix)
 
 
 def decoded(text: bytes, kind: type[T]) -> T | None:

@@ -75,7 +75,7 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
     from launcher.cli.flows.find_local_run import LocalRun
     from launcher.cli.flows.find_run import find_run
     from launcher.cli.ui.job_text import run_folder_of
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
 
     found = find_run(run, regions)
     if isinstance(found, LocalRun):

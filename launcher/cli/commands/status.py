@@ -167,7 +167,7 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node,
     from launcher.cli.ui.gpu_monitor import read_nodes
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.errors import LaunchError
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import Ledger
     from launcher.runs.metrics.progress import ProgressReader
 

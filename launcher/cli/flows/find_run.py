@@ -198,7 +198,7 @@ def in_folder(world: World, folder: str) -> Run | None:
     """The run that a folder holds the plan of, with its newest attempt's job: VMs that train are gone when they have
     ended, and nothing but the folder tells of them. None: it holds none, or its plan or its job is another run's."""
     from launcher.backend.base import GoneError
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import Ledger
     from launcher.runs.snapshot import filled, noted_job
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from launcher.cli.options import Output
 from launcher.cli.ui.gpu_monitor import Node
-from launcher.rehearsal.attempts import End, open_folder
+from launcher.gcp.storage import open_folder
+from launcher.rehearsal.attempts import End
 
 if TYPE_CHECKING:
     from launcher.cli.flows.find_local_run import LocalRun
@@ -69,12 +70,13 @@ def show_local(run: LocalRun, output: Output) -> None:
 def look(run: LocalRun) -> Seen:
     """Read a run folder. Raises LaunchError."""
     from launcher.cli.ui.gpu_monitor import read_nodes
-    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
+    from launcher.gcp.storage import use_errors
+    from launcher.rehearsal.attempts import facts_of, newest, read_end
     from launcher.rehearsal.folder_lock import is_taken
     from launcher.runs.metrics.progress import ProgressReader
 
     storage = open_folder(str(run.folder))
-    with told():
+    with use_errors():
         is_running = is_taken(run.folder)
         last = newest(storage)
         attempts = tuple(

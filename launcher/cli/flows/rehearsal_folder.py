@@ -36,7 +36,7 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         UsageError: it can't be used, or another `launch local` of this run is under way.
         NotAuthorised: there are no credentials for its bucket.
     """
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
     from launcher.rehearsal.folder_lock import turn
 
     with ExitStack() as stack:
@@ -54,9 +54,10 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
     """How the run ended, if nothing is left to do: its newest attempt did this very job, and ended with 0."""
-    from launcher.rehearsal.attempts import facts_of, newest, read_end, told
+    from launcher.gcp.storage import use_errors
+    from launcher.rehearsal.attempts import facts_of, newest, read_end
 
-    with told():
+    with use_errors():
         number = newest(storage)
         end = read_end(storage, number) if number else None
         same = end is not None and facts_of(storage, number).get("job") == fingerprint
@@ -76,9 +77,10 @@ def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) ->
 
     Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
     """
-    from launcher.rehearsal.attempts import lock, told
+    from launcher.gcp.storage import use_errors
+    from launcher.rehearsal.attempts import lock
 
-    with told():
+    with use_errors():
         with suppress(FileNotFoundError):
             reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
             say(f"the attempt before ended for good: {reason}")
@@ -120,10 +122,11 @@ def attempt_facts(job: Rehearsal) -> dict[str, Any]:
 
 def note(storage: Storage, attempt: int, end: End) -> None:
     """Write how the attempt ended. Where that fails, it is told: the job's own end matters more."""
-    from launcher.rehearsal.attempts import told, write_end
+    from launcher.gcp.storage import use_errors
+    from launcher.rehearsal.attempts import write_end
 
     try:
-        with told():
+        with use_errors():
             write_end(storage, attempt, end)
     except LaunchError as error:
         say(f"how the attempt ended can't be noted: {error.problem}")
@@ -135,10 +138,10 @@ def read_results(storage: Storage | None) -> Results | None:
         return None
     from concurrent.futures import ThreadPoolExecutor
 
-    from launcher.rehearsal.attempts import told
+    from launcher.gcp.storage import use_errors
     from launcher.runs.metrics.results import results
 
-    with told():
+    with use_errors():
         names = storage.list(f"{contract.METRICS}/")
         with ThreadPoolExecutor(READERS) as threads:
             return results(dict(zip(names, threads.map(storage.read, names), strict=True))) if names else None
@@ -146,18 +149,19 @@ def read_results(storage: Storage | None) -> Results | None:
 
 def restarts(storage: Storage) -> int:
     """How often the run's processes were started again."""
+    from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import restarts as counted
-    from launcher.rehearsal.attempts import told
 
-    with told():
+    with use_errors():
         return counted(storage)
 
 
 def new_run(run: str, folder: str) -> str:
     """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
-    from launcher.rehearsal.attempts import newest, open_folder, told
+    from launcher.gcp.storage import open_folder, use_errors
+    from launcher.rehearsal.attempts import newest
 
     beside = folder.rpartition("/")[0]
-    with told():
+    with use_errors():
         ids = (run if number == 1 else f"{run}-{number}" for number in count(1))
         return next(one for one in ids if not newest(open_folder(f"{beside}/{one}")))

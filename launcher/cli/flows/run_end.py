@@ -105,7 +105,7 @@ def usd_of(job: Job, made: Plan | None, seconds: float) -> float | None:
 
 def storage_of(folder: str | None) -> Storage | None:
     """The run's folder; None where it can't be opened."""
-    from launcher.rehearsal.attempts import open_folder
+    from launcher.gcp.storage import open_folder
 
     try:
         return open_folder(folder) if folder else None

@@ -47,9 +47,9 @@ def read_nodes(storage: Storage) -> tuple[Node, ...]:
     """The nodes of the run's newest start; none where nobody looks at them. Raises LaunchError."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from launcher.runs.metrics.progress import told
+    from launcher.gcp.storage import read_errors
 
-    with told():
+    with read_errors():
         wanted = newest(storage.list(f"{contract.MONITOR}/"))
         with ThreadPoolExecutor(READERS) as threads:
             return nodes(dict(zip(wanted, threads.map(storage.read, wanted), strict=True)))

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.gcp.storage import read_errors
 from launcher.runs.logs.line import Line, cleaned, last_drawn
 from train import contract
-from train.storage import OutputError, Storage
-from train.storage import UnreachableError as AwayError
+from train.storage import Storage
 
 NAME: Final = re.compile(rf"{contract.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
 PARTS: Final = 8
@@ -79,7 +76,7 @@ class TextLog:
 
     def _parts(self) -> Sequence[Part]:
         """Those that were not read yet."""
-        with told():
+        with read_errors():
             names = self._folder.list(self._prefix)
         return sorted(part for name in names if name not in self._read and (part := part_of(name)))
 
@@ -89,7 +86,7 @@ class TextLog:
         return self._cut(part, data)
 
     def _bytes(self, part: Part) -> bytes:
-        with told():
+        with read_errors():
             try:
                 return self._folder.read(part.name)
             except FileNotFoundError:  # somebody cleans up
@@ -121,14 +118,3 @@ def part_of(name: str) -> Part | None:
 def line_of(node: int, line: bytes) -> Line:
     """A line of a node."""
     return Line(0.0, contract.task_name(node), cleaned(last_drawn(line.decode("utf-8", "replace"))), "DEFAULT")
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A run folder that can't be read, as launch's own error."""
-    try:
-        yield
-    except AwayError as error:
-        raise UnreachableError(f"the run folder gives no answer: {error}", "Try again in a moment.") from error
-    except OutputError as error:
-        raise LaunchError(f"the run folder can't be read: {error}") from error

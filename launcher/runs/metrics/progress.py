@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from statistics import median_low
 from typing import Any, Final, NamedTuple
 
@@ -14,14 +13,12 @@ from msgspec import Struct
 
 from launcher.backend import request as asked
 from launcher.clock import REAL, Clock
-from launcher.errors import LaunchError
-from launcher.gcp.api import UnreachableError
+from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
 from launcher.runs.metrics.results import PART, Record, figure, records
 from train import contract
-from train.storage import OutputError, Storage
-from train.storage import UnreachableError as AwayError
+from train.storage import Storage
 
 ROWS: Final = 50
 """The last rows, from which speed and time left are taken."""
@@ -78,7 +75,7 @@ class ProgressReader:
 
     def new(self) -> Progress | None:
         """How far it is; None: nothing new. Raises LaunchError: the run folder can't be read (now)."""
-        with told():
+        with read_errors():
             found = self._next() or self._listed_anew()
         if not found or not (self._rows or self._from is not None):
             return None
@@ -129,17 +126,6 @@ class ProgressReader:
             self._from = 0 if self._from is None else self._from
         elif record["event"] == "resumed":
             self._from = whole(record.get("step"))
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A run folder that can't be read, as launch's own error."""
-    try:
-        yield
-    except AwayError as error:
-        raise UnreachableError(f"the run folder gives no answer: {error}", "Try again in a moment.") from error
-    except OutputError as error:
-        raise LaunchError(f"the run folder can't be read: {error}") from error
 
 
 def place_of(name: str) -> Place | None:

@@ -223,5 +223,5 @@ def test_a_bucket_that_gives_no_answer(cloud: GoogleCloud, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("launcher.runs.metrics.progress.ANSWER_SECONDS", 0.2)
     cloud.faults.down(until=clock() + 1)
-    with pytest.raises(UnreachableError, match="the run folder gives no answer"):
+    with pytest.raises(UnreachableError, match="the run folder does not answer"):
         ProgressReader(GcsFolder("gs://my-bucket/runs/a"), clock=Clock(clock, clock.advance)).new()

@@ -1,0 +1,59 @@
+"""Open the storage that a run's folder is in, and turn its errors into launch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.gcp.api import LOG_IN, UnreachableError, status_of
+from train.storage import OutputError, Storage, open_storage
+from train.storage import UnreachableError as FolderUnreachable
+
+
+def open_folder(folder: str) -> Storage:
+    """Open a run folder. Raises UsageError: it is in a bucket, and there is neither an endpoint nor credentials."""
+    with use_errors():
+        return open_storage(folder)
+
+
+@contextmanager
+def use_errors() -> Iterator[None]:
+    """Raise UsageError, or NotAuthorised without credentials, if a run folder can't be used."""
+    try:
+        yield
+    except OutputError as error:
+        if type(error.__cause__).__module__.startswith("google.auth"):
+            raise NotAuthorised(f"the run folder can't be used: {error}") from error
+        raise UsageError(f"the run folder can't be used: {error}", "Use another folder: --output DIR") from error
+
+
+@contextmanager
+def read_errors() -> Iterator[None]:
+    """Raise UnreachableError if a run folder does not answer, LaunchError if it can't be read."""
+    try:
+        yield
+    except FolderUnreachable as error:
+        raise UnreachableError(f"the run folder does not answer: {error}", "Try again in a moment.") from error
+    except OutputError as error:
+        raise LaunchError(f"the run folder can't be read: {error}") from error
+
+
+def explain_error(error: OutputError, make: Mapping[str, str]) -> LaunchError:
+    """Return the error of a run folder in a bucket as launch's own, with the command that makes the bucket.
+
+    Args:
+        error: of the storage; its text may end in a gcloud command with placeholders.
+        make: what to put in place of them: PROJECT and REGION.
+    """
+    from google.auth.exceptions import GoogleAuthError
+
+    if isinstance(error, FolderUnreachable):
+        return UnreachableError(str(error), "Nothing was created. Try again in a moment.")
+    if status_of(error) == 401 or isinstance(error.__cause__, GoogleAuthError):
+        return NotAuthorised(str(error), LOG_IN)
+    problem, _, command = str(error).partition(": gcloud ")
+    fix = f"gcloud {command} --project=PROJECT" if command else ""
+    for name, value in make.items():
+        fix = fix.replace(name, value)
+    return UsageError(f"the run folder can't be used: {problem}", fix)
