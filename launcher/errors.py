@@ -1,7 +1,7 @@
 """Everything that launch can fail with, on one screen.
 
 An error says what is wrong (`problem`), what to do next (`hint`), and which exit code a script sees. `launcher.cli`
-has the one handler; SDK errors are turned into these in `launcher.apply` and nowhere else.
+has the one handler; SDK errors are turned into these in `launcher.gcp` and the packages that call Google.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_a_circle_is_seen(copy: Path, line: str) -> None:
         ("launcher/spec/models.py", "import launcher.plan.model", "launcher.spec.models -> launcher.plan.model"),
         ("launcher/catalog/__init__.py", "import launcher.spec.models", "launcher.catalog -> launcher.spec.models"),
         ("launcher/errors.py", "import launcher.spec.models", "launcher.errors -> launcher.spec.models"),
-        ("launcher/apply/__init__.py", "import launcher.cli.app", "launcher.apply -> launcher.cli.app"),
+        ("launcher/gcp/__init__.py", "import launcher.cli.app", "launcher.gcp -> launcher.cli.app"),
         ("train/contract.py", "import launcher.errors", "train.contract -> launcher.errors"),
         ("launcher/plan/vertex_request.py", "import train.node", "launcher.plan.vertex_request -> train"),
         ("train/storage/local.py", "import train.metrics", "train.storage.local -> train.metrics"),
@@ -130,13 +130,13 @@ def test_a_print_below_the_commands_is_seen(copy: Path, line: str) -> None:
     ],
 )
 def test_an_eager_sdk_is_seen(copy: Path, line: str) -> None:
-    broken(copy, "launcher/apply/__init__.py", line)
+    broken(copy, "launcher/gcp/__init__.py", line)
     assert len(eager_sdks(copy, "launcher")) == 1
 
 
 def test_an_sdk_in_a_function_or_for_types_alone_is_allowed(copy: Path) -> None:
     lines = "def f():\n    import docker\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
-    broken(copy, "launcher/apply/__init__.py", lines)
+    broken(copy, "launcher/gcp/__init__.py", lines)
     assert eager_sdks(copy, "launcher") == []
 
 

@@ -36,8 +36,10 @@ class Pace:
 
 
 def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[str, str] = os.environ) -> str:
-    """The table that closes a run, from its end event. What launch tells of the run at its end (launcher.cli.ui.run_summary:
-    losses, speed and folder) is left out where it has started the run."""
+    """Return the table that closes a run, from its end event.
+
+    Losses, speed and folder are omitted if launch started the run: it prints them (launcher.cli.ui.run_summary).
+    """
     rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {_machine(end)}")]
     rows += [] if contract.RUN in env else _results(end, unit)
     rows += [("model", f"{end['parameters']:,} parameters")]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from launcher import __version__
-from launcher.cli.flows.code_growth import grown_since
+from launcher.cli.code_growth import grown_since
 from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.images.source_files import Source

@@ -21,7 +21,7 @@ COMMANDS = (
     *("vertex", "vm", "ssh", "push-code", "local", "status", "follow", "logs", "metrics", "cancel", "bench", "build"),
     *("push", "init", "schema", "selftest"),
 )
-"""In the order in which they are needed. `push-code` is the function push_code of push_code.py here."""
+"""In the order in which they are needed. `push-code` is the function push_code of commands/push_code.py."""
 WITH_FLAGS = ("vertex", "vm", "local", "build", "push")
 """They take the flags that change a spec."""
 PLANNED = ("vertex", "vm", "local")
@@ -30,7 +30,7 @@ FILES_ONLY = ("init", "schema")
 """They work on Windows."""
 
 VM_COMMANDS = ("list", "status", "stop", "start", "extend", "delete", "code")
-"""`launch vm list` is the function vm_list of vm_list.py."""
+"""`launch vm list` is the function vm_list of commands/vm/list.py; `launch vm` is vm of commands/vm/create.py."""
 
 # Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
 PLAIN: Final[dict[str, Any]] = {
@@ -94,9 +94,10 @@ class Commands(LazyGroup):
 
 
 def command(name: str, function: str, cls: type[Command] | None = None) -> Any:
-    """Make a command of a function: push_code of push_code.py for `push-code`."""
+    """Make a command of a function: push_code of commands/push_code.py for `push-code`."""
     own = function.replace("-", "_")
-    called: Callable[..., Any] = getattr(import_module(f"launcher.cli.{own}"), own)
+    module = "vm.create" if own == "vm" else own.replace("vm_", "vm.")
+    called: Callable[..., Any] = getattr(import_module(f"launcher.cli.commands.{module}"), own)
     if cls is None and function in WITH_FLAGS:
         from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- it loads what most commands need
     made = typer.Typer(**PLAIN)

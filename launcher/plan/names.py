@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from launcher.jobs.job import job
+from launcher.jobs import job
 from launcher.plan.model import Context
 from launcher.spec.models import JobSpec
 

@@ -1,7 +1,7 @@
-"""What the startup script of a VM is told: the metadata item `launch`, as JSON.
+"""The metadata item `launch` of a VM: what its startup script reads, as JSON.
 
-The script (launcher/compute/startup.sh) is one text for all VMs; it reads this with a JSON parser and hands the values on as
-words of their own, so that nothing of a spec is ever part of shell text.
+The script (launcher/compute/startup.sh) is the same text for every VM. It reads this with a JSON parser and passes the
+values on as separate words, so that nothing of a spec is ever part of shell text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Removes a job's containers and its network, also after `kill -9` of launch: `python -m launcher.rehearsal.docker_cleanup JOB`.
+"""Remove a job's containers and its network, also after `kill -9` of launch.
+
+Run as `python -m launcher.rehearsal.docker_cleanup JOB`.
 
 It waits at a pipe whose other end launch alone holds: the kernel closes it whatever ends launch. A word that came
 before says that nothing is left to do. Containers live on without whoever started them, so no leash

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.lazy_commands import bench
+from launcher.cli.commands import bench
 from launcher.cli.options import Output
 from launcher.cli.ui.documents import output_of
 from launcher.clock import Clock

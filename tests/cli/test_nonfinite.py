@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from launcher.cli.commands.metrics import lines
-from launcher.cli.commands.status import as_data
+from launcher.cli.ui.data import progress_data
 from launcher.cli.ui.event_printer import progress_text
 from launcher.cli.ui.run_summary import as_data as results_data
 from launcher.cli.ui.run_summary import lines as summary_lines
@@ -97,7 +97,7 @@ def test_a_value_of_the_users_named_nonfinite_is_a_value() -> None:
 def test_progress_of_a_running_job(text: str) -> None:
     progress = summary(({"step": 3, "loss": None, "nonfinite": {"loss": text}},), 10, None)
     assert f"loss {text}" in progress_text(progress)
-    data = as_data(progress)
+    data = progress_data(progress)
     assert data
     assert (data["loss"], data["nonfinite"]) == (None, {"loss": text})
     assert math.isfinite(msgspec.json.decode(json.dumps(data, allow_nan=False))["step"])

@@ -1,4 +1,4 @@
-"""An engine that says what a test wrote down, and launch's client of it; a cloud for runs on VMs."""
+"""An engine that says what a test wrote down, and launch's client of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from launcher.images.docker_engine import Engine
-from tests.compute.vm_site import Site
-from tests.googlecloud import FakeClock, GoogleCloud
 from tests.images import scripted_engine
 from tests.images.scripted_engine import BASE
 
@@ -31,11 +29,3 @@ def engine(environ: Mapping[str, str]) -> Iterator[Engine]:
     made = Engine.connect(environ)
     yield made
     made.api.close()
-
-
-@pytest.fixture
-def site(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Where runs on VMs are launched; the run folder is found by the environment."""
-    for name, value in cloud.environ().items():
-        monkeypatch.setenv(name, value)
-    return Site(cloud, clock)

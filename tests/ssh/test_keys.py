@@ -111,7 +111,8 @@ def test_keys_in_the_one_file_that_there_once_was_are_taken_over(tmp_path: Path)
 KNOW = """
 import sys
 from pathlib import Path
-from launcher.apply import sshconfig, sshkeys
+from launcher.ssh import config_file
+from launcher.ssh import keys as sshkeys
 from tests.ssh.test_config_file import nobody, way
 from tests.ssh.vms import machine
 
@@ -121,7 +122,7 @@ sys.stdin.readline()
 for number in range(int(sys.argv[2]), 40, 8):
     vm = machine(id=str(number), name=f"vm-{number}")
     sshkeys.know(settings, f"compute.{number}", (f"ssh-rsa {number}",))
-    sshconfig.put(settings / "ssh_config", vm, way(vm), nobody)
+    config_file.put(settings / "ssh_config", vm, way(vm), nobody)
 sshkeys.own_key(settings / ".ssh", print)
 """
 

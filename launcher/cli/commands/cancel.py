@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """The jobs as they have ended; `error` ends the command. `done`: by this command; `only_barred`: it had no more to
     do than to keep the run from another attempt."""
-    from launcher.cli.commands.status import job_data
+    from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
 
     if output is Output.text:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.selftest.steps import Step
 
 MARKS = {True: "✓", False: "✗", None: "–"}
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def selftest(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,6 +64,7 @@ def status(
 def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
     """The runs, the newest first."""
     if output is not Output.text:
+        from launcher.cli.ui.data import job_data
         from launcher.cli.ui.documents import printed
 
         printed({"runs": [job_data(run.id, run.job) for run in runs]}, output)
@@ -109,10 +109,11 @@ def show_run(run: Run, output: Output) -> None:
         return
     if problem:
         print(f"launch: {problem}", file=sys.stderr)
+    from launcher.cli.ui.data import attempt_data, job_data, progress_data
     from launcher.cli.ui.documents import printed
 
     data = job_data(run.id, run.job)
-    data["progress"] = as_data(progress)
+    data["progress"] = progress_data(progress)
     data["nodes"] = [node.to_dict() for node in nodes]
     data["attempts"] = [attempt_data(one) for one in entries]
     data["jobs"] = [job_data(run.id, job) for job in run.jobs]
@@ -184,49 +185,3 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node,
         return entries, progress, read_nodes(storage), ""
     except LaunchError as error:
         return entries, progress, (), error.problem
-
-
-# --- As data ---------------------------------------------------------------------------------------------------------
-
-
-def job_data(run: str, job: Job) -> dict[str, Any]:
-    """A job for scripts; times in Unix seconds."""
-    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
-
-    return {
-        "run": run,
-        "state": job.state,
-        "job": job.name,
-        "region": job.region,
-        "zone": job.zone,
-        "machine": machine_of(job),
-        "provisioning": provisioning_of(job),
-        "image": image_of(job),
-        "output": run_folder_of(job),
-        "created": job.created,
-        "started": job.started,
-        "ended": job.ended,
-        "error": {"code": job.error.code, "message": job.error.message} if job.error else None,
-        "console": console_url(job),
-        "labels": dict(job.labels),
-    }
-
-
-def attempt_data(entry: Entry) -> dict[str, Any]:
-    """An attempt for scripts."""
-    import msgspec
-
-    data: dict[str, Any] = msgspec.to_builtins(entry)
-    return {name: value for name, value in data.items() if name != "writer"}
-
-
-def as_data(progress: Progress | None) -> dict[str, Any] | None:
-    """How far it is, for scripts."""
-    import msgspec
-
-    if progress is None:
-        return None
-    data = dict(msgspec.to_builtins(progress))
-    if progress.loss is not None and not math.isfinite(progress.loss):
-        data |= {"loss": None, "nonfinite": {"loss": str(progress.loss)}}
-    return data

@@ -25,7 +25,7 @@ WHY = "only then is another place tried where there are no machines"
 
 def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None:
     """For scripts, a job as it was last seen: of a watch that has ended without its end, by `error`."""
-    from launcher.cli.commands.status import job_data
+    from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
 
     if output is not Output.text:
@@ -55,7 +55,7 @@ def show_begun(job: Job, output: Output) -> None:
 
 def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | None = None) -> None:
     """Print how the run ended, its results and its folder. `error` is the failure that the command ends with."""
-    from launcher.cli.commands.status import job_data
+    from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data, lines
 

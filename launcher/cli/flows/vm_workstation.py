@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import World, of_project
-from launcher.cli.flows.find_vm import leased, shown_now
+from launcher.cli.flows.find_vm import shown_now
 from launcher.cli.flows.plan import planned
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import Teller
 from launcher.cli.ui.plan_page import WIDTH, wrapped
+from launcher.cli.ui.vm_text import leased
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.driver import Course, until_there
@@ -167,7 +168,7 @@ def left(job: Job | None, name: str) -> str:
 def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """The VM, how to reach it, what it costs and when it stops."""
     if output is not Output.text:
-        from launcher.cli.commands.vm.list import machine_data
+        from launcher.cli.ui.data import machine_data
         from launcher.cli.ui.documents import printed
         from launcher.compute.vm_cost import of_machine
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.lazy_commands import bench
+from launcher.cli.commands import bench
 from launcher.cli.options import Output
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.workspace import content

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.catalog import Price
-from launcher.cli.flows.find_vm import clock_text, leased, one_machine, span_text
+from launcher.cli.flows.find_vm import one_machine
+from launcher.cli.ui.vm_text import clock_text, leased, span_text
 from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError

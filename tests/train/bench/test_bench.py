@@ -1,5 +1,7 @@
-"""The bench, measuring: each part in this process, and all of it as a program; tests/cli/commands/test_bench.py has it on two
-ranks."""
+"""The bench, measuring: each part in this process, and all of it as a program.
+
+tests/cli/commands/test_bench.py has it on two ranks.
+"""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.cli.commands import vertex
 from launcher.cli.flows.image import BuilderFlag, CreateRepository
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.lazy_commands import vertex
 from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, WatchFor, flags_of
 from launcher.errors import UsageError
 

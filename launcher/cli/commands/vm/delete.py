@@ -67,7 +67,7 @@ def agreed(machine: Machine) -> bool:
 
 def question(machine: Machine) -> str:
     """What is about to be lost."""
-    from launcher.cli.flows.find_vm import state_text
+    from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import attached_disks
 
     state = state_text(machine)

@@ -133,9 +133,9 @@ def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
 
 def show(machine: Machine, short: bool, now: float, output: Output) -> None:
     """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
-    from launcher.cli.commands.vm.list import machine_data
-    from launcher.cli.flows.find_vm import clock_text, leased
+    from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.vm_text import clock_text, leased
     from launcher.compute.vm_cost import price_of
 
     if output is not Output.text:

@@ -38,6 +38,7 @@ def vm_list(
 
     from launcher.cli.commands.vm.orphans import show_orphans
     from launcher.cli.flows.find_vm import open_compute
+    from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
 
     compute = open_compute()
@@ -110,7 +111,7 @@ def widths_of(rows: list[dict[str, str]]) -> dict[str, int]:
 
 def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """A VM's cells, by column."""
-    from launcher.cli.flows.find_vm import span_text, state_text
+    from launcher.cli.ui.vm_text import span_text, state_text
     from launcher.compute.vm_cost import price_of
 
     price = price_of(machine)
@@ -128,7 +129,7 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
 
 def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
-    from launcher.cli.flows.find_vm import usd_text
+    from launcher.cli.ui.vm_text import usd_text
     from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
 
@@ -143,45 +144,10 @@ def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
 
 def ends_text(machine: Machine, now: float) -> str:
     """`22:40, in 3 h`; `-` for one that doesn't run or that nothing stops."""
-    from launcher.cli.flows.find_vm import clock_text, span_text
+    from launcher.cli.ui.vm_text import clock_text, span_text
 
     until = machine.lease_until
     if until is None:
         return "-"
     left = f"in {span_text(until - now)}" if until > now else "is over"
     return f"{clock_text(until, now)}, {left}"
-
-
-# --- As data ---------------------------------------------------------------------------------------------------------
-
-
-def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
-    """A VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
-    from launcher.cli.flows.find_vm import ends_itself
-    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
-
-    price, own = price_of(machine), of_machine(disks, machine)
-    return {
-        "name": machine.name,
-        "id": machine.id,
-        "run": machine.run if machine.trains else None,
-        "state": machine.status,
-        "machine": machine.machine_type,
-        "provisioning": machine.provisioning,
-        "zone": machine.zone,
-        "created": machine.created,
-        "started": machine.started,
-        "stopped": machine.stopped,
-        "usd_per_hour": price.usd,
-        "usd_approx": price.approx,
-        "usd_so_far": usd_so_far(machine, price, now),
-        "usd_per_month_of_disks": usd_a_month(own) if own else None,
-        "lease_until": machine.lease_until,
-        "ceiling": machine.ceiling,
-        "at_the_end": ends_itself(machine),
-        "internal_ip": machine.internal_ip or None,
-        "external_ip": machine.external_ip or None,
-        "disks": [{"name": disk.name, "kind": disk.kind, "gb": disk.size_gb} for disk in own],
-        "labels": dict(machine.labels),
-        "resource": machine.resource,
-    }

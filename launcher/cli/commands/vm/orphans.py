@@ -68,7 +68,7 @@ def of_machines(
     machines: Sequence[Machine], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
     """The VMs among them."""
-    from launcher.cli.flows.find_vm import state_text
+    from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import of_machine, usd_in_all
     from launcher.jobs.orphans import needless
 
@@ -113,8 +113,8 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -
 
 def lines(found: Sequence[Orphan]) -> Iterator[str]:
     """The page: three lines each, commands in one piece, to be copied."""
-    from launcher.cli.flows.find_vm import usd_text
     from launcher.cli.ui.plan_page import wrapped
+    from launcher.cli.ui.vm_text import usd_text
 
     if not found:
         yield "Nothing of launch's is there without need."

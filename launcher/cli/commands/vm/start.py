@@ -74,9 +74,10 @@ def forget_lease(compute: Compute, machine: Machine) -> None:
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, its price, its new lease, and how to reach it."""
-    from launcher.cli.commands.vm.list import machine_data
-    from launcher.cli.flows.find_vm import leased, shown_now
+    from launcher.cli.flows.find_vm import shown_now
+    from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
+    from launcher.cli.ui.vm_text import leased
     from launcher.compute.vm_cost import price_of
 
     now = shown_now(compute)

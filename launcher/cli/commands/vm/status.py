@@ -40,8 +40,8 @@ def vm_status(
 
     Also shows how to connect to it and what failed on it.
     """
-    from launcher.cli.commands.vm.list import machine_data
     from launcher.cli.flows.find_vm import one_machine, open_compute
+    from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
 
     compute = open_compute()
@@ -123,7 +123,7 @@ def headline(seen: Seen) -> str:
 
 def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
-    from launcher.cli.flows.find_vm import clock_text, leased, span_text, usd_text
+    from launcher.cli.ui.vm_text import clock_text, leased, span_text, usd_text
     from launcher.compute.vm_cost import usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
 
@@ -147,7 +147,7 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def place(seen: Seen) -> Iterator[tuple[str, str]]:
     """Where and what it is."""
-    from launcher.cli.flows.find_vm import state_text
+    from launcher.cli.ui.vm_text import state_text
 
     machine = seen.machine
     state = seen.says.get("state", "")

@@ -58,8 +58,8 @@ def stopped(compute: Compute, machine: Machine) -> Machine:
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     """The VM, what it goes on to cost, and how to start it again."""
-    from launcher.cli.commands.vm.list import machine_data
     from launcher.cli.flows.find_vm import shown_now
+    from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.plan_page import WIDTH, wrapped
 
@@ -88,7 +88,7 @@ def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
 
 def disks_text(disks: Sequence[Disk]) -> str:
     """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
-    from launcher.cli.flows.find_vm import usd_text
+    from launcher.cli.ui.vm_text import usd_text
     from launcher.compute.vm_cost import usd_a_month
 
     if not disks:

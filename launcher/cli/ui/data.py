@@ -1,0 +1,89 @@
+"""Jobs, attempts, progress and VMs as JSON data for scripts (docs/output.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.jobs.job import Job
+    from launcher.jobs.orphans import Disk
+    from launcher.jobs.vm import Machine
+    from launcher.runs.attempts import Entry
+    from launcher.runs.watch.loop import Progress
+
+
+def job_data(run: str, job: Job) -> dict[str, Any]:
+    """A job for scripts; times in Unix seconds."""
+    from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
+
+    return {
+        "run": run,
+        "state": job.state,
+        "job": job.name,
+        "region": job.region,
+        "zone": job.zone,
+        "machine": machine_of(job),
+        "provisioning": provisioning_of(job),
+        "image": image_of(job),
+        "output": run_folder_of(job),
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "error": {"code": job.error.code, "message": job.error.message} if job.error else None,
+        "console": console_url(job),
+        "labels": dict(job.labels),
+    }
+
+
+def attempt_data(entry: Entry) -> dict[str, Any]:
+    """An attempt for scripts."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(entry)
+    return {name: value for name, value in data.items() if name != "writer"}
+
+
+def progress_data(progress: Progress | None) -> dict[str, Any] | None:
+    """How far it is, for scripts."""
+    import msgspec
+
+    if progress is None:
+        return None
+    data = dict(msgspec.to_builtins(progress))
+    if progress.loss is not None and not math.isfinite(progress.loss):
+        data |= {"loss": None, "nonfinite": {"loss": str(progress.loss)}}
+    return data
+
+
+def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
+    """A VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
+    from launcher.cli.ui.vm_text import ends_itself
+    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
+
+    price, own = price_of(machine), of_machine(disks, machine)
+    return {
+        "name": machine.name,
+        "id": machine.id,
+        "run": machine.run if machine.trains else None,
+        "state": machine.status,
+        "machine": machine.machine_type,
+        "provisioning": machine.provisioning,
+        "zone": machine.zone,
+        "created": machine.created,
+        "started": machine.started,
+        "stopped": machine.stopped,
+        "usd_per_hour": price.usd,
+        "usd_approx": price.approx,
+        "usd_so_far": usd_so_far(machine, price, now),
+        "usd_per_month_of_disks": usd_a_month(own) if own else None,
+        "lease_until": machine.lease_until,
+        "ceiling": machine.ceiling,
+        "at_the_end": ends_itself(machine),
+        "internal_ip": machine.internal_ip or None,
+        "external_ip": machine.external_ip or None,
+        "disks": [{"name": disk.name, "kind": disk.kind, "gb": disk.size_gb} for disk in own],
+        "labels": dict(machine.labels),
+        "resource": machine.resource,
+    }

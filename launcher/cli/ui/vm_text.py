@@ -1,0 +1,79 @@
+"""A VM's state, price and end in a line."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.catalog import Price
+    from launcher.jobs.vm import Machine
+
+STATES = {"TERMINATED": "STOPPED"}
+"""Google's word for it, and ours where that says more."""
+
+
+def state_text(machine: Machine) -> str:
+    """`RUNNING`, `STOPPED` …"""
+    return STATES.get(machine.status, machine.status)
+
+
+def leased(machine: Machine, price: Price, now: float) -> str:
+    """`$2.00/h, at most $24.00, stops itself 22:40`; with a lease that ends before Google itself ends the VM also what
+    it costs by then. The most is since its last start, by the limit that Google keeps."""
+    parts = [price_text(price)]
+    limit = machine.limit_seconds
+    if price.usd is not None and limit:
+        parts.append(f"at most {usd_text(price.usd * limit / 3600, price.approx)}")
+    until, ceiling = machine.lease_until, machine.ceiling
+    if until is None:
+        return ", ".join([*parts, unstarted(machine)])
+    if until < now:
+        return ", ".join([*parts, f"should have ended {clock_text(until, now)}"])
+    ends = f"{ends_itself(machine)} {clock_text(until, now)}"
+    if price.usd is not None and machine.started is not None and (ceiling is None or until < ceiling):
+        ends += f" ({usd_text(price.usd * (until - machine.started) / 3600, price.approx)} by then)"
+    return ", ".join([*parts, ends])
+
+
+def unstarted(machine: Machine) -> str:
+    """When it stops itself, of a VM whose time doesn't run."""
+    own = machine.parameters.get("lease_seconds")
+    known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
+    if not known:
+        return "nothing stops it"
+    return f"{ends_itself(machine)} {span_text(min(known))} after its start"
+
+
+def ends_itself(machine: Machine) -> str:
+    """What happens at the end of its lease."""
+    scheduling = machine.request.get("scheduling", {})
+    how = machine.parameters.get("on_stop") or scheduling.get("instanceTerminationAction", "stop")
+    return "deletes itself" if how.lower() == "delete" else "stops itself"
+
+
+def price_text(price: Price) -> str:
+    """`≈$2.00/h`, or that it is unknown."""
+    return "price unknown" if price.usd is None else f"{usd_text(price.usd, price.approx)}/h"
+
+
+def usd_text(usd: float, approx: bool = False) -> str:
+    """`≈$24.00`."""
+    return f"{'≈' if approx else ''}${usd:,.2f}"
+
+
+def clock_text(at: float, now: float) -> str:
+    """`22:40` by this machine's time zone, with the day when it is another one: `Sun 06:40`, `28 Nov 06:40`."""
+    there, here = (datetime.fromtimestamp(seconds, UTC).astimezone() for seconds in (at, now))
+    days = (there.date() - here.date()).days
+    day = "" if not days else "%a " if abs(days) < 7 else "%-d %b "
+    return there.strftime(f"{day}%H:%M")
+
+
+def span_text(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h`, `26 d`: one unit is enough to tell how old something is."""
+    if seconds < 100:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} d"
