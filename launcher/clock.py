@@ -1,4 +1,4 @@
-"""The clock of everything that waits: tests pass one that they move themselves."""
+"""The clock of all code that waits; tests pass a fake one."""
 
 from __future__ import annotations
 

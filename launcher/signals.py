@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came: all is stopped as after Ctrl-C. `signum` is which."""
+    """SIGTERM or SIGHUP was received: everything stops as after Ctrl-C. `signum` is the signal's number."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -19,18 +19,21 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def signals_stop() -> Iterator[None]:
-    """SIGTERM and SIGHUP (the terminal has gone) raise Stopped inside, once: replicas have sessions of their own, so
-    nothing else would reach them. Only the main thread can set handlers; what is ignored (nohup) stays so."""
-    told: list[int] = []
+    """Raise Stopped on the first SIGTERM or SIGHUP (a closed terminal) inside the block.
 
-    def note(signum: int, _frame: FrameType | None) -> None:
-        told.append(signum)
-        if len(told) == 1:  # a closed terminal sends several: the stop is under way
+    Replicas run in sessions of their own, so these signals do not reach them. Only the main thread can set handlers; an
+    ignored signal (nohup) stays ignored.
+    """
+    received: list[int] = []
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) == 1:  # a closed terminal sends several; the first one has begun the stop
             raise Stopped(signum)
 
     main = threading.current_thread() is threading.main_thread()
     wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in wanted}
+    before = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
     finally:

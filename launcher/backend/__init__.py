@@ -1,1 +1,1 @@
-"""What a service that runs jobs must do, and the router between Vertex AI and Compute Engine."""
+"""The interface of a service that runs jobs, the router between the two services, and their requests read back."""

@@ -301,7 +301,7 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
         return
     if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
         hint = f"Write it with forward slashes: --set run.script={forward}"
-    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- names may be too long
+    elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
         hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
     else:
         hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."

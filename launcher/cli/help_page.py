@@ -21,7 +21,7 @@ COMMON: Final = "Common options"
 GROUPS: Final = (RUN, MACHINE, WHERE, COST, CONNECTION, OUTPUT, COMMON)
 """In this order. --help is a common option."""
 COLUMN: Final = 24
-"""Widest option with its text beside it; the text of a wider one starts on the next line."""
+"""Columns for an option's flags; after longer flags the text starts on the next line."""
 
 
 def option(group: str, *flags: str, help: str, **settings: Any) -> Any:  # noqa: A002 -- Typer's name

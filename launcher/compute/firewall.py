@@ -1,4 +1,4 @@
-"""Which traffic a network's VPC firewall rules allow to VMs without network tags. Reads nothing by itself.
+"""Evaluate a network's VPC firewall rules: the traffic that they allow to VMs without network tags. Pure.
 
 The rule with the lowest priority number decides, and deny wins among equals; where no rule matches, ingress is denied
 and egress allowed (https://cloud.google.com/firewall/docs/firewalls). Hierarchical and network firewall policies are

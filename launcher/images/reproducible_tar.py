@@ -27,9 +27,9 @@ class Tree(NamedTuple):
     files: tuple[File, ...]
     owner: int = 0
     digest: str = ""
-    """What launcher.images.source_files.digest_of made of the files when they were listed; empty where nobody did."""
+    """The files' digest when they were listed (launcher.images.source_files.digest_of); empty if there was none."""
     group_writes: bool = False
-    """Whether the owner's group may write too."""
+    """True if the owner's group may write the files too."""
 
 
 def write(trees: Iterable[Tree], to: IO[bytes]) -> None:

@@ -1,1 +1,1 @@
-"""What is on the user's disk: code files, ignore rules, git, gcloud's settings, requirements."""
+"""Read the user's files: code, ignore rules, git, gcloud's settings, requirements."""

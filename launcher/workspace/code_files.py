@@ -82,7 +82,7 @@ def link(folder: Path, name: str, path: str) -> str:
         UsageError: it leads out of the folder, where the image has something else, or to itself.
     """
     try:
-        target = os.readlink(path).replace(os.sep, "/")  # noqa: PTH115 -- text, as it stands
+        target = os.readlink(path).replace(os.sep, "/")  # noqa: PTH115 -- Path.readlink normalises the target
     except OSError as error:
         raise unreadable(path, error) from error
     what = f"{name} is a link to {target}"

@@ -181,4 +181,4 @@ def is_file(mode: int) -> bool:
 def is_run_folder(folder: str) -> bool:
     """Return whether it is a run folder, as `launch local` leaves it: that is never code."""
     plan, lock = os.path.join(folder, contract.PLAN), os.path.join(folder, contract.attempt_lock(1))  # noqa: PTH118 -- one for each folder
-    return os.path.isfile(plan) and os.path.isfile(lock)  # noqa: PTH113
+    return os.path.isfile(plan) and os.path.isfile(lock)  # noqa: PTH113 -- Path.is_file raises on a name that is too long

@@ -17,7 +17,7 @@ from tests.selftest.world import World, opened
 def main(bundle: Path) -> None:
     """Write the loopback cloud's bundle."""
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as world:
-        launcher.clock.REAL = world.time  # type: ignore[misc]
+        launcher.clock.REAL = world.time  # type: ignore[misc]  # Final for the product; this process runs on a fake clock
         ran = recorded(world)
         print(ran, file=sys.stderr)
         (made,) = Path(folder).glob("launch-selftest-*.zip")

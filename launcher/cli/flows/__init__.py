@@ -1,1 +1,1 @@
-"""What several commands share."""
+"""Steps that several commands share: plan, launch, follow, rehearse, find a run or a VM."""

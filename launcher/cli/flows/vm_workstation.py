@@ -12,7 +12,7 @@ from launcher.cli.flows.plan import planned
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import Teller
 from launcher.cli.ui.plan_page import WIDTH, wrapped
-from launcher.cli.ui.vm_text import leased
+from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.driver import Course, until_there
@@ -176,6 +176,6 @@ def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready
         return
     name = machine.name
     print(f"{name} is {'ready' if is_ready else machine.status}: {machine.machine_type} in {machine.zone}")
-    print(leased(machine, price, now))
+    print(price_and_end(machine, price, now))
     print(f"launch ssh {name}\n    opens a shell; -- CMD runs a command, --port-forward 8888 a notebook")
     print(f"launch vm stop {name}\n    stops it, and its disk stays; launch vm delete {name} ends it")

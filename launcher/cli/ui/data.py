@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
-    """A job for scripts; times in Unix seconds."""
+    """Return a job for scripts; times in Unix seconds."""
     from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
 
     return {
@@ -38,7 +38,7 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
 
 
 def attempt_data(entry: Entry) -> dict[str, Any]:
-    """An attempt for scripts."""
+    """Return an attempt for scripts."""
     import msgspec
 
     data: dict[str, Any] = msgspec.to_builtins(entry)
@@ -46,7 +46,7 @@ def attempt_data(entry: Entry) -> dict[str, Any]:
 
 
 def progress_data(progress: Progress | None) -> dict[str, Any] | None:
-    """How far it is, for scripts."""
+    """Return the progress for scripts; a loss that is not finite is null, with its text under `nonfinite`."""
     import msgspec
 
     if progress is None:
@@ -58,7 +58,7 @@ def progress_data(progress: Progress | None) -> dict[str, Any] | None:
 
 
 def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
-    """A VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
+    """Return a VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
     from launcher.cli.ui.vm_text import ends_itself
     from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
 

@@ -10,24 +10,27 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 STATES = {"TERMINATED": "STOPPED"}
-"""Google's word for it, and ours where that says more."""
+"""Google's states that are shown by another word."""
 
 
 def state_text(machine: Machine) -> str:
-    """`RUNNING`, `STOPPED` …"""
+    """Return the state as it is shown: `RUNNING`, `STOPPED` …"""
     return STATES.get(machine.status, machine.status)
 
 
-def leased(machine: Machine, price: Price, now: float) -> str:
-    """`$2.00/h, at most $24.00, stops itself 22:40`; with a lease that ends before Google itself ends the VM also what
-    it costs by then. The most is since its last start, by the limit that Google keeps."""
+def price_and_end(machine: Machine, price: Price, now: float) -> str:
+    """Return a VM's price and end: `$2.00/h, at most $24.00, stops itself 22:40`.
+
+    The upper bound counts from the last start to the limit that Google enforces. If the lease ends earlier, the cost at
+    its end follows.
+    """
     parts = [price_text(price)]
     limit = machine.limit_seconds
     if price.usd is not None and limit:
         parts.append(f"at most {usd_text(price.usd * limit / 3600, price.approx)}")
     until, ceiling = machine.lease_until, machine.ceiling
     if until is None:
-        return ", ".join([*parts, unstarted(machine)])
+        return ", ".join([*parts, end_after_start(machine)])
     if until < now:
         return ", ".join([*parts, f"should have ended {clock_text(until, now)}"])
     ends = f"{ends_itself(machine)} {clock_text(until, now)}"
@@ -36,8 +39,8 @@ def leased(machine: Machine, price: Price, now: float) -> str:
     return ", ".join([*parts, ends])
 
 
-def unstarted(machine: Machine) -> str:
-    """When it stops itself, of a VM whose time doesn't run."""
+def end_after_start(machine: Machine) -> str:
+    """Return when a VM that is not running will end after its next start: `stops itself 4 h after its start`."""
     own = machine.parameters.get("lease_seconds")
     known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
     if not known:
@@ -46,14 +49,14 @@ def unstarted(machine: Machine) -> str:
 
 
 def ends_itself(machine: Machine) -> str:
-    """What happens at the end of its lease."""
+    """Return what the VM does at the end of its lease: `stops itself` or `deletes itself`."""
     scheduling = machine.request.get("scheduling", {})
     how = machine.parameters.get("on_stop") or scheduling.get("instanceTerminationAction", "stop")
     return "deletes itself" if how.lower() == "delete" else "stops itself"
 
 
 def price_text(price: Price) -> str:
-    """`≈$2.00/h`, or that it is unknown."""
+    """Return `≈$2.00/h`, or `price unknown`."""
     return "price unknown" if price.usd is None else f"{usd_text(price.usd, price.approx)}/h"
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.catalog import Price
 from launcher.cli.flows.find_vm import one_machine
-from launcher.cli.ui.vm_text import clock_text, leased, span_text
+from launcher.cli.ui.vm_text import clock_text, price_and_end, span_text
 from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError
@@ -106,7 +106,7 @@ def test_what_is_not_seen_is_not_said_to_be_missing(vms: Vms) -> None:
     ],
 )
 def test_price_and_end_in_a_line(vms: Vms, machine: Machine, price: Price, text: str) -> None:
-    assert leased(machine, price, NOW) == text
+    assert price_and_end(machine, price, NOW) == text
 
 
 def test_times_of_day(vms: Vms) -> None:

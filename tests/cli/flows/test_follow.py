@@ -95,7 +95,7 @@ class Gone(io.StringIO):
 
 def blind() -> follow.Screen:
     """One that has seen no job."""
-    world = World(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # nothing of it is asked
+    world = World(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
     return follow.Screen(world.service, world, Teller(None), None)
 
 

@@ -135,13 +135,13 @@ def show(machine: Machine, short: bool, now: float, output: Output) -> None:
     """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.vm_text import clock_text, leased
+    from launcher.cli.ui.vm_text import clock_text, price_and_end
     from launcher.compute.vm_cost import price_of
 
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)
         return
-    print(f"{machine.name}: {leased(machine, price_of(machine), now)}")
+    print(f"{machine.name}: {price_and_end(machine, price_of(machine), now)}")
     if short and machine.ceiling is not None:
         print(f"No longer than that: Google itself ends it {clock_text(machine.ceiling, now)}, and that can't be moved")
         print(f"while it runs. launch vm stop {machine.name}, then launch vm start {machine.name}, begins anew.")

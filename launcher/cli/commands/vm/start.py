@@ -77,12 +77,12 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
     from launcher.cli.flows.find_vm import shown_now
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.vm_text import leased
+    from launcher.cli.ui.vm_text import price_and_end
     from launcher.compute.vm_cost import price_of
 
     now = shown_now(compute)
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)
         return
-    print(f"{machine.name} {how}: {leased(machine, price_of(machine), now)}")
+    print(f"{machine.name} {how}: {price_and_end(machine, price_of(machine), now)}")
     print(f"launch ssh {machine.name}\n    once its SSH server is up, in half a minute or so")

@@ -123,12 +123,12 @@ def headline(seen: Seen) -> str:
 
 def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
-    from launcher.cli.ui.vm_text import clock_text, leased, span_text, usd_text
+    from launcher.cli.ui.vm_text import clock_text, price_and_end, span_text, usd_text
     from launcher.compute.vm_cost import usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
 
     machine, now = seen.machine, seen.now
-    yield "price", leased(machine, seen.price, now)
+    yield "price", price_and_end(machine, seen.price, now)
     so_far = usd_so_far(machine, seen.price, now)
     if so_far and machine.started is not None:
         yield "cost", f"{usd_text(so_far, seen.price.approx)} since its last start ({clock_text(machine.started, now)})"
