@@ -11,7 +11,7 @@ from launcher.jobs.job import Job
 from launcher.plan.model import Attempt
 
 
-class Refused(LaunchError):
+class CreateRefused(LaunchError):
     """The create was refused: no job was made."""
 
     def __init__(self, problem: str, refusal: Refusal) -> None:
@@ -42,7 +42,7 @@ class Service(Protocol):
         that makes nothing twice for the same one.
 
         Raises:
-            Refused: for sure nothing was made.
+            CreateRefused: for sure nothing was made.
             UnreachableError: whether there is a job now is not known.
             LaunchError: the request can't be written down; nothing was sent.
         """

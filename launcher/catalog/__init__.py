@@ -118,7 +118,7 @@ class Catalog:
         N1 types need `accelerator`. Capitals don't matter. Raises CatalogError, which names what exists.
         """
         known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # an error shows what was typed
-        return shapes.find(self._stock, shapes.Wish(known, gpus, accelerator, service))
+        return shapes.find(self._stock, shapes.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
         """Where Compute Engine lists the machine; () is unknown."""

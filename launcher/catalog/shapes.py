@@ -29,7 +29,7 @@ class Stock(Struct, frozen=True, gc=False):
         return (shape for shapes in self.machines.values() for shape in shapes)
 
 
-class Wish(Struct, frozen=True, gc=False):
+class MachineQuery(Struct, frozen=True, gc=False):
     """What a spec says of its machine."""
 
     type: str
@@ -42,19 +42,19 @@ class Wish(Struct, frozen=True, gc=False):
         return bool(machine.provisioning(self.service))
 
 
-def find(stock: Stock, wish: Wish) -> MachineType:
+def find(stock: Stock, query: MachineQuery) -> MachineType:
     """The shape that is meant; Catalog.find tells the rules. Raises CatalogError."""
-    if wish.type in stock.machines:
-        return _by_machine(stock, wish)
-    if wish.type not in stock.gpus:
-        raise unknown(wish.type, stock, "machine.type")
-    if wish.accelerator is not None and _gpu(stock, wish.accelerator).name != wish.type:
+    if query.type in stock.machines:
+        return _by_machine(stock, query)
+    if query.type not in stock.gpus:
+        raise unknown(query.type, stock, "machine.type")
+    if query.accelerator is not None and _gpu(stock, query.accelerator).name != query.type:
         raise CatalogError(
-            f"machine.type {wish.type} and machine.accelerator {wish.accelerator} are different GPUs",
+            f"machine.type {query.type} and machine.accelerator {query.accelerator} are different GPUs",
             "leave machine.accelerator out; it is for N1 machine types",
             field="machine.accelerator",
         )
-    return _by_gpu(stock, wish)
+    return _by_gpu(stock, query)
 
 
 def unknown(name: str, stock: Stock, field: str) -> CatalogError:
@@ -73,61 +73,61 @@ def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     )
 
 
-def _by_gpu(stock: Stock, wish: Wish) -> MachineType:
+def _by_gpu(stock: Stock, query: MachineQuery) -> MachineType:
     """A GPU's default shape with that many; without a count its smallest."""
-    shapes = [shape for shape in stock.shapes() if shape.gpu == wish.type and shape.default]
-    sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if wish.offers(shape)}
+    shapes = [shape for shape in stock.shapes() if shape.gpu == query.type and shape.default]
+    sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if query.offers(shape)}
     if not sold:
         raise CatalogError(
-            f"{SERVICES[wish.service]} has no {stock.gpus[wish.type].title}",
+            f"{SERVICES[query.service]} has no {stock.gpus[query.type].title}",
             "Compute Engine has it: launch vm",
             field="machine.type",
         )
-    if wish.gpus is None:
+    if query.gpus is None:
         return next(iter(sold.values()))
-    if wish.gpus not in sold:
+    if query.gpus not in sold:
         raise CatalogError(
-            f"{wish.type} comes as {_counts(sold)}, not {wish.gpus}",
+            f"{query.type} comes as {_counts(sold)}, not {query.gpus}",
             "set machine.gpus to what exists; machine.nodes gives more machines",
             field="machine.gpus",
         )
-    return sold[wish.gpus]
+    return sold[query.gpus]
 
 
-def _by_machine(stock: Stock, wish: Wish) -> MachineType:
+def _by_machine(stock: Stock, query: MachineQuery) -> MachineType:
     """A machine type by its own name; an N1 type needs `accelerator` beside it."""
-    shapes = _with_accelerator(stock, wish)
+    shapes = _with_accelerator(stock, query)
     gpu = stock.gpus[shapes[0].gpu]
-    sold = {shape.gpus: shape for shape in shapes if wish.offers(shape)}
+    sold = {shape.gpus: shape for shape in shapes if query.offers(shape)}
     if not sold:
-        name = f"{wish.type} with {gpu.name}" if shapes[0].guest_accelerator else wish.type
-        hint = _instead(stock, wish, shapes[0])
-        raise CatalogError(f"{SERVICES[wish.service]} has no {name}", hint, field="machine.type")
-    if wish.gpus is None:
+        name = f"{query.type} with {gpu.name}" if shapes[0].guest_accelerator else query.type
+        hint = _instead(stock, query, shapes[0])
+        raise CatalogError(f"{SERVICES[query.service]} has no {name}", hint, field="machine.type")
+    if query.gpus is None:
         return sold[min(sold)]
-    if wish.gpus not in sold:
+    if query.gpus not in sold:
         raise CatalogError(
-            f"{wish.type} has {_counts(sold)} ({gpu.title}), not {wish.gpus}",
-            f"leave machine.gpus out, or say machine.type: {gpu.name} and machine.gpus: {wish.gpus}",
+            f"{query.type} has {_counts(sold)} ({gpu.title}), not {query.gpus}",
+            f"leave machine.gpus out, or say machine.type: {gpu.name} and machine.gpus: {query.gpus}",
             field="machine.gpus",
         )
-    return sold[wish.gpus]
+    return sold[query.gpus]
 
 
-def _with_accelerator(stock: Stock, wish: Wish) -> list[MachineType]:
+def _with_accelerator(stock: Stock, query: MachineQuery) -> list[MachineType]:
     """The shapes of one machine type that have the accelerator."""
-    kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[wish.type]))
-    if wish.accelerator is None and len(kinds) > 1:
+    kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[query.type]))
+    if query.accelerator is None and len(kinds) > 1:
         raise CatalogError(
-            f"{wish.type} takes several GPUs: {_or(kinds)}",
+            f"{query.type} takes several GPUs: {_or(kinds)}",
             f"say which: machine.accelerator: {kinds[0]}",
             field="machine.type",
         )
-    wanted = stock.gpus[kinds[0]] if wish.accelerator is None else _gpu(stock, wish.accelerator)
-    shapes = [shape for shape in stock.machines[wish.type] if shape.gpu == wanted.name]
+    wanted = stock.gpus[kinds[0]] if query.accelerator is None else _gpu(stock, query.accelerator)
+    shapes = [shape for shape in stock.machines[query.type] if shape.gpu == wanted.name]
     if not shapes:
         has = _or(stock.gpus[kind].title for kind in kinds)
-        raise CatalogError(f"{wish.type} has no {wanted.title}", f"it has {has}", field="machine.accelerator")
+        raise CatalogError(f"{query.type} has no {wanted.title}", f"it has {has}", field="machine.accelerator")
     return shapes
 
 
@@ -139,13 +139,13 @@ def _gpu(stock: Stock, accelerator: str) -> Gpu:
     raise unknown(accelerator, stock, "machine.accelerator")
 
 
-def _instead(stock: Stock, wish: Wish, missing: MachineType) -> str:
+def _instead(stock: Stock, query: MachineQuery, missing: MachineType) -> str:
     """The machine types with the same GPU that the service does have: those of the same series, then by size."""
 
     def far(shape: MachineType) -> tuple[bool, int]:
         return shape.name.rpartition("-")[0] != missing.name.rpartition("-")[0], shape.vcpus
 
-    others = sorted((shape for shape in stock.shapes() if shape.gpu == missing.gpu and wish.offers(shape)), key=far)
+    others = sorted((shape for shape in stock.shapes() if shape.gpu == missing.gpu and query.offers(shape)), key=far)
     near = list(dict.fromkeys(shape.name for shape in others))[:4]
     return f"it has {_or(near)}; Compute Engine has {missing.name}: launch vm" if near else "try launch vm"
 

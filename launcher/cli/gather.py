@@ -20,9 +20,7 @@ from launcher.plan.model import EMPTY, Context, Target
 from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Located, Override, read_located
-from launcher.workspace import code_files as code
-from launcher.workspace import content as files
-from launcher.workspace import gcloud_config
+from launcher.workspace import code_files, content, gcloud_config
 from launcher.workspace.code_warnings import code_warnings
 from launcher.workspace.data_files import check_data
 from launcher.workspace.python_files import check_module, check_syntax, module_beside
@@ -107,8 +105,8 @@ def looked_around(
     found = own_code(spec, folder, left_out)
     if training and not image_only:
         check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
-    content = files.content(found.files) if folder else EMPTY
-    own = Source(code=tuple(found.files), digest=content.digest if folder else "")
+    digests = content.content(found.files) if folder else EMPTY
+    own = Source(code=tuple(found.files), digest=digests.digest if folder else "")
     source = with_image(own, spec, beside) if training else own
     names = [file.name for file in found.files]
     context = Context(
@@ -119,18 +117,18 @@ def looked_around(
         owner=owner(os.environ),
         version=__version__,
         default_regions=gcloud_config.default_regions(os.environ) if spec.regions is None else (),
-        recipe=files.content(source.recipe) if training else EMPTY,
-        trainer=files.content(source.trainer) if training else EMPTY,
-        base=files.base_image() if training else "",
-        code=content,
-        requirements=files.of_text(source.requirements) if source.requirements else EMPTY,
-        torch=files.single("image.torch", source.torch) if source.torch else EMPTY,
+        recipe=content.content(source.recipe) if training else EMPTY,
+        trainer=content.content(source.trainer) if training else EMPTY,
+        base=content.base_image() if training else "",
+        code=digests,
+        requirements=content.of_text(source.requirements) if source.requirements else EMPTY,
+        torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
         elsewhere=functions_elsewhere(spec, names) if folder else (),
-        unread=check_syntax(spec, folder, names, files.base_image()) if folder else (),
+        unread=check_syntax(spec, folder, names, content.base_image()) if folder else (),
         ignored=ignored(spec, folder, found, left_out) if folder else (),
         outside=outside(spec, folder, found) if folder else (),
-        grown=grown_since(spec.name, local_runs(spec), found.files, content) if folder else "",
+        grown=grown_since(spec.name, local_runs(spec), found.files, digests) if folder else "",
         code_warnings=(
             *check_module(spec, folder, names),
             *code_warnings(spec, located, target, folder, names, source.requirements),
@@ -158,8 +156,8 @@ def refuse_python(path: Path | None) -> None:
 def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
     """The user's code, and what the training image has besides. Raises UsageError: a file isn't there."""
     return own._replace(
-        recipe=tuple(files.recipe()),
-        trainer=tuple(files.trainer()),
+        recipe=tuple(content.recipe()),
+        trainer=tuple(content.trainer()),
         requirements=own_requirements(spec, beside),
         torch=below(beside, "image.torch", spec.image.torch),
     )
@@ -168,23 +166,23 @@ def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
 def built_in(target: Target, *, training: bool) -> Path:
     """The spec that is meant where none is named."""
     name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
-    return files.data_folder("job_specs") / name
+    return content.data_folder("job_specs") / name
 
 
-def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code.Code:
+def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code_files.Code:
     """The user's files, which are not too many, and what `run` names is among them. Raises UsageError."""
     if folder is None:
-        return code.Code([], [])
-    found = code.code(folder, without)
+        return code_files.Code([], [])
+    found = code_files.code(folder, without)
     names = [file.name for file in found.files]
     if spec.run.script:
         check_script(spec.run.script, folder, names)
     check_functions(spec, folder, names)
-    code.check_size(found.files, spec.image.code_limit_mb)
+    code_files.check_size(found.files, spec.image.code_limit_mb)
     return found
 
 
-def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[Path]) -> tuple[str, ...]:
+def ignored(spec: JobSpec, folder: Path, found: code_files.Code, left_out: frozenset[Path]) -> tuple[str, ...]:
     """Return the files that the script or its arguments name, and that the image won't have."""
     from launcher.workspace.ignored_files import named_but_ignored
 
@@ -192,7 +190,7 @@ def ignored(spec: JobSpec, folder: Path, found: code.Code, left_out: frozenset[P
     return named_but_ignored(spec, folder, [file.name for file in found.files], [*known, *found.secrets])
 
 
-def outside(spec: JobSpec, folder: Path, found: code.Code) -> tuple[str, ...]:
+def outside(spec: JobSpec, folder: Path, found: code_files.Code) -> tuple[str, ...]:
     """Return the paths of the script or its arguments that lead out of the code's folder."""
     from launcher.workspace.ignored_files import named_outside
 

@@ -19,7 +19,7 @@ from launcher.backend.base import GoneError, Listing
 from launcher.clock import REAL, Clock
 from launcher.compute import end_record
 from launcher.compute.client import SERVICE, Compute
-from launcher.compute.create import Maker
+from launcher.compute.create import VmCreator
 from launcher.compute.end_record import Record
 from launcher.compute.job_state import (
     MAKES,
@@ -87,11 +87,11 @@ class Vms:
         is seen later.
 
         Raises:
-            Refused: for sure nothing was made; also where the name is still taken by an attempt before, which passes.
+            CreateRefused: for sure nothing was made; also while a previous attempt still holds the name, which passes.
             UnreachableError: whether there is a job now is not known, or there was one already, and it runs.
             LaunchError: the request can't be written down; nothing was sent.
         """
-        job = Maker(self.compute, self._record_of).make(attempt, body, request_id)
+        job = VmCreator(self.compute, self._record_of).make(attempt, body, request_id)
         self._made[job.id] = job
         return job
 

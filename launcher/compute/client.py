@@ -101,7 +101,7 @@ class Compute:
         """Begin to make the VM of an Instance. The VM is there when the operation says so, and only then.
 
         Raises:
-            Refused: for sure nothing was made.
+            CreateRefused: for sure nothing was made.
             UnreachableError: whether it is being made is not known; the same call again can't make a second one.
             LaunchError: the body can't be written down; nothing was sent.
         """

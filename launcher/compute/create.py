@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.compute.client import Compute
 from launcher.compute.end_record import Record
 from launcher.compute.operations import Operation
@@ -27,7 +27,7 @@ AGAIN_SECONDS: Final = 15.0
 """Until a VM that goes away has gone, most likely."""
 
 
-class Maker:
+class VmCreator:
     """Makes VMs. `record_of` tells how a VM of a run has ended, if it has."""
 
     def __init__(self, compute: Compute, record_of: Callable[[Machine], Record | None]) -> None:
@@ -35,7 +35,7 @@ class Maker:
         self._record_of = record_of
 
     def make(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """The job that a request has begun. Raises Refused, UnreachableError, LaunchError: see Vms.create."""
+        """The job that a request has begun. Raises CreateRefused, UnreachableError, LaunchError: see Vms.create."""
         zone = attempt.zone
         if zone is None:
             raise LaunchError("an attempt on Compute Engine needs a zone")
@@ -44,7 +44,7 @@ class Maker:
         try:
             operation = checked(send(zone, body, request_id))
             return self._first(operation, attempt, body) if several else of_insert(operation, attempt, body)
-        except Refused as error:
+        except CreateRefused as error:
             if error.refusal.reason not in TAKEN:
                 raise
             raise self._of_taken(error, zone, body) from error
@@ -64,7 +64,7 @@ class Maker:
             if not operation.done:
                 operation = checked(self._compute.operation(operation.zone, operation.name))
 
-    def _of_taken(self, error: Refused, zone: str, body: Mapping[str, Any]) -> LaunchError:
+    def _of_taken(self, error: CreateRefused, zone: str, body: Mapping[str, Any]) -> LaunchError:
         """What it means that a name is taken: by an attempt before, which is on its way out; by this run's VM, which
         nobody had seen; or by somebody else's, which isn't touched."""
         name = first_of(body)
@@ -92,9 +92,9 @@ class Maker:
 
 
 def checked(operation: Operation) -> Operation:
-    """An operation that hasn't failed. Raises Refused."""
+    """An operation that hasn't failed. Raises CreateRefused."""
     if operation.failed:
-        raise Refused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
+        raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
     return operation
 
 
@@ -124,7 +124,7 @@ def first_of(body: Mapping[str, Any]) -> str:
     return next((name for name in names if name.endswith("-n0")), str(body.get("name", "")))
 
 
-def passing(problem: str, error: Refused) -> Refused:
+def passing(problem: str, error: CreateRefused) -> CreateRefused:
     """A refusal that the same request won't meet in a moment."""
     refusal = Refusal(code=503, message=problem, service="compute", retry_after=AGAIN_SECONDS)
-    return Refused(f"{error.problem}: {problem}", refusal)
+    return CreateRefused(f"{error.problem}: {problem}", refusal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.compute import end_record
 from launcher.compute.client import SERVICE, Compute
 from launcher.compute.end_record import Record
@@ -43,7 +43,7 @@ def changed(
     """The VM once a change has brought it into a state that is wanted. `say` hears how it goes.
 
     Raises:
-        Refused: Google didn't do it, at once or after a while.
+        CreateRefused: Google didn't do it, at once or after a while.
         GoneError: there is no such VM any more.
         StillRunning: it hasn't happened after a quarter of an hour.
     """
@@ -52,8 +52,8 @@ def changed(
 
 
 def begun(change: Callable[[], Operation]) -> Operation:
-    """The operation that a change has begun. Raises Refused; GoneError; UnreachableError: whether it was begun isn't
-    known."""
+    """The operation that a change has begun. Raises CreateRefused; GoneError; UnreachableError: whether it was begun
+    isn't known."""
     from google.api_core.exceptions import GoogleAPICallError
 
     try:
@@ -64,11 +64,11 @@ def begun(change: Callable[[], Operation]) -> Operation:
         answer = answer_behind(error)
         if not isinstance(answer, GoogleAPICallError) or answer.code == 401:
             raise
-        raise Refused(error.problem, refusal_of(answer, SERVICE)) from error
+        raise CreateRefused(error.problem, refusal_of(answer, SERVICE)) from error
 
 
 def finished(compute: Compute, operation: Operation, say: Say) -> Operation:
-    """The operation once it has done what it should. An outage is waited out. Raises Refused, StillRunning."""
+    """The operation once it has done what it should. An outage is waited out. Raises CreateRefused, StillRunning."""
     began = compute.clock.now()
     while not operation.done:
         waited = compute.clock.now() - began
@@ -81,7 +81,7 @@ def finished(compute: Compute, operation: Operation, say: Say) -> Operation:
         except UnreachableError as error:
             say(f"can't be seen just now, trying on: {error.problem}")
     if operation.failed:
-        raise Refused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
+        raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
     return operation
 
 

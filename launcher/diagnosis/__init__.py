@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from launcher.diagnosis.api_error import of_refusal
 from launcher.diagnosis.job_end import of_end
-from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
 
-__all__ = ["Kind", "Refusal", "Scope", "Tried", "Verdict", "exit_code", "of_end", "of_refusal"]
+__all__ = ["Diagnosis", "Kind", "Refusal", "Scope", "Tried", "exit_code", "of_end", "of_refusal"]
 
 EXIT_CODES: dict[Kind, int] = {
     "succeeded": 0,
@@ -30,6 +30,6 @@ EXIT_CODES: dict[Kind, int] = {
 }
 
 
-def exit_code(verdict: Verdict) -> int:
-    """launch's exit code for a run that ends with this verdict (see launcher.errors); 1 is launch's own failure."""
-    return EXIT_CODES.get(verdict.kind, 1)
+def exit_code(diagnosis: Diagnosis) -> int:
+    """launch's exit code for a run that ends with this diagnosis (see launcher.errors); 1 is launch's own failure."""
+    return EXIT_CODES.get(diagnosis.kind, 1)

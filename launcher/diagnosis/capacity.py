@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
 from launcher.diagnosis.text import plain
 from launcher.spec.kinds import ZONE
 
@@ -24,17 +24,17 @@ STOCKOUT_REASONS = frozenset(
 """Codes of Compute Engine's operations, and the reason in their ErrorInfo."""
 
 
-def of_stockout(refusal: Refusal, tried: Tried) -> Verdict | None:
-    """The verdict if there are no machines just now."""
+def of_stockout(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+    """The diagnosis if there are no machines just now."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
     return stockout(tried, zones_of(refusal.metadata, tried))
 
 
-def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Verdict:
+def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Diagnosis:
     """Nothing is free where it was tried; `zones` are where there is something, in Google's words."""
     machine = tried.machine_type or "machines"
-    return Verdict(
+    return Diagnosis(
         scope="zone" if tried.zone else "region+provisioning",
         kind="stockout",
         cause=f"no {machine} to be had in {tried.zone or tried.region} as {tried.provisioning} just now",
@@ -144,16 +144,16 @@ REASONS: dict[str, tuple[Kind, str]] = {
 """Codes of Compute Engine's operations after which another zone may do better."""
 
 
-def of_machine(refusal: Refusal, tried: Tried) -> Verdict | None:
-    """The verdict if that place, or Google, doesn't have what was asked for."""
+def of_machine(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+    """The diagnosis if that place, or Google, doesn't have what was asked for."""
     place = tried.zone or tried.region
     names = {"region": tried.region, "project": tried.project, "place": place}
     for one in PATTERNS:
         if found := re.search(one.wording, refusal.message, re.IGNORECASE):
             groups = [plain(group or "") for group in found.groups()]
             cause, fix = one.cause.format(*groups, **names), one.fix.format(*groups, **names)
-            return Verdict(scope=one.scope, kind=one.kind, cause=cause, fix=fix)
+            return Diagnosis(scope=one.scope, kind=one.kind, cause=cause, fix=fix)
     if refusal.reason in REASONS:
         kind, cause = REASONS[refusal.reason]
-        return Verdict(scope="zone", kind=kind, cause=f"{cause} ({place})", fix=OTHER_ZONE)
+        return Diagnosis(scope="zone", kind=kind, cause=f"{cause} ({place})", fix=OTHER_ZONE)
     return None

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from launcher.diagnosis.api_error import LONGEST, recognised
 from launcher.diagnosis.capacity import stockout
-from launcher.diagnosis.model import Kind, Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
 from launcher.diagnosis.permissions import number
 from launcher.diagnosis.text import first, plain
 from launcher.diagnosis.vm_end import HTTP, of_vm
@@ -19,38 +19,38 @@ TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: time, machines or quota are over; INTERNAL, UNAVAILABLE and DATA_LOSS are the service's own."""
 
 
-def of_end(job: Job, tried: Tried, said: str = "") -> Verdict:
+def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
     """What an ended job means. `said` is the last error in its log, as far as it is known."""
     log = f"launch logs {job.handle}"
     match job.state:
         case "SUCCEEDED":
-            return Verdict(scope="permanent", kind="succeeded", cause="done")
+            return Diagnosis(scope="permanent", kind="succeeded", cause="done")
         case "EXPIRED":
             return of_expired(job, tried)
         case "CANCELLED" | "FAILED":
             return of_error(job, tried, plain(said), log)
         case "PARTIALLY_SUCCEEDED":
             cause = f"only a part of the job succeeded{its_words(job)}"
-            return Verdict(scope="permanent", kind="unknown", cause=cause, fix=log)
+            return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=log)
         case state if state == GONE:
-            return Verdict(
+            return Diagnosis(
                 scope="permanent",
                 kind="cancelled",
                 cause=f"somebody deleted the {'VM' if job.zone else 'job'}",
                 fix=again(job),
             )
-    return Verdict(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)
+    return Diagnosis(scope="permanent", kind="unknown", cause=f"it ended as {job.state}{its_words(job)}", fix=log)
 
 
-def of_expired(job: Job, tried: Tried) -> Verdict:
+def of_expired(job: Job, tried: Tried) -> Diagnosis:
     """Its time was over: of its work, or of flex-start's wait for machines."""
     if job.started is None and tried.provisioning == "flex-start":
         return stockout(tried)
     fix = f"Give it more: --hours, and {resumed(job)} goes on from its checkpoint"
-    return Verdict(scope="permanent", kind="expired", cause="limits.hours are over", fix=fix)
+    return Diagnosis(scope="permanent", kind="expired", cause="limits.hours are over", fix=fix)
 
 
-def of_error(job: Job, tried: Tried, said: str, log: str) -> Verdict:
+def of_error(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
     """A job that failed, or was cancelled."""
     text = job.error.message if job.error else ""
     if job.state == "FAILED" and (of_machine := of_vm(job, tried, log)):
@@ -61,11 +61,11 @@ def of_error(job: Job, tried: Tried, said: str, log: str) -> Verdict:
     if known := of_words(job, tried):
         return known
     if job.state == "CANCELLED":
-        return Verdict(scope="permanent", kind="cancelled", cause="it was cancelled", fix=again(job))
+        return Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled", fix=again(job))
     return of_code(job, tried, said, log)
 
 
-def of_code(job: Job, tried: Tried, said: str, log: str) -> Verdict:
+def of_code(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
     """By its error's code alone."""
     code = job.error.code if job.error else 0
     if code == EXHAUSTED:
@@ -74,12 +74,12 @@ def of_code(job: Job, tried: Tried, said: str, log: str) -> Verdict:
         return of_expired(job, tried)
     if code in OWN_FAULTS:
         who = "Compute Engine" if job.zone else "Vertex AI"
-        return Verdict(scope="transient", kind="busy", cause=f"{who} gave the job up{its_words(job)}", fix=log)
+        return Diagnosis(scope="transient", kind="busy", cause=f"{who} gave the job up{its_words(job)}", fix=log)
     tail = f"; its last error: {said}" if said else ""
-    return Verdict(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
+    return Diagnosis(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
 
 
-def of_words(job: Job, tried: Tried) -> Verdict | None:
+def of_words(job: Job, tried: Tried) -> Diagnosis | None:
     """What the job's error says of quotas, places, images and permissions; None if it is about none of them."""
     if job.error is None:
         return None
@@ -134,16 +134,16 @@ MEANINGS: dict[int, tuple[Scope, Kind, str]] = {
 """contract.Exit -> what it means for the run."""
 
 
-def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: str) -> Verdict:
+def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: str) -> Diagnosis:
     """A replica that exited by itself, or was killed."""
     who, code = exits[0]
     if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", said)):
-        return Verdict(scope="permanent", kind="permission", cause=said.split(": gcloud ", maxsplit=1)[0], fix=grant)
+        return Diagnosis(scope="permanent", kind="permission", cause=said.split(": gcloud ", maxsplit=1)[0], fix=grant)
     scope, kind, words = meaning(code, text)
     if code == Exit.UNFIT and re.search(r"\bsecret \w+ \(", said):  # no other machine could read it either
-        return Verdict(scope="permanent", kind=kind, cause=plain(said))
+        return Diagnosis(scope="permanent", kind=kind, cause=plain(said))
     cause = f"{who} exited with {code}: {words}" + (f"; its last error: {said}" if said else "")
-    return Verdict(scope=scope, kind=kind, cause=cause, fix=advice(job, code, log))
+    return Diagnosis(scope=scope, kind=kind, cause=cause, fix=advice(job, code, log))
 
 
 def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:

@@ -1,4 +1,4 @@
-"""The words in which a verdict is given."""
+"""The vocabulary of a diagnosis: scope, kind, cause and fix."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tried(Struct, frozen=True, kw_only=True):
     output: str = ""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """`cause` and `fix` are sentences for a person; `fix` is a command where there is one."""
 
     scope: Scope

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.diagnosis.model import Refusal, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Refusal, Tried
 from launcher.diagnosis.text import either, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
@@ -24,30 +24,30 @@ PROJECT = frozenset({"CONSUMER_INVALID", "CONSUMER_SUSPENDED", "RESOURCE_PROJECT
 POLICY = frozenset({"SECURITY_POLICY_VIOLATED", "LOCATION_ORG_POLICY_VIOLATED", "RESOURCE_USAGE_RESTRICTION_VIOLATED"})
 
 
-def of_access(refusal: Refusal, tried: Tried) -> Verdict | None:
-    """The verdict if somebody may not do something, or something is switched off. The order matters: Google answers
+def of_access(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+    """The diagnosis if somebody may not do something, or something is switched off. The order matters: Google answers
     SERVICE_DISABLED in gcloud's own project where a quota project is what is missing."""
     rules = (of_quota_project, of_credentials, of_disabled, of_project, of_acting, of_policy, of_permission)
     return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
 
 
-def of_quota_project(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """A person's own credentials that bill to no project."""
     if refusal.reason != "USER_PROJECT_DENIED" and "quota project" in refusal.message:
         fix = f"gcloud auth application-default set-quota-project {tried.project}"
-        return Verdict(scope="project", kind="credentials", cause="your credentials have no quota project", fix=fix)
+        return Diagnosis(scope="project", kind="credentials", cause="your credentials have no quota project", fix=fix)
     return None
 
 
-def of_credentials(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Nobody that Google knows, or no longer."""
     if refusal.code != 401 and refusal.reason not in CREDENTIALS:
         return None
     cause = f"the credentials are not accepted: {plain(refusal.message)}"
-    return Verdict(scope="permanent", kind="credentials", cause=cause, fix=LOG_IN)
+    return Diagnosis(scope="permanent", kind="credentials", cause=cause, fix=LOG_IN)
 
 
-def of_disabled(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """An API that isn't switched on, by its own name: creating a job may need more than the API that was asked."""
     text, metadata = refusal.message, refusal.metadata
     known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
@@ -58,36 +58,36 @@ def of_disabled(refusal: Refusal, tried: Tried) -> Verdict | None:
     consumer = metadata.get("consumer", "").removeprefix("projects/")
     project = either(consumer, first(r"in project ([\w:.-]+) before", text), tried.project)
     fix = f"gcloud services enable {service}.googleapis.com --project={project}; then wait a minute"
-    return Verdict(
+    return Diagnosis(
         scope="project", kind="disabled", cause=f"the API {service}.googleapis.com is disabled in {project}", fix=fix
     )
 
 
-def of_project(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """A project that isn't there, isn't ours, or isn't paid for."""
     text = refusal.message
     if refusal.reason == "BILLING_DISABLED" or "requires billing to be enabled" in text:
         fix = f"gcloud billing projects link {tried.project} --billing-account=ACCOUNT (gcloud billing accounts list)"
-        return Verdict(scope="project", kind="project", cause=f"project {tried.project} has no billing", fix=fix)
+        return Diagnosis(scope="project", kind="project", cause=f"project {tried.project} has no billing", fix=fix)
     missing = re.search(r"on resource project \S+|[Tt]he resource 'projects/[\w:.-]+' was not found", text)
     if refusal.reason not in PROJECT and not missing:
         return None
     cause = f"project {tried.project} isn't there, or you may not use it: {plain(text)}"
-    return Verdict(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
+    return Diagnosis(scope="project", kind="project", cause=cause, fix="gcloud projects list; --set project=PROJECT")
 
 
 ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have access to service account"
 """Vertex AI's, IAM's and Compute Engine's wordings."""
 
 
-def of_acting(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Who launches must be allowed to act as the job's account, even where that is their own."""
     text = refusal.message
     if not re.search(ACTING, text, re.IGNORECASE):
         return None
     account = either(first(EMAIL, text), tried.account, "ACCOUNT")
     cause = f"whoever launches may not act as {account} (or it doesn't exist)"
-    return Verdict(scope="permanent", kind="permission", cause=cause, fix=acting(account, tried.project))
+    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=acting(account, tried.project))
 
 
 def acting(account: str, project: str) -> str:
@@ -99,7 +99,7 @@ def acting(account: str, project: str) -> str:
     )
 
 
-def of_policy(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """What an organization forbids, whoever asks."""
     text = refusal.message
     constraint = first(r"constraints/([\w.]+)", text)
@@ -108,7 +108,7 @@ def of_policy(refusal: Refusal, tried: Tried) -> Verdict | None:
     show = f"gcloud resource-manager org-policies describe {constraint} --effective --project={tried.project}"
     fix = show if constraint else "An administrator of the organization can say what it allows"
     cause = f"a policy of the organization forbids it: {plain(text)}"
-    return Verdict(scope="permanent", kind="permission", cause=cause, fix=fix)
+    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 
 PERMISSION = (
@@ -130,7 +130,7 @@ ROLES = {
 """Permission's beginning -> the predefined role that holds it (https://cloud.google.com/iam/docs/roles-permissions)."""
 
 
-def of_permission(refusal: Refusal, tried: Tried) -> Verdict | None:
+def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """A permission that is missing: which, to whom, and the grant on the smallest thing that the message names."""
     text = refusal.message
     permission = refusal.metadata.get("permission", "") or named(text)
@@ -144,7 +144,7 @@ def of_permission(refusal: Refusal, tried: Tried) -> Verdict | None:
     if role == "ROLE":
         fix += f", ROLE being one that holds {permission}"
     cause = f"{spoken(who)} lacks the permission {permission} (or what it is for doesn't exist)"
-    return Verdict(scope="permanent", kind="permission", cause=cause, fix=fix)
+    return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 
 def named(text: str) -> str:

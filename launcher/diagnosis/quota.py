@@ -11,7 +11,7 @@ import re
 from msgspec import Struct
 
 from launcher import catalog
-from launcher.diagnosis.model import Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Refusal, Scope, Tried
 from launcher.diagnosis.text import first
 
 LISTED = r"quotas? (?:metrics exceed quota limits|are exceeded)\W+([\w./, -]+)"
@@ -36,13 +36,13 @@ class Exceeded(Struct, frozen=True, kw_only=True):
     """NVIDIA_H100, …: one quota of Compute Engine's has a limit for each."""
 
 
-def of_quota(refusal: Refusal, tried: Tried) -> Verdict | None:
-    """The verdict if a quota is what is missing."""
+def of_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
+    """The diagnosis if a quota is what is missing."""
     quota = exceeded(refusal)
     if quota is None:
         return None
     where = "in all regions together" if quota.everywhere else f"in {tried.region}"
-    return Verdict(
+    return Diagnosis(
         scope=reach(quota),
         kind="quota",
         cause=f"quota {' and '.join(quota.names)} {where} is too low for {tried.provisioning}{figures(quota, tried)}",

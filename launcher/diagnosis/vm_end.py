@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from launcher.diagnosis.api_error import LONGEST, of_refusal, recognised
-from launcher.diagnosis.model import Refusal, Scope, Tried, Verdict
+from launcher.diagnosis.model import Diagnosis, Refusal, Scope, Tried
 from launcher.diagnosis.text import plain
 from launcher.jobs.job import Failure, Job
 
@@ -46,13 +46,13 @@ PULL: Final = r"can't be pulled"
 """Of the startup script's own words: the GPU does not come up; the image does not come."""
 
 
-def of_vm(job: Job, tried: Tried, log: str) -> Verdict | None:
-    """The verdict if a VM ended by itself, or never came to be; None: its container tells more."""
+def of_vm(job: Job, tried: Tried, log: str) -> Diagnosis | None:
+    """The diagnosis if a VM ended by itself, or never came to be; None: its container tells more."""
     error = job.error
     if job.zone is None or error is None:
         return None
     if error.reason in TAKEN:
-        return Verdict(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
+        return Diagnosis(scope="transient", kind="preempted", cause=TAKEN[error.reason], fix=log)
     if error.reason == STARTUP:
         return of_startup(error, tried, log)
     return of_refusal(refusal_of(error), tried) if error.reason else None
@@ -69,7 +69,7 @@ def refusal_of(error: Failure) -> Refusal:
     )
 
 
-def of_startup(error: Failure, tried: Tried, log: str) -> Verdict:
+def of_startup(error: Failure, tried: Tried, log: str) -> Diagnosis:
     """Why the startup script could not start the container, in its own words."""
     said = (error.metadata.get("said", "") or error.message)[:LONGEST]
     known = recognised(Refusal(code=400, message=said, service="compute"), tried)
@@ -77,6 +77,6 @@ def of_startup(error: Failure, tried: Tried, log: str) -> Verdict:
         return known
     if re.search(PULL, said, re.IGNORECASE):  # by no fault of the image's: the way to it, then
         fix = f"gcloud compute routers list --project={tried.project} shows whether {tried.region} has a Cloud NAT"
-        return Verdict(scope="region", kind="image", cause=plain(said), fix=fix)
+        return Diagnosis(scope="region", kind="image", cause=plain(said), fix=fix)
     scope: Scope = "zone" if re.search(DRIVER, said, re.IGNORECASE) else "permanent"
-    return Verdict(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(said)}", fix=log)
+    return Diagnosis(scope=scope, kind="unfit", cause=f"the VM could not run the job: {plain(said)}", fix=log)

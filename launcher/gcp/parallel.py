@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from launcher.backend.base import Refused
+from launcher.backend.base import CreateRefused
 from launcher.diagnosis import Refusal
 from launcher.diagnosis.api_error import BUSY
 from launcher.errors import LaunchError, NotAuthorised
@@ -57,15 +57,15 @@ def is_torn(error: BaseException) -> bool:
 
 
 def of_create(error: BaseException, service: Service, project: str) -> BaseException:
-    """What a create's error says about the resource: Refused (there is none), UnreachableError (not known), or the
-    error itself if it isn't the API's, the network's or an answer's."""
+    """What a create's error says about the resource: CreateRefused (there is none), UnreachableError (not known), or
+    the error itself if it isn't the API's, the network's or an answer's."""
     from google.api_core.exceptions import GoogleAPICallError
 
     told = explain(error, service, project) if isinstance(error, Exception) else None
     if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
-        return Refused(told.problem if told else str(error), refusal_of(error, service))
+        return CreateRefused(told.problem if told else str(error), refusal_of(error, service))
     if isinstance(told, NotAuthorised):  # no token could be had, so nothing was sent
-        return Refused(told.problem, Refusal(code=401, message=told.problem, service=service.name))
+        return CreateRefused(told.problem, Refusal(code=401, message=told.problem, service=service.name))
     if told is not None:
         return UnreachableError(told.problem, told.hint)
     return UnreachableError(f"{service.title}'s answer can't be read: {words(str(error))}") if is_torn(error) else error

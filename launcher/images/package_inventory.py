@@ -158,8 +158,8 @@ def required(text: str, python: str | None, platform: str) -> Iterator[Package]:
     """The packages of a requirements file that apply there. Raises LaunchError."""
     worlds = [world(version, platform) for version in ((python,) if python else VERSIONS)]
     for line in re.sub(r"\\\n", " ", text).splitlines():
-        wish = re.split(r"(?:^|\s)(?:#|--)", line, maxsplit=1)[0].strip()
-        found = REQUIREMENT.fullmatch(wish)
+        requirement = re.split(r"(?:^|\s)(?:#|--)", line, maxsplit=1)[0].strip()
+        found = REQUIREMENT.fullmatch(requirement)
         if found and applies(found["marker"], worlds):
             yield Package(normal(found["name"]), found["version"] or "")
 

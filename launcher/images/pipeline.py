@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.errors import LaunchError
-from launcher.images import dependency_image as dependencies
+from launcher.images import dependency_image
 from launcher.images.dependency_image import Report, Wanted, by_engine, engine_of
 from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import Source
@@ -59,7 +59,7 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
             return made
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
-            dependencies.make(wanted, environ, registry, base, report)
+            dependency_image.make(wanted, environ, registry, base, report)
         way = pushed_by_engine if wanted.builder == "docker" else appended
         return replace(way(wanted, environ, registry, base, target, report), dependencies=missing)
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.diagnosis import Kind, Scope, Verdict
+from launcher.diagnosis import Diagnosis, Kind, Scope
 from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
 from launcher.plan.waiting import LEAST as LEAST_WAIT
@@ -45,9 +45,9 @@ class EntryEnd(Struct, frozen=True, kw_only=True):
     """Where there are machines, as far as what ended it says so."""
 
     @property
-    def verdict(self) -> Verdict:
+    def diagnosis(self) -> Diagnosis:
         """What it means."""
-        return Verdict(
+        return Diagnosis(
             scope=self.scope,
             kind=self.kind,
             cause=self.cause,

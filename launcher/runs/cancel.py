@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
 from launcher.runs.attempts import RUN_ENDS, Entry
-from launcher.runs.ledger_base import Book, Facts
+from launcher.runs.ledger_base import Facts, Ledger
 
-CANCELLED: Final = Verdict(scope="permanent", kind="cancelled", cause="cancelled before it was made (launch cancel)")
+CANCELLED: Final = Diagnosis(scope="permanent", kind="cancelled", cause="cancelled before it was made (launch cancel)")
 
 
-def bar(ledger: Book, last: Job, verdict: Verdict) -> bool:
+def bar(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
     """Whether the run's next attempt was barred: its number is taken, with an end that is a person's wish.
 
-    `verdict` is that of its last job, which nobody may have noted yet. Who has looked and goes for that number finds it
-    taken, looks again, and sees that the run has ended. False: it had ended before, nobody has launched it with this
+    `diagnosis` is that of its last job, which nobody may have noted yet. Who has looked and goes for that number finds
+    it taken, looks again, and sees that the run has ended. False: it had ended before, nobody has launched it with this
     ledger, or somebody was quicker and is making a job.
     """
     entries = ledger.entries()
     newest = next((entry for entry in reversed(entries) if entry.round), None)
-    if newest is None or nothing_follows(newest, last, verdict):
+    if newest is None or nothing_follows(newest, last, diagnosis):
         return False
     facts = Facts(
         number=entries[-1].number + 1,
@@ -39,8 +39,8 @@ def bar(ledger: Book, last: Job, verdict: Verdict) -> bool:
     return True
 
 
-def nothing_follows(newest: Entry, last: Job, verdict: Verdict) -> bool:
+def nothing_follows(newest: Entry, last: Job, diagnosis: Diagnosis) -> bool:
     """Whether nothing would follow; or a job may be on its way, which can be cancelled once it is there."""
     if newest.end:
         return newest.end.ends_run
-    return newest.job is None or (newest.job == last.name and verdict.kind in RUN_ENDS)
+    return newest.job is None or (newest.job == last.name and diagnosis.kind in RUN_ENDS)

@@ -11,21 +11,21 @@ from msgspec import Struct
 from launcher.backend.base import Service
 from launcher.backend.request import provisioning, tried_by
 from launcher.clock import REAL, Clock
-from launcher.diagnosis import Verdict, exit_code, of_end
+from launcher.diagnosis import Diagnosis, exit_code, of_end
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import wait_left
 from launcher.runs.endings import released
-from launcher.runs.ledger_base import Book
+from launcher.runs.ledger_base import Ledger
 from launcher.runs.submit import Submitted, cancel_and_confirm, settle, submit
-from launcher.runs.watch.loop import Event, Eyes, watch
+from launcher.runs.watch.loop import Event, JobView, watch
 
 FLEX_SLACK_SECONDS = 120.0
 """For flex-start the request says itself how long it may wait: Google's own end comes first, and says why."""
 
 
-class Took(Struct, frozen=True, kw_only=True):
+class AttemptStarted(Struct, frozen=True, kw_only=True):
     """An attempt is under way."""
 
     job: Job
@@ -34,105 +34,188 @@ class Took(Struct, frozen=True, kw_only=True):
     """Whether this launch made it; else it was found."""
 
 
-class Gave(Struct, frozen=True, kw_only=True):
+class AttemptFailed(Struct, frozen=True, kw_only=True):
     """An attempt has ended, and not well."""
 
     job: Job
     number: int
-    verdict: Verdict
+    diagnosis: Diagnosis
 
 
 class Watcher(Protocol):
     """Who looks at jobs, and who is told."""
 
-    def eyes(self, job: Job, number: int) -> Eyes:
+    def view(self, job: Job, number: int) -> JobView:
         """What to look at a job with."""
 
-    def tell(self, event: Event | Took | Gave) -> None:
+    def tell(self, event: Event | AttemptStarted | AttemptFailed) -> None:
         """Something has happened."""
 
     def said(self) -> str:
         """The error that the job's output has named, if it has."""
 
 
-class Course(Struct, frozen=True, kw_only=True):
-    """What stays the same through all attempts of a run."""
+def never(_job: Job) -> bool:
+    """Only the end is enough."""
+    return False
+
+
+class RunDriver(Struct, frozen=True, kw_only=True):
+    """Drive one run through its attempts until it ends."""
 
     plan: Plan
     service: Service
-    book: Book
+    ledger: Ledger
     watcher: Watcher
     say: Callable[[str], None]
     ready: Callable[[Plan], Plan]
     """The plan with its image in the registry, once something is to be created."""
     clock: Clock = REAL
 
+    def start(self, *, fresh: bool, resume: bool = False) -> Submitted:
+        """The run's active job, made if there is none. Raises LaunchError: see `submit`."""
+        return submit(
+            self.plan,
+            self.service,
+            self.ledger,
+            self.clock,
+            self.say,
+            fresh=fresh,
+            resume=resume,
+            ready=self.ready,
+        )
 
-def start(course: Course, *, fresh: bool, resume: bool = False) -> Submitted:
-    """The run's active job, made if there is none. Raises LaunchError: see `submit`."""
-    return submit(
-        course.plan,
-        course.service,
-        course.book,
-        course.clock,
-        course.say,
-        fresh=fresh,
-        resume=resume,
-        ready=course.ready,
-    )
+    def drive(
+        self, *, fresh: bool, resume: bool = False, detach: bool = False, watch_seconds: float | None = None
+    ) -> Job:
+        """Attempt after attempt until the run has ended well; with `detach`, only until a job is there.
+
+        Raises:
+            RunEnded: there was nothing to do.
+            JobFailed, NoCapacity, NotAuthorised, LaunchError: how it ended instead; each says what to do.
+            StillRunning: `watch_seconds` are over. The job goes on.
+        """
+        until = self.clock.now() + watch_seconds if watch_seconds is not None else None
+        while True:
+            got = self.start(fresh=fresh, resume=resume)
+            self.watcher.tell(AttemptStarted(job=got.job, number=got.number, made=got.made))
+            if detach and got.job.zone is None:
+                return got.job
+            job, diagnosis = self.attend(got.job, got.number, until, enough=is_there if detach else never)
+            if diagnosis is None:
+                return job
+            if diagnosis.kind == "succeeded":
+                return job
+            self.watcher.tell(AttemptFailed(job=job, number=got.number, diagnosis=diagnosis))
+            if ends_run(diagnosis):
+                raise failure(job, diagnosis)
+            fresh = resume = False
+
+    def drive_until_running(self, *, fresh: bool) -> tuple[Job, bool]:
+        """Return a VM to work on that runs (or exists, and was stopped), created zone after zone if there is none; and
+        whether it was created. Raises as `drive` does."""
+        made = False
+        while True:
+            got = self.start(fresh=fresh)
+            made, fresh = made or got.made, False
+            self.watcher.tell(AttemptStarted(job=got.job, number=got.number, made=got.made))
+            job, diagnosis = self.attend(got.job, got.number, enough=is_up)
+            if diagnosis is None:
+                return job, made
+            self.watcher.tell(AttemptFailed(job=job, number=got.number, diagnosis=diagnosis))
+            if ends_run(diagnosis):
+                raise failure(job, diagnosis)
+
+    def attend(
+        self, job: Job, number: int, until: float | None = None, enough: Callable[[Job], bool] = never
+    ) -> tuple[Job, Diagnosis | None]:
+        """Watch one attempt to its end, and what that means, as it is noted; None: it goes on, and is `enough`. Raises
+        as `watch` does."""
+        wait = self.waiting(job, number)
+        left = until - self.clock.now() if until is not None else None
+        waited = self.since(job) if wait is not None else 0.0
+        view = self.watcher.view(job, number)
+        watched = watch(
+            view, self.watcher.tell, self.clock, wait_seconds=wait, waited=waited, watch_seconds=left, enough=enough
+        )
+        if watched.why == "there":
+            return watched.job, None
+        if watched.why == "waited":
+            return self.give_up(watched.job, number, wait or 0.0)
+        diagnosis = self.noted(watched.job, number)
+        released(self.service, watched.job, self.say)
+        return watched.job, diagnosis
+
+    def since(self, job: Job) -> float:
+        """Seconds since a job's creation; 0 where the bucket does not say: the job is watched all the same."""
+        try:
+            return self.ledger.since(job.created)
+        except LaunchError:
+            return 0.0
+
+    def noted(self, job: Job, number: int) -> Diagnosis:
+        """What a job's end means. A duplicate that succeeded has done nothing: the next look finds the job that works.
+
+        An end that can't be noted is one all the same: whoever looks next finds it in the job.
+        """
+        diagnosis = of_end(job, tried_by(job, self.plan.project), self.watcher.said())
+        try:
+            return settle(self.ledger, number, job, diagnosis).diagnosis
+        except LaunchError as error:
+            unsure = "; nor whether it was this job that did the work" if diagnosis.kind == "succeeded" else ""
+            self.say(f"how attempt {number} ended can't be noted{unsure}: {error.problem}")
+            return diagnosis
+
+    def waiting(self, job: Job, number: int) -> float | None:
+        """Seconds that the attempt may wait for machines: its own limit, or what the run's attempts before it have left
+        of `limits.wait_total`. None: no limit."""
+        kind = provisioning(job.request).partition(":")[0]
+        alike = (one.wait_seconds for one in self.plan.attempts if one.provisioning.partition(":")[0] == kind)
+        own, left = next(alike, self.plan.limits.wait_seconds), self.total_left(number)
+        limits = [limit for limit in (own, left) if limit is not None]
+        if not limits:
+            return None
+        return min(limits) + (FLEX_SLACK_SECONDS if kind == "flex-start" else 0.0)
+
+    def total_left(self, number: int) -> float | None:
+        """Seconds of `limits.wait_total` that the attempts of the round before this one have left; the whole where they
+        can't be read; None: there is no such limit."""
+        try:
+            entries = self.ledger.entries() if self.plan.limits.wait_total_seconds else ()
+        except LaunchError:
+            entries = ()
+        rounds = {one.number: one.round for one in entries}
+        return wait_left(self.plan, [one for one in entries if one.number < number and one.round == rounds.get(number)])
+
+    def give_up(self, job: Job, number: int, wait: float) -> tuple[Job, Diagnosis]:
+        """Cancel a job that has waited too long. Raises StillRunning: that can't be noted, or not be confirmed, so
+        nothing may follow it.
+
+        The diagnosis is noted first: whoever finds the job cancelled must not take it for a user's cancellation.
+        """
+        left = self.total_left(number)
+        limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
+        cause = f"{job.state} for {minutes(wait)}, longer than {limit} allows"
+        fix = f"A longer wait: --set {limit}={2 * ceil(wait / 3600)}h"
+        diagnosis = Diagnosis(scope="region+provisioning", kind="waited", cause=cause, fix=fix)
+        try:
+            settle(self.ledger, number, job, diagnosis, wait)
+        except LaunchError as error:
+            problem = f"{job.name} is {cause}, and goes on waiting: why it ends can't be noted: {error.problem}"
+            raise StillRunning(
+                problem, f"launch follow {job.run} tries again; launch cancel {job.run} ends it"
+            ) from error
+        self.say(f"{cause}: cancelling it")
+        ended = cancel_and_confirm(self.service, job, self.clock, self.say)
+        if ended.state in ("CANCELLED", GONE):
+            released(self.service, ended, self.say)
+            return ended, diagnosis
+        return ended, self.noted(ended, number)  # it was quicker
 
 
-def drive(
-    course: Course, *, fresh: bool, resume: bool = False, detach: bool = False, watch_seconds: float | None = None
-) -> Job:
-    """Attempt after attempt until the run has ended well; with `detach`, only until a job is there.
-
-    Raises:
-        RunEnded: there was nothing to do.
-        JobFailed, NoCapacity, NotAuthorised, LaunchError: how it ended instead; each says what to do.
-        StillRunning: `watch_seconds` are over. The job goes on.
-    """
-    until = course.clock.now() + watch_seconds if watch_seconds is not None else None
-    while True:
-        got = start(course, fresh=fresh, resume=resume)
-        course.watcher.tell(Took(job=got.job, number=got.number, made=got.made))
-        if detach and got.job.zone is None:
-            return got.job
-        job, verdict = attend(course, got.job, got.number, until, enough=is_there if detach else never)
-        if verdict is None:
-            return job
-        if verdict.kind == "succeeded":
-            return job
-        course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
-        if ends_run(verdict):
-            raise failure(job, verdict)
-        fresh = resume = False
-
-
-def until_there(course: Course, *, fresh: bool) -> tuple[Job, bool]:
-    """A VM to work on that runs (or is there, and was stopped), made zone after zone if there is none; and whether it
-    was made. Raises as `drive` does."""
-    made = False
-    while True:
-        got = start(course, fresh=fresh)
-        made, fresh = made or got.made, False
-        course.watcher.tell(Took(job=got.job, number=got.number, made=got.made))
-        job, verdict = attend(course, got.job, got.number, enough=is_up)
-        if verdict is None:
-            return job, made
-        course.watcher.tell(Gave(job=job, number=got.number, verdict=verdict))
-        if ends_run(verdict):
-            raise failure(job, verdict)
-
-
-def ends_run(verdict: Verdict) -> bool:
+def ends_run(diagnosis: Diagnosis) -> bool:
     """Return whether another attempt can't help."""
-    return verdict.scope in ("permanent", "project") and verdict.kind != "lost"
-
-
-def never(_job: Job) -> bool:
-    """Only the end is enough."""
-    return False
+    return diagnosis.scope in ("permanent", "project") and diagnosis.kind != "lost"
 
 
 def is_up(job: Job) -> bool:
@@ -145,96 +228,6 @@ def is_there(job: Job) -> bool:
     return is_up(job) or provisioning(job.request) == "flex-start"
 
 
-def attend(
-    course: Course, job: Job, number: int, until: float | None = None, enough: Callable[[Job], bool] = never
-) -> tuple[Job, Verdict | None]:
-    """Watch one attempt to its end, and what that means, as it is noted; None: it goes on, and is `enough`. Raises as
-    `watch` does."""
-    wait = waiting(course, job, number)
-    left = until - course.clock.now() if until is not None else None
-    waited = since(course, job) if wait is not None else 0.0
-    eyes = course.watcher.eyes(job, number)
-    watched = watch(
-        eyes, course.watcher.tell, course.clock, wait_seconds=wait, waited=waited, watch_seconds=left, enough=enough
-    )
-    if watched.why == "there":
-        return watched.job, None
-    if watched.why == "waited":
-        return give_up(course, watched.job, number, wait or 0.0)
-    verdict = noted(course, watched.job, number)
-    released(course.service, watched.job, course.say)
-    return watched.job, verdict
-
-
-def since(course: Course, job: Job) -> float:
-    """Seconds since a job's creation; 0 where the bucket does not say: the job is watched all the same."""
-    try:
-        return course.book.since(job.created)
-    except LaunchError:
-        return 0.0
-
-
-def noted(course: Course, job: Job, number: int) -> Verdict:
-    """What a job's end means. A duplicate that succeeded has done nothing: the next look finds the job that works.
-
-    An end that can't be noted is one all the same: whoever looks next finds it in the job.
-    """
-    verdict = of_end(job, tried_by(job, course.plan.project), course.watcher.said())
-    try:
-        return settle(course.book, number, job, verdict).verdict
-    except LaunchError as error:
-        unsure = "; nor whether it was this job that did the work" if verdict.kind == "succeeded" else ""
-        course.say(f"how attempt {number} ended can't be noted{unsure}: {error.problem}")
-        return verdict
-
-
-def waiting(course: Course, job: Job, number: int) -> float | None:
-    """Seconds that the attempt may wait for machines: its own limit, or what the run's attempts before it have left of
-    `limits.wait_total`. None: no limit."""
-    kind = provisioning(job.request).partition(":")[0]
-    alike = (one.wait_seconds for one in course.plan.attempts if one.provisioning.partition(":")[0] == kind)
-    own, left = next(alike, course.plan.limits.wait_seconds), total_left(course, number)
-    limits = [limit for limit in (own, left) if limit is not None]
-    if not limits:
-        return None
-    return min(limits) + (FLEX_SLACK_SECONDS if kind == "flex-start" else 0.0)
-
-
-def total_left(course: Course, number: int) -> float | None:
-    """Seconds of `limits.wait_total` that the attempts of the round before this one have left; the whole where they
-    can't be read; None: there is no such limit."""
-    try:
-        entries = course.book.entries() if course.plan.limits.wait_total_seconds else ()
-    except LaunchError:
-        entries = ()
-    rounds = {one.number: one.round for one in entries}
-    return wait_left(course.plan, [one for one in entries if one.number < number and one.round == rounds.get(number)])
-
-
-def give_up(course: Course, job: Job, number: int, wait: float) -> tuple[Job, Verdict]:
-    """Cancel a job that has waited too long. Raises StillRunning: that can't be noted, or not be confirmed, so nothing
-    may follow it.
-
-    The verdict is noted first: whoever finds the job cancelled must not take it for the user's wish.
-    """
-    left = total_left(course, number)
-    limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
-    cause = f"{job.state} for {minutes(wait)}, longer than {limit} allows"
-    fix = f"A longer wait: --set {limit}={2 * ceil(wait / 3600)}h"
-    verdict = Verdict(scope="region+provisioning", kind="waited", cause=cause, fix=fix)
-    try:
-        settle(course.book, number, job, verdict, wait)
-    except LaunchError as error:
-        problem = f"{job.name} is {cause}, and goes on waiting: why it ends can't be noted: {error.problem}"
-        raise StillRunning(problem, f"launch follow {job.run} tries again; launch cancel {job.run} ends it") from error
-    course.say(f"{cause}: cancelling it")
-    ended = cancel_and_confirm(course.service, job, course.clock, course.say)
-    if ended.state in ("CANCELLED", GONE):
-        released(course.service, ended, course.say)
-        return ended, verdict
-    return ended, noted(course, ended, number)  # it was quicker
-
-
 def minutes(seconds: float) -> str:
     """`6 h`, `90 min` or `45 s`."""
     if seconds >= 7200:
@@ -242,14 +235,14 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def failure(job: Job, verdict: Verdict) -> LaunchError:
+def failure(job: Job, diagnosis: Diagnosis) -> LaunchError:
     """The run's end as an error with its exit code."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
+    kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
     if job.is_workplace:  # nothing ran that could be read or resumed
-        return kind(f"{job.run}: {verdict.cause}", verdict.fix)
+        return kind(f"{job.run}: {diagnosis.cause}", diagnosis.fix)
     logs = f"launch logs {job.handle}"
-    hints = [*([verdict.fix] if verdict.fix not in ("", logs) else []), f"{logs} has all that it printed"]
-    if "--resume" not in verdict.fix:
+    hints = [*([diagnosis.fix] if diagnosis.fix not in ("", logs) else []), f"{logs} has all that it printed"]
+    if "--resume" not in diagnosis.fix:
         hints.append(f"launch {'vm' if job.zone else 'vertex'} --resume {job.handle} goes on from there")
-    return kind(f"{job.run}: {verdict.cause}", "\n".join(hints))
+    return kind(f"{job.run}: {diagnosis.cause}", "\n".join(hints))

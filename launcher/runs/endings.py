@@ -10,20 +10,20 @@ from msgspec.structs import replace
 
 from launcher.backend.base import GoneError, Service
 from launcher.clock import Clock
-from launcher.diagnosis import Verdict, exit_code
+from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
 from launcher.runs.attempts import Entry, EntryEnd, is_waited_out, told
-from launcher.runs.ledger_base import Book
+from launcher.runs.ledger_base import Ledger
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
-    from launcher.runs.snapshot import Look
+    from launcher.runs.snapshot import RunSnapshot
 
 CONFIRM_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 2.0
-LOST: Final = Verdict(scope="transient", kind="lost", cause="no job came of it")
+LOST: Final = Diagnosis(scope="transient", kind="lost", cause="no job came of it")
 
 
 class RunEnded(LaunchError):
@@ -31,10 +31,10 @@ class RunEnded(LaunchError):
 
     exit_code = 3
 
-    def __init__(self, problem: str, hint: str, job: Job | None, verdict: Verdict) -> None:
+    def __init__(self, problem: str, hint: str, job: Job | None, diagnosis: Diagnosis) -> None:
         super().__init__(problem, hint)
         self.job = job
-        self.verdict = verdict
+        self.diagnosis = diagnosis
 
 
 class RunSucceeded(RunEnded):
@@ -43,22 +43,22 @@ class RunSucceeded(RunEnded):
     exit_code = 0
 
 
-def settle(ledger: Book, number: int, job: Job, verdict: Verdict, waited: float | None = None) -> EntryEnd:
+def settle(ledger: Ledger, number: int, job: Job, diagnosis: Diagnosis, waited: float | None = None) -> EntryEnd:
     """Note how an attempt ended, and return what holds. `waited`: seconds for machines; None: as the job says.
 
     That is what was noted before, unless the job has come to an end of its own since: why a job was cancelled is known
     to whoever did it, who notes it first.
     """
     waited = job.waited if waited is None else waited
-    return ledger.note_end(number, judged(ledger, job, verdict), job.state, job.billed, waited)
+    return ledger.note_end(number, judged(ledger, job, diagnosis), job.state, job.billed, waited)
 
 
-def judged(ledger: Book, job: Job, verdict: Verdict) -> Verdict:
+def judged(ledger: Ledger, job: Job, diagnosis: Diagnosis) -> Diagnosis:
     """What a job's end means for the run. One that succeeded while only others have claimed attempts has done nothing:
     its node found that, and ended with 0."""
     if job.state == "SUCCEEDED" and (holders := ledger.holders()) and job.id not in holders:
-        return Verdict(scope="transient", kind="lost", cause=f"a duplicate: job {holders[-1]} has the run")
-    return verdict
+        return Diagnosis(scope="transient", kind="lost", cause=f"a duplicate: job {holders[-1]} has the run")
+    return diagnosis
 
 
 def released(service: Service, job: Job, say: Callable[[str], None]) -> None:
@@ -95,20 +95,20 @@ def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[
     )
 
 
-def ended(plan: Plan, entry: Entry, look: Look) -> RunEnded:
+def ended(plan: Plan, entry: Entry, snapshot: RunSnapshot) -> RunEnded:
     """That the run has ended, and how it would go on."""
     if entry.end is None:
         raise ValueError("an attempt that is open hasn't ended")
-    job = next((job for job in look.jobs if job.name == entry.job), None) or gone_vm(entry, plan)
+    job = next((job for job in snapshot.jobs if job.name == entry.job), None) or gone_vm(entry, plan)
     run = plan.run
     typed = command(vm=entry.zone is not None)
     if entry.end.kind == "succeeded":
         hint = f"{typed} --new starts it anew;\n{typed} --resume {run} goes on in its folder"
-        return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.verdict)
+        return RunSucceeded(f"run {run} has succeeded; nothing was started", hint, job, entry.end.diagnosis)
     hint = f"{typed} --resume {run} goes on from its newest checkpoint;\n--new starts it anew"
     fix = "" if "--resume" in entry.end.fix else entry.end.fix
     problem = f"run {run} has ended, and nothing was started: {entry.end.cause}"
-    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.verdict)
+    return RunEnded(problem, f"{fix}\n{hint}".strip(), job, entry.end.diagnosis)
 
 
 def gone_vm(entry: Entry, plan: Plan) -> Job | None:
@@ -132,7 +132,7 @@ def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
         return NoCapacity(f"{problem}; this was tried:\n{lines}", f"{longer}\n{fixes}".strip())
     if last is None or not last.stops:
         return NoCapacity(f"no place of the plan could take run {run}; this was tried:\n{lines}", fixes)
-    code = exit_code(last.verdict)
+    code = exit_code(last.diagnosis)
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == code), LaunchError)
     return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)

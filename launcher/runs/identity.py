@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from launcher.backend import request as asked
+from launcher.backend.request import differences, labels, machine_type, provisioning
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.ledger_base import Book, Facts
-from launcher.runs.snapshot import Look
+from launcher.runs.ledger_base import Facts, Ledger
+from launcher.runs.snapshot import RunSnapshot
 
 
-def check_identity(plan: Plan, look: Look, ledger: Book) -> None:
+def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger) -> None:
     """Whether all that is there of the run computes what the plan does. Raises UsageError, with what differs: a job
     that isn't this run's for sure is neither followed nor cancelled."""
     mine = identity_of(plan.attempts[0])
-    for job in look.jobs:
+    for job in snapshot.jobs:
         if not mine and job.zone and IDENTITY_LABEL in job.labels:
             raise UsageError(f"{job.run} in {job.zone} is a VM that trains", "For one to work on: another --name")
         if mine and job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine:
             raise other_run(plan, job.request)
-    if mine and any(entry.identity not in ("", mine) for entry in look.entries):
+    if mine and any(entry.identity not in ("", mine) for entry in snapshot.entries):
         stored = ledger.stored()
         raise other_run(plan, stored.plan.attempts[0].request if stored and stored.plan.attempts else {})
 
 
 def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
     """A run id that belongs to something else."""
-    lines = asked.differences(request, plan.attempts[0].request) if request else ()
+    lines = differences(request, plan.attempts[0].request) if request else ()
     what = "\n".join(f"  {line}" for line in lines) or "  the code, the requirements or who launches it differ"
     return UsageError(
         f"run {plan.run} is another one, in which (its → this):\n{what}",
@@ -40,7 +40,7 @@ def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
 
 def identity_of(attempt: Attempt) -> str:
     """What is computed and for whom, as a hash."""
-    return asked.labels(attempt.request).get(IDENTITY_LABEL, "")
+    return labels(attempt.request).get(IDENTITY_LABEL, "")
 
 
 def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
@@ -53,7 +53,7 @@ def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
         provisioning=attempt.provisioning,
         machine=attempt.machine_type,
         identity=identity_of(attempt),
-        spec=asked.labels(attempt.request).get("launch-spec", ""),
+        spec=labels(attempt.request).get("launch-spec", ""),
     )
 
 
@@ -64,8 +64,8 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
         round=in_round,
         region=job.region,
         zone=job.zone,
-        provisioning=asked.provisioning(job.request),
-        machine=asked.machine_type(job.request),
+        provisioning=provisioning(job.request),
+        machine=machine_type(job.request),
         identity=job.labels.get(IDENTITY_LABEL, ""),
     )
 

@@ -21,19 +21,19 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.clock import REAL, Clock
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.gcp.api import status_of
 from launcher.gcp.storage import explain_error, open_folder
 from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, read
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
-from launcher.runs.ledger_base import Book, Facts, Lock, NoLedger, end_of, entry_of, lock_of
+from launcher.runs.ledger_base import Facts, Ledger, Lock, MemoryLedger, end_of, entry_of, lock_of
 from launcher.runs.logs.line import cut
 from train import contract
 from train.storage import OutputError, Storage
 
-__all__ = ["Book", "Entry", "EntryEnd", "Facts", "Ledger", "NoLedger"]
+__all__ = ["BucketLedger", "Entry", "EntryEnd", "Facts", "Ledger", "MemoryLedger"]
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ NOT_OURS: Final = Entry(
 """A lock that says nothing we understand: `launch local` wrote it. Its number is taken, and that is all."""
 
 
-class Ledger:
-    """The attempts in a run folder. Where access to it is refused (403), it goes on as a NoLedger and says so once:
+class BucketLedger:
+    """The attempts in a run folder. Where access to it is refused (403), it goes on as a MemoryLedger and says so once:
     whoever launches need not be the one who may write there.
 
     All verbs raise UsageError (there is no such bucket, or it can't be used), NotAuthorised (the credentials are not
@@ -78,12 +78,14 @@ class Ledger:
         self._clock = clock
         self._say = say
         self._make = {"PROJECT": project, "REGION": region}
-        self._memory: NoLedger | None = None
+        self._memory: MemoryLedger | None = None
         self._read: dict[str, bytes] = {}
         self._ahead: float | None = None
 
     @classmethod
-    def open(cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str) -> Ledger:
+    def open(
+        cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str
+    ) -> BucketLedger:
         """The ledger of a run folder; nothing is read yet. Raises UsageError: the folder can't be used."""
         return cls(open_folder(folder), clock, say, **make)
 
@@ -105,12 +107,12 @@ class Ledger:
         self._either(lambda: self._note_job(number, name), lambda memory: memory.note_job(number, name))
 
     def note_end(
-        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
         """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
         return self._either(
-            lambda: self._note_end(number, end_of(verdict, state, billed, waited)),
-            lambda memory: memory.note_end(number, verdict, state, billed, waited),
+            lambda: self._note_end(number, end_of(diagnosis, state, billed, waited)),
+            lambda memory: memory.note_end(number, diagnosis, state, billed, waited),
         )
 
     def age(self, number: int) -> float:
@@ -145,7 +147,7 @@ class Ledger:
         """Remove what forbids the run to start again."""
         self._either(lambda: self._storage.delete(contract.TERMINAL), lambda memory: memory.forgive())
 
-    def _either(self, there: Callable[[], T], here: Callable[[NoLedger], T]) -> T:
+    def _either(self, there: Callable[[], T], here: Callable[[MemoryLedger], T]) -> T:
         """What the folder answers, or what this process knows by itself once the folder has refused it."""
         memory = self._memory
         if memory is None:
@@ -155,12 +157,12 @@ class Ledger:
                 memory = self._refused(error)
         return here(memory)
 
-    def _refused(self, error: OutputError) -> NoLedger:
+    def _refused(self, error: OutputError) -> MemoryLedger:
         """Go on without the folder after a 403; raises the folder's error in launch's words otherwise."""
         if status_of(error) != 403:
             raise explain_error(error, self._make) from error
         known = sorted(int(found[1]) for name in self._read if (found := LOCK.fullmatch(name)))
-        self._memory = NoLedger(self._clock, [self._entry(number) for number in known])
+        self._memory = MemoryLedger(self._clock, [self._entry(number) for number in known])
         self._say(f"{error}; so only the look-up of jobs by their label keeps two launches of this run apart")
         return self._memory
 

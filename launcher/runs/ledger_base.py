@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.clock import REAL, Clock
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.plan.binding import Stored, digest
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry, EntryEnd, prevails
@@ -45,7 +45,7 @@ class Lock(Struct, frozen=True, kw_only=True):
     spec: str = ""
 
 
-class Book(Protocol):
+class Ledger(Protocol):
     """Where attempts are noted."""
 
     @property
@@ -62,7 +62,7 @@ class Book(Protocol):
         """Note the job that came of an attempt."""
 
     def note_end(
-        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
         """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
 
@@ -91,7 +91,7 @@ class Book(Protocol):
         """Remove what forbids the run to start again."""
 
 
-class NoLedger:
+class MemoryLedger:
     """Without a run folder: the attempts of this process only, and no locks."""
 
     def __init__(self, clock: Clock = REAL, entries: Sequence[Entry] = ()) -> None:
@@ -118,9 +118,9 @@ class NoLedger:
             self._entries[number] = replace(self._entries[number], job=name)
 
     def note_end(
-        self, number: int, verdict: Verdict, state: str | None, billed: float = 0.0, waited: float = 0.0
+        self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
-        known, end = self._entries.get(number), end_of(verdict, state, billed, waited)
+        known, end = self._entries.get(number), end_of(diagnosis, state, billed, waited)
         if known is None:
             return end
         if known.end is None or prevails(end, known.end):
@@ -165,7 +165,7 @@ def entry_of(number: int, lock: Lock) -> Entry:
     return Entry(number=number, **known)
 
 
-def end_of(verdict: Verdict, state: str | None, billed: float, waited: float) -> EntryEnd:
-    """A verdict as the end of an attempt, now by this machine's clock."""
-    known = {name: getattr(verdict, name) for name in verdict.__struct_fields__}
+def end_of(diagnosis: Diagnosis, state: str | None, billed: float, waited: float) -> EntryEnd:
+    """A diagnosis as the end of an attempt, now by this machine's clock."""
+    known = {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
     return EntryEnd(**known, state=state, time=time.time(), billed=billed, waited=waited)

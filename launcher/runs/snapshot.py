@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry
-from launcher.runs.ledger_base import Book
+from launcher.runs.ledger_base import Ledger
 
 SLACK_SECONDS: Final = 30.0
 """Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""
@@ -21,7 +21,7 @@ AT_ONCE_SECONDS: Final = 60.0
 """Between the VMs of two launches at the same moment."""
 
 
-class Look(NamedTuple):
+class RunSnapshot(NamedTuple):
     """Attempts, which were read first, and jobs (the newest first); `age` answers how many seconds ago the jobs were
     asked for.
 
@@ -90,14 +90,14 @@ def newest_of(entries: Sequence[Entry]) -> Entry | None:
     return next((entry for entry in reversed(entries) if entry.round), None)
 
 
-class Looker:
+class RunObserver:
     """Looks at one run: called, it answers what is there now."""
 
     def __init__(
         self,
         plan: Plan,
         service: Service,
-        ledger: Book,
+        ledger: Ledger,
         stopwatch: Callable[[], Callable[[], float]],
         also: Iterable[str] | None,
     ) -> None:
@@ -111,12 +111,12 @@ class Looker:
         self._has_looked = False
         self._beside: tuple[Job, ...] = ()
 
-    def __call__(self) -> Look:
+    def __call__(self) -> RunSnapshot:
         """Raises UnreachableError and its like: a region that a job may be in can't be read."""
         entries = self._ledger.entries()
         age = self._stopwatch()
         jobs = self.jobs(entries)
-        return Look(entries, (*jobs, *self._missing(entries, jobs)), age)
+        return RunSnapshot(entries, (*jobs, *self._missing(entries, jobs)), age)
 
     def jobs(self, entries: Sequence[Entry]) -> tuple[Job, ...]:
         """The run's jobs, the newest first.
@@ -219,12 +219,12 @@ def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:
     return named or (newest if fits else None)
 
 
-def orphan(look: Look, written: Callable[[int], float | None], seen: Collection[str]) -> Job | None:
+def orphan(snapshot: RunSnapshot, written: Callable[[int], float | None], seen: Collection[str]) -> Job | None:
     """The newest job that has ended and that no attempt names, if it came with or after the newest attempt and wasn't
     `seen` before. A cancelled one was most likely one too many; where there is nothing else, it is the run's end."""
-    ended = [job for job in look.unnamed() if job.is_over and job.name not in seen]
-    told = [job for job in ended if job.state != "CANCELLED"] or ([] if look.entries else ended)
-    if not told or not look.entries:
+    ended = [job for job in snapshot.unnamed() if job.is_over and job.name not in seen]
+    told = [job for job in ended if job.state != "CANCELLED"] or ([] if snapshot.entries else ended)
+    if not told or not snapshot.entries:
         return told[0] if told else None
-    locked = written(look.entries[-1].number)
+    locked = written(snapshot.entries[-1].number)
     return told[0] if locked is None or told[0].created >= locked - SLACK_SECONDS else None

@@ -16,10 +16,10 @@ from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry
 from launcher.runs.identity import request_id
-from launcher.runs.ledger_base import Book
+from launcher.runs.ledger_base import Ledger
 
 
-def refusal(stored: Stored, jobs: Sequence[Job], ledger: Book, service: Service) -> NotAuthorised | None:
+def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Service) -> NotAuthorised | None:
     """Return why the plan must not be submitted; None: one of the run's jobs (the newest first) was created from it.
 
     Raises LaunchError: the run's attempts or operations can't be read.

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from launcher.backend import request as asked
-from launcher.backend.base import GoneError, Refused, Service
+from launcher.backend import request
+from launcher.backend.base import CreateRefused, GoneError, Service
 from launcher.clock import Clock
-from launcher.diagnosis import Verdict, of_end, of_refusal
+from launcher.diagnosis import Diagnosis, of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
@@ -20,8 +20,8 @@ from launcher.plan.model import Attempt, Plan
 from launcher.runs.attempts import Entry, following, place_of, spoken, wait_left
 from launcher.runs.endings import LOST, ended, exhausted, judged, released, settle
 from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
-from launcher.runs.ledger_base import Book
-from launcher.runs.snapshot import Look, Looker, check_workplaces, choose, entry_of, orphan
+from launcher.runs.ledger_base import Ledger
+from launcher.runs.snapshot import RunObserver, RunSnapshot, check_workplaces, choose, entry_of, orphan
 from launcher.runs.stored_plan import is_bound
 
 CURRENT_SECONDS: Final = 20.0
@@ -42,16 +42,16 @@ class Submitted(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Way:
+class Submission:
     """One command's way to a job: step by step, each upon a new look."""
 
     plan: Plan
     """With its image by digest from the first create on."""
     service: Service
-    ledger: Book
+    ledger: Ledger
     clock: Clock
     say: Callable[[str], None]
-    look: Looker
+    observe: RunObserver
     make_ready: Callable[[Plan], Plan]
     stopwatch: Callable[[], Callable[[], float]]
     chance: Callable[[], float]
@@ -67,31 +67,31 @@ class Way:
     waited_for: int = 0
     """The number of somebody's attempt of which was said that it is waited for."""
 
-    def step(self, look: Look) -> Submitted | None:
+    def step(self, snapshot: RunSnapshot) -> Submitted | None:
         """The job, or one step towards it; None: look again."""
-        check_identity(self.plan, look, self.ledger)
-        if active := [job for job in look.jobs if not job.is_over]:
-            return self.taken(active, look)
-        if self.settles(look):
+        check_identity(self.plan, snapshot, self.ledger)
+        if active := [job for job in snapshot.jobs if not job.is_over]:
+            return self.taken(active, snapshot)
+        if self.settles(snapshot):
             return None
-        self.begin(look)
-        last = look.decided
+        self.begin(snapshot)
+        last = snapshot.decided
         if last and last.end and last.end.ends_run and last.round >= self.round:
-            raise ended(self.plan, last, look)
-        return self.go_on(look)
+            raise ended(self.plan, last, snapshot)
+        return self.go_on(snapshot)
 
-    def taken(self, active: Sequence[Job], look: Look) -> Submitted | None:
+    def taken(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
         """The active job is the run's, whoever made it. Of several one stays: the same one for whoever looks."""
-        kept = choose(active, look.entries if self.ledger.locks else (), self.ledger.holder)
-        self.drop([job for job in active if job is not kept], kept, look)
-        entry = entry_of(kept, look.entries) or self.adopt(kept, look)
+        kept = choose(active, snapshot.entries if self.ledger.locks else (), self.ledger.holder)
+        self.drop([job for job in active if job is not kept], kept, snapshot)
+        entry = entry_of(kept, snapshot.entries) or self.adopt(kept, snapshot)
         if entry is None:
             return None
         if entry.job is None:
             self.ledger.note_job(entry.number, kept.name)
         return Submitted(kept, entry.number, made=False)
 
-    def drop(self, others: Sequence[Job], kept: Job, look: Look) -> None:
+    def drop(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
         """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends.
 
         Raises UsageError: they are VMs to work on.
@@ -99,52 +99,52 @@ class Way:
         check_workplaces(kept, others)
         for job in others:
             cause = f"a second job of this run; {kept.name} goes on"
-            if entry := next((one for one in look.entries if one.job == job.name), None):
-                verdict = Verdict(scope="transient", kind="lost", cause=cause)
-                self.ledger.note_end(entry.number, verdict, job.state)
+            if entry := next((one for one in snapshot.entries if one.job == job.name), None):
+                diagnosis = Diagnosis(scope="transient", kind="lost", cause=cause)
+                self.ledger.note_end(entry.number, diagnosis, job.state)
             self.say(f"cancelling {job.name}: {cause}")
             with suppress(GoneError):
                 self.service.cancel(job.name)
 
-    def adopt(self, job: Job, look: Look) -> Entry | None:
+    def adopt(self, job: Job, snapshot: RunSnapshot) -> Entry | None:
         """An attempt for a job that none is known of: it landed late, or somebody made it without a ledger. None:
         somebody else was quicker to write that number."""
-        facts = facts_of_job(job, look.next_number, max(look.round, 1))
+        facts = facts_of_job(job, snapshot.next_number, max(snapshot.round, 1))
         entry = self.ledger.lock(facts)
         if entry is not None:
             self.ledger.note_job(entry.number, job.name)
         return entry
 
-    def settles(self, look: Look) -> bool:
+    def settles(self, snapshot: RunSnapshot) -> bool:
         """Whether something had to be noted or waited for first: how the newest attempt ended, or that of a job that
         no attempt is known of."""
-        newest = look.newest
+        newest = snapshot.newest
         if newest is None or not newest.is_open:
-            stray = self.stray(look)
+            stray = self.stray(snapshot)
             if stray is None:
                 return False
-            entry = self.adopt(stray, look)
+            entry = self.adopt(stray, snapshot)
             if entry is not None:
                 self.settle(entry.number, stray)
             return True
-        job = look.job_of(newest, self.ledger.written)
+        job = snapshot.job_of(newest, self.ledger.written)
         if job is not None:
             if newest.job is None:
                 self.ledger.note_job(newest.number, job.name)
             self.settle(newest.number, job)
-        elif self.ledger.age(newest.number) - look.age() >= YOUNG_SECONDS:
+        elif self.ledger.age(newest.number) - snapshot.age() >= YOUNG_SECONDS:
             self.ledger.note_end(newest.number, LOST, None)  # it was as old when the look began that found no job
         else:
-            self.wait_for(newest, look)
+            self.wait_for(newest, snapshot)
         return True
 
-    def stray(self, look: Look) -> Job | None:
+    def stray(self, snapshot: RunSnapshot) -> Job | None:
         """An ended job that no attempt is known of, and that has worked: a duplicate's end says nothing of the run."""
-        while job := orphan(look, self.ledger.written, self.seen):
+        while job := orphan(snapshot, self.ledger.written, self.seen):
             if judged(self.ledger, job, self.meaning(job)).kind != "lost":
                 break
             self.seen.add(job.name)
-        self.seen.update(job.name for job in look.jobs if job.is_over)
+        self.seen.update(job.name for job in snapshot.jobs if job.is_over)
         return job
 
     def settle(self, number: int, job: Job) -> None:
@@ -152,38 +152,38 @@ class Way:
         settle(self.ledger, number, job, self.meaning(job))
         released(self.service, job, self.say)
 
-    def meaning(self, job: Job) -> Verdict:
+    def meaning(self, job: Job) -> Diagnosis:
         """What a job's end says by itself."""
-        return of_end(job, asked.tried_by(job, self.plan.project))
+        return of_end(job, request.tried_by(job, self.plan.project))
 
-    def wait_for(self, entry: Entry, look: Look) -> None:
+    def wait_for(self, entry: Entry, snapshot: RunSnapshot) -> None:
         """Somebody is creating a job. What comes of it is news: this command began before it."""
-        self.round = self.round or max(look.round, 1)
+        self.round = self.round or max(snapshot.round, 1)
         if self.waited_for != entry.number:
             self.say(f"another launch of this run is making attempt {entry.number}: waiting for its job")
             self.waited_for = entry.number
         self.clock.sleep(POLL_SECONDS)
 
-    def begin(self, look: Look) -> None:
+    def begin(self, snapshot: RunSnapshot) -> None:
         """The round of this command, from what was there when it began. Raises RunEnded."""
         if self.round:
             return
-        newest, last, tries = look.newest, look.decided, look.tries(look.round)
+        newest, last, tries = snapshot.newest, snapshot.decided, snapshot.tries(snapshot.round)
         if newest is None:
             self.round = 1
         elif self.resume:
-            self.round = look.round + 1
+            self.round = snapshot.round + 1
         elif last and last.end and last.end.ends_run:
-            raise ended(self.plan, last, look)
+            raise ended(self.plan, last, snapshot)
         else:
             nothing_left = following(self.plan, tries).attempt is None
-            self.round = look.round + 1 if self.fresh and nothing_left else look.round
+            self.round = snapshot.round + 1 if self.fresh and nothing_left else snapshot.round
         if self.fresh and newest:
             self.paused_after = newest.number  # what somebody was told long ago asks for no pause now
 
-    def go_on(self, look: Look) -> Submitted | None:
+    def go_on(self, snapshot: RunSnapshot) -> Submitted | None:
         """The next attempt. Raises NoCapacity and its like: none is left."""
-        tries = look.tries(self.round)
+        tries = snapshot.tries(self.round)
         attempt, pause = following(self.plan, tries, self.chance())
         if attempt is None:
             raise exhausted(self.plan, tries)
@@ -192,92 +192,92 @@ class Way:
             self.say(f"again in {pause:.0f} s")
             self.clock.sleep(pause)
             return None
-        age, locked = look.age(), self.ledger.locks
+        age, locked = snapshot.age(), self.ledger.locks
         if age > CURRENT_SECONDS:
             self.say(f"to look for jobs of this run took {age:.0f} s, too long to act upon: looking again")
             return None
         if not self.is_ready:
-            self.prepare(look)
+            self.prepare(snapshot)
             attempt = following(self.plan, tries).attempt  # places that can't work may be no more in it
             if attempt is None:
                 raise exhausted(self.plan, tries)
-        if look.age() > CURRENT_SECONDS or locked != self.ledger.locks:
+        if snapshot.age() > CURRENT_SECONDS or locked != self.ledger.locks:
             return None
-        return self.attempt(attempt, look)
+        return self.attempt(attempt, snapshot)
 
-    def prepare(self, look: Look) -> None:
+    def prepare(self, snapshot: RunSnapshot) -> None:
         """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
-        before = self.image_before(look)
+        before = self.image_before(snapshot)
         self.plan = bound(with_digest(self.plan, before) if before else self.make_ready(self.plan))
         self.is_ready = True
 
-    def image_before(self, look: Look) -> str:
+    def image_before(self, snapshot: RunSnapshot) -> str:
         """Return the image of the run's first job, by its digest; empty: unknown or not trustworthy.
 
         A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
         verified. Either must differ from the plan in its image alone: whoever may create jobs could copy the labels,
         but not act as the plan's account.
         """
-        requests = (job.request for job in reversed(look.jobs) if not job.zone)
+        requests = (job.request for job in reversed(snapshot.jobs) if not job.zone)
         if found := next(filter(None, map(self.image_of, requests)), ""):
             return found
-        stored = self.ledger.stored() if any(entry.job for entry in look.entries) else None
+        stored = self.ledger.stored() if any(entry.job for entry in snapshot.entries) else None
         found = self.image_of(stored.plan.attempts[0].request) if stored and stored.plan.attempts else ""
-        return found if found and stored and is_bound(stored, look.jobs, look.entries, self.service) else ""
+        return found if found and stored and is_bound(stored, snapshot.jobs, snapshot.entries, self.service) else ""
 
-    def image_of(self, request: Mapping[str, Any]) -> str:
-        """Return the image of a request, if it is one by digest and the request is the plan's but for that."""
-        image = asked.image(request)
-        changed = asked.differences(request, self.plan.attempts[0].request, asked.submitted)
+    def image_of(self, body: Mapping[str, Any]) -> str:
+        """Return a request's image, if it is named by digest and nothing else differs from the plan's request."""
+        image = request.image(body)
+        changed = request.differences(body, self.plan.attempts[0].request, request.submitted)
         return image if "@sha256:" in image and all(line.startswith("image: ") for line in changed) else ""
 
-    def attempt(self, attempt: Attempt, look: Look) -> Submitted | None:
+    def attempt(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
         """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
 
         Raises JobFailed: the run's hours are used up.
         """
         attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
-        request = asked.within_hours(attempt.request, look.used_seconds(attempt.shutdown_seconds), self.plan.run)
-        request = asked.within_wait(request, wait_left(self.plan, look.tries(self.round)))
+        body = request.within_hours(attempt.request, snapshot.used_seconds(attempt.shutdown_seconds), self.plan.run)
+        body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
         elapsed, locked = self.stopwatch(), self.ledger.locks
-        entry = self.ledger.lock(facts_of(attempt, look.next_number, self.round))
+        entry = self.ledger.lock(facts_of(attempt, snapshot.next_number, self.round))
         if entry is None:
             return None
         self.ledger.write_plan(self.plan)  # only with the lock, so that it is always the newest job's plan
-        if self.resume and not any(one.job for one in look.tries(self.round)):
+        if self.resume and not any(one.job for one in snapshot.tries(self.round)):
             self.ledger.forgive()
-        if self.plan.run_folder and (not self.ledger.locks or look.unnamed()):
-            request = asked.beside_ended(request, [job.id for job in look.jobs if job.is_over])
+        if self.plan.run_folder and (not self.ledger.locks or snapshot.unnamed()):
+            body = request.beside_ended(body, [job.id for job in snapshot.jobs if job.is_over])
         # Others may take the lock for given up before the request has landed; without locks more is to be looked at.
         if elapsed() > CURRENT_SECONDS or locked != self.ledger.locks:
             self.ledger.note_end(entry.number, LOST, None)
             return None
         try:
-            job = self.service.create(attempt, request, self.request_id(entry))
-        except Refused as error:
+            job = self.service.create(attempt, body, self.request_id(entry))
+        except CreateRefused as error:
             self.refused(entry, attempt, error)
             return None
         except UnreachableError as error:
-            return self.landed(entry, look, error)
+            return self.landed(entry, snapshot, error)
         except LaunchError:  # nothing was sent
             self.ledger.note_end(entry.number, LOST, None)
             raise
-        return self.noted(entry, job, look)
+        return self.noted(entry, job, snapshot)
 
     def request_id(self, entry: Entry) -> str:
         """Return the create request's id."""
         writer = "" if self.ledger.locks else entry.writer
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
-    def refused(self, entry: Entry, attempt: Attempt, error: Refused) -> None:
+    def refused(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
         """No job was made: note why, and say it."""
-        verdict = of_refusal(
-            error.refusal, asked.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
+        diagnosis = of_refusal(
+            error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
-        end = self.ledger.note_end(entry.number, verdict, None)
+        end = self.ledger.note_end(entry.number, diagnosis, None)
         self.say(f"attempt {entry.number} ({spoken(*entry.place)}) was refused: {end.cause}")
 
-    def landed(self, entry: Entry, look: Look, error: UnreachableError) -> Submitted | None:
+    def landed(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
         """What became of a create without an answer: its job, or None after noting that there is none.
 
         Raises UnreachableError: that can't be seen. The lock stays open for whoever looks next.
@@ -287,7 +287,7 @@ class Way:
         while True:
             begun = self.clock.now()
             try:
-                jobs = self.look.jobs(look.entries)
+                jobs = self.observe.jobs(snapshot.entries)
             except UnreachableError as trouble:
                 if begun >= until:
                     again = "Type the same command again: it finds the job, or goes on without it after a minute."
@@ -295,15 +295,15 @@ class Way:
                         f"whether attempt {entry.number} has made a job isn't known: {trouble.problem}", again
                     ) from error
                 jobs = None
-            found = [job for job in jobs or () if job.place == entry.where and look.is_new(job)]
+            found = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
             if found:
-                return self.noted(entry, found[0], look) if len(found) == 1 else None
+                return self.noted(entry, found[0], snapshot) if len(found) == 1 else None
             if jobs is not None and begun >= until:
                 self.ledger.note_end(entry.number, LOST, None)
                 return None
             self.clock.sleep(POLL_SECONDS)
 
-    def noted(self, entry: Entry, job: Job, look: Look) -> Submitted:
+    def noted(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
         """The job that was made. That it can't be noted is no reason to lose it: its label says whose it is.
 
         Without locks, or after a create that nothing came of (as far as could be seen), another may be there by now:
@@ -312,12 +312,12 @@ class Way:
         submitted = Submitted(job, entry.number, made=True)
         try:
             self.ledger.note_job(entry.number, job.name)
-            if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in look.tries(self.round)):
+            if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in snapshot.tries(self.round)):
                 return submitted
-            others = [one for one in self.look.jobs(look.entries) if one.name != job.name and not one.is_over]
+            others = [one for one in self.observe.jobs(snapshot.entries) if one.name != job.name and not one.is_over]
             if not others:
                 return submitted
-            kept = self.taken([job, *others], self.look()) or submitted
+            kept = self.taken([job, *others], self.observe()) or submitted
             return kept._replace(made=kept.job.name == job.name)
         except LaunchError as error:
             self.say(f"{job.name} is made, but: {error.problem}")

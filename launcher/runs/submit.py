@@ -29,9 +29,9 @@ from launcher.backend.base import Service
 from launcher.clock import Clock, stopwatch
 from launcher.plan.model import Plan
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
-from launcher.runs.ledger_base import Book
-from launcher.runs.snapshot import Looker
-from launcher.runs.submission import Submitted, Way
+from launcher.runs.ledger_base import Ledger
+from launcher.runs.snapshot import RunObserver
+from launcher.runs.submission import Submission, Submitted
 
 __all__ = ["RunEnded", "RunSucceeded", "Submitted", "cancel_and_confirm", "settle", "submit"]
 
@@ -41,7 +41,7 @@ CHANCE: Final = SystemRandom().random
 def submit(
     plan: Plan,
     service: Service,
-    ledger: Book,
+    ledger: Ledger,
     clock: Clock,
     say: Callable[[str], None],
     *,
@@ -69,14 +69,14 @@ def submit(
             found by the same command once it can be.
     """
     watch = partial(stopwatch, clock, wall)
-    look = Looker(plan, service, ledger, watch, also)
-    way = Way(
+    observe = RunObserver(plan, service, ledger, watch, also)
+    submission = Submission(
         plan=plan,
         service=service,
         ledger=ledger,
         clock=clock,
         say=say,
-        look=look,
+        observe=observe,
         make_ready=ready,
         stopwatch=watch,
         chance=chance,
@@ -84,5 +84,5 @@ def submit(
         resume=resume,
     )
     while True:
-        if got := way.step(look()):
+        if got := submission.step(observe()):
             return got

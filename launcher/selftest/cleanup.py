@@ -163,13 +163,13 @@ def cancel_build(kit: Kit, number: str) -> Finish:
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
     """The repositories, with their images."""
     from launcher.gcp.api import Api
-    from launcher.images import artifact_registry as artifacts
+    from launcher.images import artifact_registry
 
-    api = Api(artifacts.SERVICE, kit.project, artifacts.client(kit.environ), kit.clock)
-    for found in artifacts.listed(api, "us"):
+    api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
+    for found in artifact_registry.listed(api, "us"):
         name = found.name.rpartition("/")[2]
         if is_ours(name, found.labels, scope):
-            yield Removal(f"repository {name}", partial(last_of_all, artifacts.delete, api, found.name))
+            yield Removal(f"repository {name}", partial(last_of_all, artifact_registry.delete, api, found.name))
 
 
 def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:

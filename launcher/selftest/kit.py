@@ -109,9 +109,9 @@ class Kit:
     def cloud_build(self) -> Api:
         """Open Cloud Build's API."""
         from launcher.gcp.api import Api
-        from launcher.images import cloud_build as cloudbuild
+        from launcher.images import cloud_build
 
-        return Api(cloudbuild.SERVICE, self.project, cloudbuild.client(self.environ), self.clock)
+        return Api(cloud_build.SERVICE, self.project, cloud_build.client(self.environ), self.clock)
 
     @property
     def builds_of(self) -> str:

@@ -18,7 +18,7 @@ ALIVE_SECONDS: Final = 60
 """How often a silent connection is tried: what lies between drops those that say nothing for some minutes."""
 
 
-class Way(Struct, frozen=True, kw_only=True):
+class SshTarget(Struct, frozen=True, kw_only=True):
     """How one VM is reached over SSH, and as whom."""
 
     alias: str
@@ -44,25 +44,25 @@ class Forward(NamedTuple):
     remote: int
 
 
-def settings(way: Way, log: Path | None = None) -> dict[str, str]:
+def settings(target: SshTarget, log: Path | None = None) -> dict[str, str]:
     """ssh's settings for a VM (ssh_config(5)), values as they stand in a file. `log` takes the proxy's stderr, and has
     of ssh whether the remote command has ended by itself: 255 alone doesn't tell."""
     found = {
-        "HostName": way.host.replace("%", "%%"),
-        "Port": str(way.port),
-        "User": checked(way.user),
-        "IdentityFile": path_value(way.key),
+        "HostName": target.host.replace("%", "%%"),
+        "Port": str(target.port),
+        "User": checked(target.user),
+        "IdentityFile": path_value(target.key),
         "IdentitiesOnly": "yes",
-        "HostKeyAlias": way.alias,
-        "UserKnownHostsFile": path_value(way.known_hosts),
-        "StrictHostKeyChecking": "yes" if way.is_known else "accept-new",
+        "HostKeyAlias": target.alias,
+        "UserKnownHostsFile": path_value(target.known_hosts),
+        "StrictHostKeyChecking": "yes" if target.is_known else "accept-new",
         "HashKnownHosts": "no",
         "CheckHostIP": "no",
         "ConnectTimeout": str(CONNECT_SECONDS),
         "ServerAliveInterval": str(ALIVE_SECONDS),
     }
     more = {"LogLevel": "DEBUG1"} if log else {}
-    return found | more | ({"ProxyCommand": proxy_command(way.proxy, log)} if way.proxy else {})
+    return found | more | ({"ProxyCommand": proxy_command(target.proxy, log)} if target.proxy else {})
 
 
 def checked(user: str) -> str:
@@ -94,7 +94,7 @@ def path_value(path: Path) -> str:
 
 
 def command(
-    way: Way,
+    target: SshTarget,
     remote: Sequence[str] = (),
     *,
     forwards: Iterable[Forward] = (),
@@ -106,10 +106,10 @@ def command(
     writes stays its own. Without a remote command there is a terminal, or with `shell` off nothing but the ports; a
     remote command has one with `tty`."""
     ports = [word for each in forwards for word in ("-L", f"127.0.0.1:{each.local}:localhost:{each.remote}")]
-    options = settings(way, log) | ({"ExitOnForwardFailure": "yes"} if ports else {})
+    options = settings(target, log) | ({"ExitOnForwardFailure": "yes"} if ports else {})
     flags = [*(["-t"] if tty else []), *([] if shell else ["-N"]), *(["-E", str(log)] if log else [])]
     argv = ["ssh", *flags, *ports, *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-    return [*argv, "--", way.alias, *((line(remote),) if remote else ())]
+    return [*argv, "--", target.alias, *((line(remote),) if remote else ())]
 
 
 def line(remote: Sequence[str]) -> str:
@@ -118,19 +118,19 @@ def line(remote: Sequence[str]) -> str:
     return remote[0] if len(remote) == 1 else shlex.join(remote)
 
 
-def block(names: Iterable[str], way: Way, note: str = "", log: Path | None = None) -> str:
+def block(names: Iterable[str], target: SshTarget, note: str = "", log: Path | None = None) -> str:
     """A Host block of ssh's settings."""
     lines = [f"Host {' '.join(names)}", *([f"    # {note}"] if note else [])]
-    return "\n".join([*lines, *(f"    {name} {value}" for name, value in settings(way, log).items())]) + "\n"
+    return "\n".join([*lines, *(f"    {name} {value}" for name, value in settings(target, log).items())]) + "\n"
 
 
-def rsync(settings_file: Path, log: Path, names: Path, folder: Path, way: Way, destination: str) -> list[str]:
+def rsync(settings_file: Path, log: Path, names: Path, folder: Path, target: SshTarget, destination: str) -> list[str]:
     """`rsync` of the files named in `names` (a NUL after each), by the Host block in `settings_file`. Links that lead
     out of the folder's copy arrive as what they lead to."""
     # rsync takes this apart by itself: quotes hold words together, and nothing stands for a quote in them.
     over = " ".join(["ssh", "-E", f'"{log}"', "-F", f'"{settings_file}"'])
     what = ["-az", "--copy-unsafe-links", "--from0", f"--files-from={names}"]
-    return ["rsync", *what, "-e", over, f"{folder}/", f"{way.alias}:{destination}/"]
+    return ["rsync", *what, "-e", over, f"{folder}/", f"{target.alias}:{destination}/"]
 
 
 def forward(text: str) -> Forward:

@@ -32,10 +32,10 @@ def resource_of(block: str) -> str:
     return found[1] if found else ""
 
 
-def with_block(text: str, machine: Machine, way: command.Way, is_gone: Callable[[str], bool]) -> str:
+def with_block(text: str, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> str:
     """The file with a VM's block, without those of VMs that are gone; other blocks stay as they are."""
     kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
-    kept[machine.name] = command.block([machine.name], way, note=machine.resource)
+    kept[machine.name] = command.block([machine.name], target, note=machine.resource)
     return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
 
 
@@ -50,12 +50,12 @@ def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Calla
     return is_gone
 
 
-def put(file: Path, machine: Machine, way: command.Way, is_gone: Callable[[str], bool]) -> None:
+def put(file: Path, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> None:
     """Write a VM's block; forget the host keys of VMs that are gone. Raises LaunchError."""
     make_folder(file.parent)
     with locked(file.parent):
         before = text_of(file)
-        write(file, with_block(before, machine, way, is_gone))
+        write(file, with_block(before, machine, target, is_gone))
     for resource in filter(is_gone, map(resource_of, blocks(before).values())):
         forget(file.parent, f"compute.{resource.rpartition('/')[2]}")
 

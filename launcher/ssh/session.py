@@ -36,7 +36,7 @@ class Remote(NamedTuple):
     """One VM and the way to it. `account` is whose rights are missing, where some are."""
 
     machine: Machine
-    way: command.Way
+    target: command.SshTarget
     account: str
 
     def attached(
@@ -54,7 +54,7 @@ class Remote(NamedTuple):
         """
         with scratch() as folder:
             log = folder / "log"
-            argv = command.command(self.way, remote, forwards=forwards, log=log, shell=shell, tty=tty)
+            argv = command.command(self.target, remote, forwards=forwards, log=log, shell=shell, tty=tty)
             code = waited(argv)
             if fault := self.fault(code, log):
                 raise fault.error
@@ -65,7 +65,7 @@ class Remote(NamedTuple):
         with scratch() as folder:
             log = folder / "log"
             try:
-                argv = command.command(self.way, remote, log=log)
+                argv = command.command(self.target, remote, log=log)
                 ran = subprocess.run(argv, input=sent, capture_output=True, check=False, timeout=seconds)
             except FileNotFoundError:
                 raise no_ssh("ssh") from None
@@ -85,11 +85,11 @@ class Remote(NamedTuple):
     @property
     def facts(self) -> Mapping[str, str]:
         """What an explanation names."""
-        way = self.way
+        target = self.target
         account = self.account or "YOU@EXAMPLE.COM"
         kind = "serviceAccount" if account.endswith(".gserviceaccount.com") else "user"
         whose = {"account": account, "member": f"{kind}:{account}"}
-        return {"user": way.user, "port": str(way.port), "known_hosts": str(way.known_hosts), **whose}
+        return {"user": target.user, "port": str(target.port), "known_hosts": str(target.known_hosts), **whose}
 
 
 @contextmanager

@@ -84,9 +84,9 @@ def by_rsync(remote: Remote, folder: Path, listed: bytes, destination: str) -> N
     """All files, as far as they differ. Raises LaunchError."""
     with scratch() as place:
         log, settings, names = place / "log", place / "config", place / "names"
-        settings.write_text(command.block([remote.way.alias], remote.way, log=log), encoding="utf-8")
+        settings.write_text(command.block([remote.target.alias], remote.target, log=log), encoding="utf-8")
         names.write_bytes(listed)
-        argv = command.rsync(settings, log, names, folder, remote.way, destination)
+        argv = command.rsync(settings, log, names, folder, remote.target, destination)
         ran = subprocess.run(argv, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         refuse(remote, "rsync", ran.returncode, ran.stderr, log)
 
@@ -97,7 +97,7 @@ def by_tar(remote: Remote, files: Sequence[File], destination: str) -> None:
     with scratch() as place:
         log, errors = place / "log", place / "errors"
         with errors.open("wb") as stderr:
-            argv = command.command(remote.way, unpack, log=log)
+            argv = command.command(remote.target, unpack, log=log)
             try:
                 process = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=stderr, bufsize=0)
             except FileNotFoundError:

@@ -63,7 +63,7 @@ class Vertex:
         """The job that one request has made, and one alone: nothing is sent again.
 
         Raises:
-            Refused: for sure nothing was made.
+            CreateRefused: for sure nothing was made.
             UnreachableError: whether there is a job now is not known.
             LaunchError: the request can't be written down; nothing was sent.
         """

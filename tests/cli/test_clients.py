@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import gather
-from launcher.workspace import code_files as code
-from launcher.workspace import content, gcloud_config
+from launcher.workspace import code_files, content, gcloud_config
 from tests.clients import MODULES, missing
 from tests.command import ROOT, SPECS, WORLD, launch
 
@@ -140,10 +139,10 @@ def test_the_recipe_and_the_trainer_have_forward_slashes(monkeypatch: pytest.Mon
 def test_a_links_target_has_forward_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "link.py").symlink_to("parts/model.py")
-    expected = code.link(tmp_path, "link.py", str(tmp_path / "link.py"))
+    expected = code_files.link(tmp_path, "link.py", str(tmp_path / "link.py"))
     monkeypatch.setattr(os, "readlink", lambda path, **_: "parts\\model.py")
     monkeypatch.setattr(os, "sep", "\\")
-    assert code.link(tmp_path, "link.py", str(tmp_path / "link.py")) == expected == "parts/model.py"
+    assert code_files.link(tmp_path, "link.py", str(tmp_path / "link.py")) == expected == "parts/model.py"
 
 
 def test_a_local_output_has_forward_slashes(monkeypatch: pytest.MonkeyPatch) -> None:

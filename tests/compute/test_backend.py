@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.backend import request
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.diagnosis import of_end, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of
@@ -21,7 +21,7 @@ RUN = plan_of().run
 MINE = f'labels.launch-run="{RUN}"'
 
 
-def verdict(job: Job) -> tuple[str, str]:
+def diagnosis(job: Job) -> tuple[str, str]:
     found = of_end(job, request.tried_by(job, "my-project"))
     return found.scope, found.kind
 
@@ -72,7 +72,7 @@ def test_its_record_is_its_end_whatever_becomes_of_the_vm(
         site.compute.wait(site.compute.delete(job.name), 60)
     for vms in (site.vms, site.launcher()):
         ended = vms.get(job.name)
-        assert (ended.state, verdict(ended)) == (state, means)
+        assert (ended.state, diagnosis(ended)) == (state, means)
         assert (ended.run, ended.ended) == (RUN, 1_700_000_010)
         assert (ended.error is None) == (state != "FAILED")
 
@@ -84,7 +84,7 @@ def test_a_cancel_that_was_noted_and_no_more_is_no_end(site: Site) -> None:
     assert site.vms.get(job.name).state == "CANCELLING"
     site.launcher().cancel(job.name)
     ended = site.vms.get(job.name)
-    assert (ended.state, verdict(ended), ended.ended) == ("CANCELLED", ("permanent", "cancelled"), 1_700_000_010)
+    assert (ended.state, diagnosis(ended), ended.ended) == ("CANCELLED", ("permanent", "cancelled"), 1_700_000_010)
     site.clock.advance(60)
     assert (site.cloud.compute.names(), site.launcher().get(job.name).state) == ([], "CANCELLED")
 
@@ -116,7 +116,7 @@ def test_a_stockout_after_90_s(site: Site, known: bool) -> None:
     assert site.vms.get(job.name).state == "PENDING"
     site.clock.advance(20)
     ended = (site.vms if known else site.launcher()).get(job.name)
-    assert (ended.state, ended.run, verdict(ended)) == ("FAILED", RUN, ("zone", "stockout"))
+    assert (ended.state, ended.run, diagnosis(ended)) == ("FAILED", RUN, ("zone", "stockout"))
     assert ended.error
     assert ended.error.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
     assert of_end(ended, request.tried_by(ended, "my-project")).zones == ("us-central1-b",)
@@ -134,7 +134,7 @@ def test_what_was_asked_for_is_known_to_who_asked_for_it(site: Site) -> None:
 
 def test_an_operation_that_has_failed_already_is_a_refusal(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 0, "us-central1", late=True)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(CreateRefused) as refused:
         site.launch()
     told = of_refusal(refused.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
     assert (told.scope, told.kind) == ("region+provisioning", "quota")
@@ -149,7 +149,7 @@ def test_preempted_while_it_is_made_or_runs(site: Site, seconds: int) -> None:
     site.cloud.compute.preempt(RUN)
     site.clock.advance(120)
     ended = site.launcher().get(job.name)
-    assert (ended.state, verdict(ended)[1]) == ("FAILED", "preempted")
+    assert (ended.state, diagnosis(ended)[1]) == ("FAILED", "preempted")
 
 
 def test_its_host_fails(site: Site) -> None:
@@ -157,7 +157,7 @@ def test_its_host_fails(site: Site) -> None:
     site.cloud.compute.host_error(RUN)
     ended = site.vms.get(job.name)
     assert (ended.state, ended.error and ended.error.reason) == ("FAILED", "hostError")
-    assert verdict(ended) == ("transient", "preempted")
+    assert diagnosis(ended) == ("transient", "preempted")
 
 
 def test_it_is_stopped_by_somebody(site: Site) -> None:
@@ -175,7 +175,7 @@ def test_its_hours_are_over(site: Site, known: bool) -> None:
     job = site.running()
     site.clock.advance(86_400 + 60)
     ended = (site.vms if known else site.launcher()).get(job.name)
-    assert (ended.state, verdict(ended)) == ("EXPIRED", ("permanent", "expired"))
+    assert (ended.state, diagnosis(ended)) == ("EXPIRED", ("permanent", "expired"))
 
 
 @pytest.mark.parametrize("after", [3, 30])
@@ -185,7 +185,7 @@ def test_somebody_deletes_it(site: Site, after: int) -> None:
     site.compute.delete(job.name)
     site.clock.advance(60)
     ended = site.vms.get(job.name)
-    assert (ended.state, verdict(ended)) == (GONE, ("permanent", "cancelled"))
+    assert (ended.state, diagnosis(ended)) == (GONE, ("permanent", "cancelled"))
 
 
 def test_nothing_tells_of_it_any_more(site: Site) -> None:

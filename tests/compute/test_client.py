@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
@@ -189,7 +189,7 @@ def test_the_same_id_later_is_the_same_vm_also_by_another_launch(site: Site, com
 @pytest.mark.parametrize("code", [400, 403, 404, 409])
 def test_a_refusal_says_that_nothing_was_made(site: Site, compute: Compute, code: int) -> None:
     site.cloud.faults.add(Fault(INSERT, Status(code, message="Google's words", reason="why")))
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         compute.insert(ZONE, BODY, UUID + "1")
     refusal = told.value.refusal
     assert (refusal.code, refusal.message, refusal.reason) == (code, "Google's words", "why")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.backend import request
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.diagnosis import of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
@@ -41,7 +41,7 @@ def test_the_launch_is_killed_after_its_insert_and_the_next_finds_the_vm(site: S
 
 def test_a_quota_that_refuses_at_once(site: Site) -> None:
     site.cloud.compute.quotas.limit("GPUS_ALL_REGIONS", 0)
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         site.launch()
     found = of_refusal(told.value.refusal, request.tried("my-project", "us-central1", attempt_of().request, ZONE))
     assert (found.scope, found.kind) == ("project", "quota")
@@ -51,7 +51,7 @@ def test_a_quota_that_refuses_at_once(site: Site) -> None:
 def test_the_name_is_somebody_elses_and_is_never_touched(site: Site) -> None:
     theirs = {**work_body(RUN), "labels": {"team": "other"}}
     site.compute.wait(site.compute.insert(ZONE, theirs, f"{UUID}9"), 60)
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         site.launch()
     assert (told.value.refusal.code, told.value.refusal.reason) == (409, "alreadyExists")
     assert site.sent("DELETE") == 0
@@ -69,7 +69,7 @@ def test_the_name_is_still_that_of_an_attempt_before(site: Site, way: str) -> No
         site.clock.advance(60)
     if way == "ended":
         site.write(before.id, exit=75)
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         site.launch(2)
     tried = request.tried("my-project", "us-central1", attempt_of().request, ZONE)
     found = of_refusal(told.value.refusal, tried)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.backend import request
-from launcher.backend.base import Refused
+from launcher.backend.base import CreateRefused
 from launcher.compute.operations import operation_of
 from launcher.diagnosis import of_end, of_refusal
 from launcher.gcp.api import UnreachableError
@@ -62,7 +62,7 @@ def test_all_or_none(site: Site, left: int) -> None:
 
 def test_a_name_that_is_taken_takes_all(site: Site) -> None:
     site.compute.insert(ZONE, {**work_body(NAMES[0]), "labels": {}}, f"{UUID}9")
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         launched(site)
     assert told.value.refusal.reason == "alreadyExists"
     assert site.cloud.compute.names() == [NAMES[0]]
@@ -156,7 +156,7 @@ def test_somebody_deletes_the_first(site: Site) -> None:
 
 def test_a_quota_for_all_of_them(site: Site) -> None:
     site.cloud.compute.quotas.limit("PREEMPTIBLE_NVIDIA_L4_GPUS", 2, "us-central1")
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         launched(site)
     tried = request.tried("my-project", "us-central1", attempt_of(NODES).request, ZONE)
     found = of_refusal(told.value.refusal, tried)

@@ -8,7 +8,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.diagnosis import Kind, Refusal, Scope, Tried, Verdict, exit_code, of_end, of_refusal
+from launcher.diagnosis import Diagnosis, Kind, Refusal, Scope, Tried, exit_code, of_end, of_refusal
 from launcher.jobs.job import ENDED, GONE, Failure
 from tests.diagnosis.test_api_error import REFUSALS
 from tests.diagnosis.test_job_end import ENDS, job
@@ -29,7 +29,7 @@ CODES = {
 def test_exit_codes() -> None:
     found: dict[int, set[str]] = {code: set() for code in CODES}
     for kind in get_args(Kind):
-        found[exit_code(Verdict(scope="permanent", kind=kind, cause=""))].add(kind)
+        found[exit_code(Diagnosis(scope="permanent", kind=kind, cause=""))].add(kind)
     assert found == CODES
 
 
@@ -51,12 +51,12 @@ ANY_REFUSAL = st.builds(
 )
 
 
-def fit_for_a_person(verdict: Verdict) -> None:
-    assert verdict.cause
-    assert verdict.scope in get_args(Scope)
-    assert verdict.kind in get_args(Kind)
-    assert exit_code(verdict) in range(6)
-    assert not re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", verdict.cause + verdict.fix)
+def fit_for_a_person(diagnosis: Diagnosis) -> None:
+    assert diagnosis.cause
+    assert diagnosis.scope in get_args(Scope)
+    assert diagnosis.kind in get_args(Kind)
+    assert exit_code(diagnosis) in range(6)
+    assert not re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", diagnosis.cause + diagnosis.fix)
 
 
 @given(ANY_REFUSAL, st.sampled_from([SPOT, PLAIN, VM, FLEX]))

@@ -17,8 +17,7 @@ import pytest
 from launcher.images.docker_engine import Engine, EngineError
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
-from launcher.workspace import code_files as code
-from launcher.workspace import content
+from launcher.workspace import code_files, content
 from tests.e2e.engine import Running
 
 pytestmark = pytest.mark.e2e
@@ -53,7 +52,7 @@ def built(containers: Running, torch_wheel: Path, tmp_path_factory: pytest.TempP
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = code.code(folder)
+    found = code_files.code(folder)
     source = Source(tuple(content.recipe()), tuple(content.trainer()), tuple(found.files), torch=torch_wheel)
     image = wanted(containers, "whole")
     said: list[str] = []

@@ -10,8 +10,8 @@ from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.ledger import Ledger
-from launcher.runs.ledger_base import Book, NoLedger
+from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger_base import Ledger, MemoryLedger
 from launcher.runs.submit import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud, Stage
@@ -59,12 +59,12 @@ class Site:
     def folder(self) -> GcsFolder:
         return GcsFolder(str(self.plan.run_folder), world=World(self.clock, self.clock.advance))
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
+    def ledger(self) -> BucketLedger:
+        return BucketLedger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
 
     def launch(
         self,
-        book: Book | None = None,
+        ledger: Ledger | None = None,
         *,
         plan: Plan | None = None,
         fresh: bool = True,
@@ -77,7 +77,7 @@ class Site:
         return submit(
             plan or self.plan,
             vertex or self.vertex,
-            self.ledger() if book is None else book,
+            self.ledger() if ledger is None else ledger,
             self.time,
             self.said.append,
             fresh=fresh,
@@ -85,8 +85,8 @@ class Site:
             **{**known, **options},
         )
 
-    def without(self) -> NoLedger:
-        return NoLedger(self.time)
+    def without(self) -> MemoryLedger:
+        return MemoryLedger(self.time)
 
     @property
     def jobs(self) -> list[tuple[str, str]]:

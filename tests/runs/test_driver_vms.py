@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from launcher.backend.router import Services
 from launcher.compute.backend import Vms
 from launcher.errors import JobFailed, LaunchError, NoCapacity
-from launcher.runs.driver import drive
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.vm_runs import ZONES, VmSite, breaks, exits, is_lost, is_preempted, plan_of
@@ -43,7 +42,7 @@ def test_a_stockout_in_the_first_five_zones(site: VmSite) -> None:
         site.cloud.compute.capacity.out(zone)
     assert site.drive().zone == ZONES[5]
     assert site.zones == ZONES[:6]
-    assert site.verdicts == [(zone, "stockout") for zone in ZONES[:5]]
+    assert site.diagnoses == [(zone, "stockout") for zone in ZONES[:5]]
 
 
 def test_the_zones_that_a_stockout_names_come_first(site: VmSite) -> None:
@@ -83,7 +82,7 @@ def test_an_operation_that_fails_late(site: VmSite) -> None:
     began = site.clock()
     assert site.drive().zone == ZONES[1]
     assert site.clock() - began > 90
-    assert site.verdicts == [(ZONES[0], "stockout")]
+    assert site.diagnoses == [(ZONES[0], "stockout")]
 
 
 def test_preempted_while_it_is_made(site: VmSite) -> None:
@@ -93,14 +92,14 @@ def test_preempted_while_it_is_made(site: VmSite) -> None:
 
     site.meanwhile = preempt
     assert site.drive().state == "SUCCEEDED"
-    assert site.verdicts == [(ZONES[0], "preempted")]
+    assert site.diagnoses == [(ZONES[0], "preempted")]
 
 
 @pytest.mark.parametrize("away", [is_preempted, is_lost, breaks])
 def test_taken_away_while_it_runs(site: VmSite, away: object) -> None:
     site.does = [away, exits(0)]  # type: ignore[list-item]
     assert site.drive().state == "SUCCEEDED"
-    assert [kind for _, kind in site.verdicts] == ["preempted"]
+    assert [kind for _, kind in site.diagnoses] == ["preempted"]
     assert len(site.ledger().entries()) == 2
     assert site.cloud.compute.names() == []
 
@@ -145,11 +144,12 @@ def test_killed_between_insert_and_answer(site: VmSite, stored: bool) -> None:
             super().create(*args, **named)
             raise Killed
 
-    course = site.course(None if stored else site.without())
+    driver = site.driver(None if stored else site.without())
     vms = Dies("my-project", site.cloud.environ(), site.time, site.said.append, site.folder)
+    services = Services(Vertex("my-project", site.cloud.environ(), site.time), vms)
     with pytest.raises(Killed):
-        drive(replace(course, service=Services(Vertex("my-project", site.cloud.environ(), site.time), vms)), fresh=True)
-    assert site.drive(book=None if stored else site.without()).state == "SUCCEEDED"
+        replace(driver, service=services).drive(fresh=True)
+    assert site.drive(ledger=None if stored else site.without()).state == "SUCCEEDED"
     assert len(site.zones) == 1
 
 
@@ -225,7 +225,7 @@ def test_flex_start_that_waits_in_vain(site: VmSite) -> None:
     site.cloud.compute.capacity.out("*")
     with pytest.raises(NoCapacity):
         site.drive()
-    assert site.verdicts == [(ZONES[0], "stockout")]
+    assert site.diagnoses == [(ZONES[0], "stockout")]
 
 
 def test_the_wait_for_machines_is_one_budget_over_all_vms(site: VmSite) -> None:
@@ -261,7 +261,7 @@ def test_several_nodes_are_all_there_or_none(site: VmSite) -> None:
     site.does = [exits(0)]
     job = site.drive()
     assert (job.state, job.zone) == ("SUCCEEDED", ZONES[1])
-    assert site.verdicts == [(ZONES[0], "stockout")]
+    assert site.diagnoses == [(ZONES[0], "stockout")]
     assert site.cloud.compute.names() == []
 
 

@@ -7,7 +7,7 @@ import json
 import grpc
 import pytest
 
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
@@ -196,7 +196,7 @@ def test_of_two_the_one_stays_that_an_attempt_is_open_for(site: Site) -> None:
 def test_one_that_was_too_many_is_not_the_runs_end(site: Site) -> None:
     first, second = twice(site)
     site.launch()
-    settle(site.ledger(), 1, site.vertex.get(first.name), Verdict(scope="region", kind="stockout", cause="none"))
+    settle(site.ledger(), 1, site.vertex.get(first.name), Diagnosis(scope="region", kind="stockout", cause="none"))
     site.vertex.cancel(first.name)
     site.clock.advance(30)
     assert site.vertex.get(second.name).state == "CANCELLED"
@@ -238,7 +238,7 @@ def test_what_landed_late_is_taken_up(site: Site) -> None:
     got = site.launch()
     site.vertex.cancel(got.job.name)
     site.clock.advance(30)
-    settle(site.ledger(), 2, site.vertex.get(got.job.name), Verdict(scope="region", kind="waited", cause="long"))
+    settle(site.ledger(), 2, site.vertex.get(got.job.name), Diagnosis(scope="region", kind="waited", cause="long"))
     late = site.vertex.create_in("us-central1", dict(got.job.request))
     found = site.launch()
     assert (found.job.name, found.number, found.made) == (late.name, 3, False)
@@ -248,7 +248,7 @@ def test_what_landed_late_is_taken_up(site: Site) -> None:
 def test_what_landed_late_and_has_succeeded_is_the_runs_end(site: Site) -> None:
     site.cloud.faults.add(Fault(CREATE, Reset()))
     got = site.launch()
-    settle(site.ledger(), 2, got.job, Verdict(scope="region", kind="waited", cause="long"))
+    settle(site.ledger(), 2, got.job, Diagnosis(scope="region", kind="waited", cause="long"))
     site.vertex.cancel(got.job.name)
     site.cloud.jobs.script = DONE
     site.vertex.create_in("us-central1", dict(got.job.request))

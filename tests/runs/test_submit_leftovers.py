@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from launcher.backend import request as asked
+from launcher.backend import request
 from launcher.clock import Clock
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import EntryEnd
-from launcher.runs.ledger import Ledger
+from launcher.runs.ledger import BucketLedger
 from launcher.runs.ledger_base import Facts
 from launcher.runs.submit import RunEnded, RunSucceeded, Submitted, cancel_and_confirm, settle, submit
 from launcher.vertex.backend import Vertex
@@ -58,9 +58,9 @@ def site(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) 
     return Site(cloud, clock)
 
 
-def dying(site: Site, kind: type[Vertex], book: Any = None) -> None:
+def dying(site: Site, kind: type[Vertex], ledger: Any = None) -> None:
     with pytest.raises(KilledError):
-        site.launch(book, vertex=kind("my-project", site.cloud.environ(), site.time))
+        site.launch(ledger, vertex=kind("my-project", site.cloud.environ(), site.time))
 
 
 def ends(site: Site) -> list[tuple[int, int, str | None]]:
@@ -147,7 +147,7 @@ def test_a_job_that_came_while_the_lock_grew_old(site: Site) -> None:
 def test_a_job_whose_attempt_was_given_up_for_lost(site: Site, script: tuple[Stage, ...], ended: bool) -> None:
     """Its maker was so slow that others gave the lock up, and has noted the job all the same."""
     dying(site, Dying)
-    settled = Verdict(scope="transient", kind="lost", cause="no job came of it")
+    settled = Diagnosis(scope="transient", kind="lost", cause="no job came of it")
     site.ledger().note_end(1, settled, None)
     site.cloud.jobs.script = script
     job = site.vertex.create_in("us-central1", site.plan.attempts[0].request)
@@ -187,7 +187,7 @@ def refused(site: Site, number: int) -> None:
     """An attempt of a place that isn't the plan's, by somebody who is gone."""
     known = {"zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
     site.ledger().lock(Facts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]
-    site.ledger().note_end(number, Verdict(scope="region", kind="quota", cause="none"), None)
+    site.ledger().note_end(number, Diagnosis(scope="region", kind="quota", cause="none"), None)
 
 
 def test_without_a_ledger_the_newest_job_counts(site: Site) -> None:
@@ -275,7 +275,7 @@ def test_a_run_that_goes_on_has_the_same_image(site: Site) -> None:
     assert stored is not None
     site.ledger().write_plan(with_digest(stored.plan, DIGEST.replace("0", "e")))
     got = site.launch(resume=True)
-    assert asked.image(got.job.request) == DIGEST, "made ready: when its jobs are gone, nobody vouches for the plan's"
+    assert request.image(got.job.request) == DIGEST, "made ready: when its jobs are gone, nobody vouches for the plan's"
 
 
 def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
@@ -286,7 +286,7 @@ def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
     other = DIGEST.replace("0", "e")
     plan = plan_of(identity={"service_account": "trainer@my-project.iam.gserviceaccount.com"})
     got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
-    assert asked.image(got.job.request) == other
+    assert request.image(got.job.request) == other
 
 
 def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:
@@ -299,12 +299,12 @@ def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:
 def test_a_job_that_a_launch_gave_up_does_not(site: Site) -> None:
     """It notes why before it cancels; who finds the job cancelled goes on with the next place."""
     got = site.launch()
-    waited = Verdict(scope="region+provisioning", kind="waited", cause="QUEUED for 6 h")
-    assert settle(site.ledger(), 1, got.job, waited).verdict == waited
+    waited = Diagnosis(scope="region+provisioning", kind="waited", cause="QUEUED for 6 h")
+    assert settle(site.ledger(), 1, got.job, waited).diagnosis == waited
     site.vertex.cancel(got.job.name)
     site.clock.advance(30)
-    cancelled = Verdict(scope="permanent", kind="cancelled", cause="it was cancelled")
-    assert settle(site.ledger(), 1, site.vertex.get(got.job.name), cancelled).verdict == waited
+    cancelled = Diagnosis(scope="permanent", kind="cancelled", cause="it was cancelled")
+    assert settle(site.ledger(), 1, site.vertex.get(got.job.name), cancelled).diagnosis == waited
     assert site.launch(fresh=False).job.region == "us-east5"
 
 
@@ -317,7 +317,7 @@ def test_a_duplicate_has_done_nothing(site: Site) -> None:
     site.folder.write(contract.claim(1), json.dumps({"job": holder.id}).encode())
     site.clock.advance(10)
     end = settle(
-        site.ledger(), 1, site.vertex.get(duplicate.name), Verdict(scope="permanent", kind="succeeded", cause="")
+        site.ledger(), 1, site.vertex.get(duplicate.name), Diagnosis(scope="permanent", kind="succeeded", cause="")
     )
     assert (end.kind, end.stops) == ("lost", False)
     got = site.launch(fresh=False)
@@ -351,7 +351,7 @@ def test_a_duplicate_that_is_taken_up_does_not_start_a_failed_run_again(site: Si
     late = site.vertex.create_in("us-central1", dict(worked.request))
     assert site.launch().job.name == late.name
     site.clock.advance(60)
-    done = Verdict(scope="permanent", kind="succeeded", cause="done")
+    done = Diagnosis(scope="permanent", kind="succeeded", cause="done")
     assert settle(site.ledger(), 2, site.vertex.get(late.name), done).kind == "lost"
     with pytest.raises(RunEnded, match="exited with 1"):
         site.launch(fresh=False)
@@ -372,7 +372,7 @@ def test_a_resume_that_died_before_it_forgave_forgives_later(site: Site) -> None
     site.clock.advance(60)
     site.folder.write(contract.TERMINAL, b"it can't work")
 
-    class Dies(Ledger):
+    class Dies(BucketLedger):
         def forgive(self) -> None:
             raise KilledError
 
@@ -407,4 +407,4 @@ def test_what_can_not_be_confirmed_is_told(site: Site) -> None:
 
 def test_an_end_is_data() -> None:
     end = EntryEnd(state="FAILED", kind="user", scope="permanent", cause="a", fix="b", retry_after=1.0)
-    assert end.verdict == Verdict(scope="permanent", kind="user", cause="a", fix="b", retry_after=1.0)
+    assert end.diagnosis == Diagnosis(scope="permanent", kind="user", cause="a", fix="b", retry_after=1.0)

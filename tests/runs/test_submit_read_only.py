@@ -10,7 +10,7 @@ import pytest
 from launcher.jobs.job import Job
 from launcher.plan.model import Plan
 from launcher.runs.identity import facts_of
-from launcher.runs.ledger import Ledger
+from launcher.runs.ledger import BucketLedger
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
 from tests.runs.submitting import LIST, LONG, Site
 from train import contract
@@ -57,13 +57,13 @@ def test_it_looks_wherever_vertex_trains(barred: Site, stored: bool) -> None:
     what tells that it can't be written."""
     there = barred.vertex.create_in("europe-west4", barred.plan.attempts[0].request)
 
-    class Read(Ledger):
+    class Read(BucketLedger):
         def write_plan(self, plan: Plan) -> None:
             if not stored:
                 super().write_plan(plan)
 
-    book = Read(barred.folder, barred.time, barred.said.append)
-    got = barred.launch(book, also=None)
+    ledger = Read(barred.folder, barred.time, barred.said.append)
+    got = barred.launch(ledger, also=None)
     assert (got.job.name, got.made, len(barred.jobs)) == (there.name, False, 1)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
-from launcher.runs.ledger import Ledger
+from launcher.runs.ledger import BucketLedger
 from launcher.runs.submit import settle
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
@@ -85,7 +85,7 @@ def test_typed_again_it_is_another_round(site: Site) -> None:
 
 def test_another_launch_takes_up_where_one_left(site: Site) -> None:
     site.launch()
-    waited = Verdict(scope="region+provisioning", kind="waited", cause="QUEUED for 6 h")
+    waited = Diagnosis(scope="region+provisioning", kind="waited", cause="QUEUED for 6 h")
     [entry] = site.ledger().entries()
     job = site.vertex.get(str(entry.job))
     settle(site.ledger(), 1, job, waited)
@@ -224,7 +224,7 @@ def test_what_can_not_be_seen_after_a_lost_answer_is_told(site: Site) -> None:
     assert (got.number, len(site.jobs)) == (1, 1)
 
 
-class Sleepy(Ledger):
+class Sleepy(BucketLedger):
     """The machine is suspended while a lock is written: its monotonic clock stands still."""
 
     asleep = 0.0

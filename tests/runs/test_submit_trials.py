@@ -16,8 +16,8 @@ from requests.adapters import HTTPAdapter
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.runs.ledger import Ledger
-from launcher.runs.ledger_base import Book, NoLedger
+from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger_base import Ledger, MemoryLedger
 from launcher.runs.submit import RunSucceeded, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
@@ -91,11 +91,11 @@ class Trials:
         name, where = f"trial-{next(self.names)}", ["us-central1", "us-east5"][:regions]
         return plan_of(name=name, image={"uri": DIGEST}, provisioning=["spot", "standard"], regions=where)
 
-    def book(self, plan: Plan, time: Clock, *, bucket: bool) -> Book:
+    def ledger(self, plan: Plan, time: Clock, *, bucket: bool) -> Ledger:
         if not bucket:
-            return NoLedger(time)
+            return MemoryLedger(time)
         world = World(time.now, time.sleep, self.chance.random)
-        return Ledger(GcsFolder(str(plan.run_folder), self.storage, world=world), time)
+        return BucketLedger(GcsFolder(str(plan.run_folder), self.storage, world=world), time)
 
     def launch(self, plan: Plan, *, bucket: bool, vertex: Vertex | None = None, time: Clock | None = None) -> str:
         """The name of the job that a command ends with; or how it ends without one."""
@@ -104,7 +104,7 @@ class Trials:
             got = submit(
                 plan,
                 vertex or self.vertex,
-                self.book(plan, time, bucket=bucket),
+                self.ledger(plan, time, bucket=bucket),
                 time,
                 lambda _line: None,
                 fresh=True,

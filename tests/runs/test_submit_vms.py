@@ -9,13 +9,13 @@ import pytest
 
 from launcher.backend import request
 from launcher.compute.backend import Vms
-from launcher.diagnosis import Verdict, of_end
+from launcher.diagnosis import Diagnosis, of_end
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.ledger import Ledger
-from launcher.runs.ledger_base import Book, NoLedger
+from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger_base import Ledger, MemoryLedger
 from launcher.runs.submit import Submitted, settle, submit
 from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.googlecloud import Fault, Meanwhile, Status
@@ -33,8 +33,8 @@ class Killed(BaseException):
     """The command is gone, whatever it was about to do."""
 
 
-def ledger(site: Site) -> Ledger:
-    return Ledger(site.folder(), site.time, site.said.append, project="my-project", region="us-central1")
+def ledger_of(site: Site) -> BucketLedger:
+    return BucketLedger(site.folder(), site.time, site.said.append, project="my-project", region="us-central1")
 
 
 def ready(plan: Plan) -> Plan:
@@ -43,13 +43,13 @@ def ready(plan: Plan) -> Plan:
 
 
 def launch(
-    site: Site, vms: Vms | None = None, *, fresh: bool = True, plan: Plan = PLAN, book: Book | None = None
+    site: Site, vms: Vms | None = None, *, fresh: bool = True, plan: Plan = PLAN, ledger: Ledger | None = None
 ) -> Submitted:
     """`launch vm SPEC --run`, until there is a VM."""
     return submit(
         plan,
         vms or site.launcher(),
-        book or ledger(site),
+        ledger or ledger_of(site),
         site.time,
         site.said.append,
         fresh=fresh,
@@ -60,14 +60,14 @@ def launch(
     )
 
 
-def ended(site: Site, got: Submitted) -> tuple[Job, Verdict]:
+def ended(site: Site, got: Submitted) -> tuple[Job, Diagnosis]:
     """The attempt, watched to its end, which is noted; what it has left is removed."""
     vms = site.launcher()
     while not (job := vms.get(got.job.name)).is_over:
         site.clock.advance(5)
-    verdict = of_end(job, request.tried_by(job, "my-project"))
+    diagnosis = of_end(job, request.tried_by(job, "my-project"))
     vms.release(job)
-    return job, settle(ledger(site), got.number, job, verdict).verdict
+    return job, settle(ledger_of(site), got.number, job, diagnosis).diagnosis
 
 
 def test_zone_after_zone(site: Site) -> None:
@@ -191,7 +191,7 @@ def test_two_vms_to_work_on_of_one_name_are_both_left_alone(site: Site) -> None:
     site.compute.insert(ZONES[1], work_body("dev", ZONES[1]), f"{UUID}2")
     site.clock.advance(60)
     with pytest.raises(UsageError, match=f"two VMs dev.*{ZONE}.*{ZONES[1]}") as told:
-        launch(site, site.launcher(told=False), plan=WORKPLACE, book=NoLedger(site.time))
+        launch(site, site.launcher(told=False), plan=WORKPLACE, ledger=MemoryLedger(site.time))
     assert "launch vm delete dev --zone" in told.value.hint
     assert site.sent("DELETE") == 0
 
@@ -201,7 +201,7 @@ def test_a_vm_that_trains_is_no_vm_to_work_on(site: Site) -> None:
     site.clock.advance(60)
     named = planned("vm", world={"training": False}, name=PLAN.run, machine={"type": "l4", "gpus": 1})
     with pytest.raises(UsageError, match=f"{PLAN.run} in {ZONE} is a VM that trains"):
-        launch(site, site.launcher(told=False), plan=named, book=NoLedger(site.time))
+        launch(site, site.launcher(told=False), plan=named, ledger=MemoryLedger(site.time))
 
 
 def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> None:
@@ -210,7 +210,7 @@ def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> No
     site.clock.advance(60)
     site.write(got.job.id, exit=75)  # it deletes itself later
     job = site.launcher().get(got.job.name)
-    settle(ledger(site), got.number, job, of_end(job, request.tried_by(job, "my-project")))
+    settle(ledger_of(site), got.number, job, of_end(job, request.tried_by(job, "my-project")))
     site.compute.delete(got.job.name)
     again = launch(site, fresh=False, plan=alone)
     assert (again.job.zone, again.job.id == got.job.id, again.made) == (ZONES[0], False, True)

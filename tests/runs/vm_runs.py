@@ -13,9 +13,9 @@ from launcher.compute.backend import Vms
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import Course, Gave, Took, drive
-from launcher.runs.ledger import Ledger
-from launcher.runs.ledger_base import Book, NoLedger
+from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
+from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger_base import Ledger, MemoryLedger
 from launcher.runs.watch.events import Changed, Event
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud
@@ -75,7 +75,7 @@ class VmSite:
     """Of `drive`."""
     off: float = 0.0
     said: list[str] = field(default_factory=list)
-    events: list[Event | Took | Gave] = field(default_factory=list)
+    events: list[Event | AttemptStarted | AttemptFailed] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     runs: dict[str, float] = field(default_factory=dict)
     meanwhile: Callable[[], None] = lambda: None
@@ -94,26 +94,26 @@ class VmSite:
         vms = Vms("my-project", environ, self.time, self.said.append, self.folder, YOU)
         return Services(Vertex("my-project", environ, self.time), vms)
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
+    def ledger(self) -> BucketLedger:
+        return BucketLedger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")
 
-    def course(self, book: Book | None = None, plan: Plan | None = None) -> Course:
-        return Course(
+    def driver(self, ledger: Ledger | None = None, plan: Plan | None = None) -> RunDriver:
+        return RunDriver(
             plan=plan or self.plan,
             service=self.service,
-            book=book or self.ledger(),
+            ledger=ledger or self.ledger(),
             watcher=Watcher(self),
             say=self.said.append,
             ready=lambda made: with_digest(made, DIGEST),
             clock=self.time,
         )
 
-    def drive(self, *, fresh: bool = True, book: Book | None = None, **options: Any) -> Job:
+    def drive(self, *, fresh: bool = True, ledger: Ledger | None = None, **options: Any) -> Job:
         """`launch vm SPEC --run`."""
-        return drive(self.course(book), fresh=fresh, **options)
+        return self.driver(ledger).drive(fresh=fresh, **options)
 
-    def without(self) -> NoLedger:
-        return NoLedger(self.time)
+    def without(self) -> MemoryLedger:
+        return MemoryLedger(self.time)
 
     @property
     def zones(self) -> list[str]:
@@ -122,9 +122,9 @@ class VmSite:
         return [one.path.split("/")[6] for one in asked if one.path.endswith(("/instances", "/instances/bulkInsert"))]
 
     @property
-    def verdicts(self) -> list[tuple[str, str]]:
+    def diagnoses(self) -> list[tuple[str, str]]:
         """Zone and kind of each attempt that ended badly."""
-        return [(str(one.job.zone), one.verdict.kind) for one in self.events if isinstance(one, Gave)]
+        return [(str(one.job.zone), one.diagnosis.kind) for one in self.events if isinstance(one, AttemptFailed)]
 
     @property
     def states(self) -> list[str]:
@@ -170,17 +170,17 @@ class Watcher:
     def __init__(self, site: VmSite) -> None:
         self._site = site
 
-    def eyes(self, job: Job, number: int) -> Eyes:
-        return Eyes(self._site, job)
+    def view(self, job: Job, number: int) -> StateView:
+        return StateView(self._site, job)
 
-    def tell(self, event: Event | Took | Gave) -> None:
+    def tell(self, event: Event | AttemptStarted | AttemptFailed) -> None:
         self._site.events.append(event)
 
     def said(self) -> str:
         return ""
 
 
-class Eyes:
+class StateView:
     """The job's state alone."""
 
     def __init__(self, site: VmSite, job: Job) -> None:

@@ -16,8 +16,10 @@ from tests.ssh.vms import NUMBER, machine
 ODD = ["plain", "with space", 'quote"d', "100%", "it's", "$(id)", "back\\slash", "ünï", "#hash", "a;b", "%h"]
 
 
-def way(key: Path, known_hosts: Path | None = None, proxy: tuple[str, ...] = (), user: str = "me") -> command.Way:
-    return command.Way(
+def target(
+    key: Path, known_hosts: Path | None = None, proxy: tuple[str, ...] = (), user: str = "me"
+) -> command.SshTarget:
+    return command.SshTarget(
         alias=f"compute.{NUMBER}",
         host="203.0.113.7",
         user=user,
@@ -37,7 +39,7 @@ def understood(*argv: str) -> dict[str, str]:
 def test_paths_arrive_whole(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    there = way(folder / "key")
+    there = target(folder / "key")
     argv = command.command(there)
     assert argv[0] == "ssh"
     (tmp_path / "config").write_text(command.block(["dev"], there), encoding="utf-8")
@@ -60,7 +62,7 @@ def test_a_proxy_is_run_with_its_words(tmp_path: Path, name: str) -> None:
     script = tmp_path / "proxy"
     script.write_text(f'#!/bin/sh\nfor one; do printf "%s\\n" "$one"; done >{told}\necho trouble >&2\n')
     script.chmod(0o755)
-    there = way(tmp_path / "key", proxy=(str(script), "start", name, "%p"))
+    there = target(tmp_path / "key", proxy=(str(script), "start", name, "%p"))
     log = tmp_path / f"log {name}"
     ran = subprocess.run(command.command(there, log=log)[:], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (255, b"")
@@ -70,13 +72,13 @@ def test_a_proxy_is_run_with_its_words(tmp_path: Path, name: str) -> None:
 
 def test_names_that_no_line_can_hold(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="characters that can't be printed"):
-        command.settings(way(tmp_path / "a\nProxyCommand touch b"))
+        command.settings(target(tmp_path / "a\nProxyCommand touch b"))
 
 
 @pytest.mark.parametrize("user", ["-oProxyCommand=touch x", "me\nx", "", "a b", "a@b", "$(id)"])
 def test_who_is_no_user(tmp_path: Path, user: str) -> None:
     with pytest.raises(UsageError, match="is no user of a VM"):
-        command.command(way(tmp_path / "key", user=user))
+        command.command(target(tmp_path / "key", user=user))
 
 
 def test_remote_commands() -> None:
@@ -91,7 +93,7 @@ def test_remote_commands() -> None:
 
 def test_ports_are_open_to_this_machine_alone(tmp_path: Path) -> None:
     argv = command.command(
-        way(tmp_path / "key"), forwards=[command.forward("8888"), command.forward("9000:6006")], shell=False
+        target(tmp_path / "key"), forwards=[command.forward("8888"), command.forward("9000:6006")], shell=False
     )
     assert argv[argv.index("-L") + 1] == "127.0.0.1:8888:localhost:8888"
     assert "127.0.0.1:9000:localhost:6006" in argv

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.jobs.vm import Machine
 from launcher.ssh import config_file
-from launcher.ssh.command import Way
+from launcher.ssh.command import SshTarget
 from tests.ssh.vms import machine
 
 
@@ -17,13 +17,13 @@ def nobody(_resource: str) -> bool:
     return False
 
 
-def way(one: Machine) -> Way:
-    return Way(alias=f"compute.{one.id}", host="203.0.113.7", user="me", key=Path("/k"), known_hosts=Path("/h"))
+def target(one: Machine) -> SshTarget:
+    return SshTarget(alias=f"compute.{one.id}", host="203.0.113.7", user="me", key=Path("/k"), known_hosts=Path("/h"))
 
 
 def put(file: Path, *machines: Machine) -> str:
     for one in machines:
-        config_file.put(file, one, way(one), nobody)
+        config_file.put(file, one, target(one), nobody)
     return file.read_text()
 
 
@@ -44,7 +44,7 @@ def test_blocks_of_vms_that_are_gone(tmp_path: Path) -> None:
     foreign = machine(name="foreign", id="4", project="another")
     text = put(file, here, gone, silent, foreign)
     (file).write_text(text + "\nHost mine\n    HostName 192.0.2.1\n")
-    config_file.put(file, here, way(here), config_file.gone([here], ["us-east4-a"], "my-project"))
+    config_file.put(file, here, target(here), config_file.gone([here], ["us-east4-a"], "my-project"))
     assert list(config_file.blocks(file.read_text())) == ["dev", "foreign", "mine", "silent"]
 
 

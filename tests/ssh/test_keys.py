@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError, UsageError
-from launcher.ssh import config_file
-from launcher.ssh import keys as sshkeys
+from launcher.ssh import config_file, keys
 from tests.ssh.server import make_key
 
 ED, RSA = "AAAAC3NzaC1lZDI1NTE5AAAAIIGk", "AAAAB3NzaC1yc2EAAAADAQABAAABgQ=="
@@ -19,50 +18,50 @@ ED, RSA = "AAAAC3NzaC1lZDI1NTE5AAAAIIGk", "AAAAB3NzaC1yc2EAAAADAQABAAABgQ=="
 def test_a_key_is_made_once_and_told(tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / ".ssh"
-    key = sshkeys.own_key(folder, told.append)
+    key = keys.own_key(folder, told.append)
     assert key == folder / "google_compute_engine"
     assert str(key) in told[0]
     assert key.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
-    public = sshkeys.public_key(key)
+    public = keys.public_key(key)
     assert public.startswith("ssh-rsa ")
-    assert sshkeys.own_key(folder, told.append) == key
+    assert keys.own_key(folder, told.append) == key
     assert len(told) == 1
-    assert sshkeys.public_key(key) == public
+    assert keys.public_key(key) == public
 
 
 def test_a_public_half_that_is_lost_is_made_anew(tmp_path: Path) -> None:
-    key = make_key(tmp_path / sshkeys.KEY)
-    words = sshkeys.public_key(key).split()[:2]
+    key = make_key(tmp_path / keys.KEY)
+    words = keys.public_key(key).split()[:2]
     key.with_name(f"{key.name}.pub").unlink()
-    sshkeys.own_key(tmp_path, pytest.fail)
-    assert sshkeys.public_key(key).split()[:2] == words
+    keys.own_key(tmp_path, pytest.fail)
+    assert keys.public_key(key).split()[:2] == words
 
 
 def test_a_public_half_that_cant_be_written(tmp_path: Path) -> None:
-    key = sshkeys.own_key(tmp_path, lambda _text: None)
+    key = keys.own_key(tmp_path, lambda _text: None)
     public = key.with_name(f"{key.name}.pub")
     public.unlink()
     public.mkdir()
     with pytest.raises(LaunchError, match=r"google_compute_engine\.pub can't be written"):
-        sshkeys.own_key(tmp_path, lambda _text: None)
+        keys.own_key(tmp_path, lambda _text: None)
 
 
 def test_what_is_no_key(tmp_path: Path) -> None:
-    (tmp_path / sshkeys.KEY).write_text("nothing")
+    (tmp_path / keys.KEY).write_text("nothing")
     with pytest.raises(LaunchError, match="no SSH key could be made"):
-        sshkeys.own_key(tmp_path, pytest.fail)
+        keys.own_key(tmp_path, pytest.fail)
 
 
 def test_no_openssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="ssh-keygen isn't here") as caught:
-        sshkeys.own_key(tmp_path, lambda _: None)
+        keys.own_key(tmp_path, lambda _: None)
     assert "openssh-client" in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("told", "keys"),
+    ("told", "known"),
     [
         ({}, ()),
         ({"ssh-rsa": RSA, "ssh-ed25519": ED}, (f"ssh-ed25519 {ED}", f"ssh-rsa {RSA}")),
@@ -71,40 +70,40 @@ def test_no_openssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"ssh-dss": ED, "ssh-ed25519": "", "ssh-rsa": "no base64!"}, ()),
     ],
 )
-def test_host_keys_are_what_a_vm_may_say(told: dict[str, str], keys: tuple[str, ...]) -> None:
-    assert sshkeys.host_keys(told) == keys
+def test_host_keys_are_what_a_vm_may_say(told: dict[str, str], known: tuple[str, ...]) -> None:
+    assert keys.host_keys(told) == known
 
 
 def test_each_vm_has_its_own_known_hosts(tmp_path: Path) -> None:
     settings = tmp_path / "launch"
-    file = sshkeys.known_hosts(settings, "compute.1")
-    assert not sshkeys.know(settings, "compute.1", ())
+    file = keys.known_hosts(settings, "compute.1")
+    assert not keys.know(settings, "compute.1", ())
     assert not file.exists()
-    assert sshkeys.know(settings, "compute.1", (f"ssh-rsa {RSA}",))
-    assert sshkeys.know(settings, "compute.12", (f"ssh-rsa {RSA}",))
-    assert sshkeys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert keys.know(settings, "compute.1", (f"ssh-rsa {RSA}",))
+    assert keys.know(settings, "compute.12", (f"ssh-rsa {RSA}",))
+    assert keys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
     assert file.read_text() == f"compute.1 ssh-ed25519 {ED}\n"
-    assert sshkeys.known_hosts(settings, "compute.12").read_text() == f"compute.12 ssh-rsa {RSA}\n"
+    assert keys.known_hosts(settings, "compute.12").read_text() == f"compute.12 ssh-rsa {RSA}\n"
     found = subprocess.run(["ssh-keygen", "-F", "compute.1", "-f", file], capture_output=True, text=True, check=True)
     assert ED in found.stdout
     before = file.stat().st_ino
-    assert sshkeys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
-    assert not sshkeys.know(settings, "compute.1", ())
+    assert keys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert not keys.know(settings, "compute.1", ())
     assert file.stat().st_ino == before, "what is there already isn't written again"
     assert file.stat().st_mode & 0o777 == 0o600
-    sshkeys.forget(settings, "compute.1")
-    sshkeys.forget(settings, "compute.1")
+    keys.forget(settings, "compute.1")
+    keys.forget(settings, "compute.1")
     assert [one.name for one in file.parent.iterdir()] == ["compute.12"]
 
 
 def test_keys_in_the_one_file_that_there_once_was_are_taken_over(tmp_path: Path) -> None:
     lines = f"compute.1 ssh-rsa {RSA}\ncompute.12 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
     (tmp_path / "known_hosts").write_text(lines)
-    assert not sshkeys.know(tmp_path, "compute.1", ())
+    assert not keys.know(tmp_path, "compute.1", ())
     mine = f"compute.1 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
-    assert sshkeys.known_hosts(tmp_path, "compute.1").read_text() == mine
-    assert sshkeys.know(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
-    assert sshkeys.known_hosts(tmp_path, "compute.12").read_text() == f"compute.12 ssh-ed25519 {ED}\n"
+    assert keys.known_hosts(tmp_path, "compute.1").read_text() == mine
+    assert keys.know(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
+    assert keys.known_hosts(tmp_path, "compute.12").read_text() == f"compute.12 ssh-ed25519 {ED}\n"
     assert (tmp_path / "known_hosts").read_text() == lines
 
 
@@ -112,8 +111,8 @@ KNOW = """
 import sys
 from pathlib import Path
 from launcher.ssh import config_file
-from launcher.ssh import keys as sshkeys
-from tests.ssh.test_config_file import nobody, way
+from launcher.ssh import keys
+from tests.ssh.test_config_file import nobody, target
 from tests.ssh.vms import machine
 
 settings = Path(sys.argv[1])
@@ -121,9 +120,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[2]), 40, 8):
     vm = machine(id=str(number), name=f"vm-{number}")
-    sshkeys.know(settings, f"compute.{number}", (f"ssh-rsa {number}",))
-    config_file.put(settings / "ssh_config", vm, way(vm), nobody)
-sshkeys.own_key(settings / ".ssh", print)
+    keys.know(settings, f"compute.{number}", (f"ssh-rsa {number}",))
+    config_file.put(settings / "ssh_config", vm, target(vm), nobody)
+keys.own_key(settings / ".ssh", print)
 """
 
 
@@ -148,19 +147,19 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
     assert known == {f"compute.{n}": f"compute.{n} ssh-rsa {n}\n" for n in range(40)}
     assert set(config_file.blocks((tmp_path / "ssh_config").read_text())) == {f"vm-{n}" for n in range(40)}
     assert len("".join(said).splitlines()) == 1
-    assert sshkeys.public_key(tmp_path / ".ssh" / sshkeys.KEY)
+    assert keys.public_key(tmp_path / ".ssh" / keys.KEY)
 
 
 def test_a_folder_that_cant_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match="can't be made"):
-        sshkeys.know(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
+        keys.know(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
 
 
 def test_where_settings_are(tmp_path: Path) -> None:
-    assert sshkeys.settings_folder({"HOME": "/home/me"}) == Path("/home/me/.config/launch")
-    assert sshkeys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "/x"}) == Path("/x/launch")
-    assert sshkeys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "rel"}) == Path("/home/me/.config/launch")
+    assert keys.settings_folder({"HOME": "/home/me"}) == Path("/home/me/.config/launch")
+    assert keys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "/x"}) == Path("/x/launch")
+    assert keys.settings_folder({"HOME": "/home/me", "XDG_CONFIG_HOME": "rel"}) == Path("/home/me/.config/launch")
 
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,4 +169,4 @@ def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
     with pytest.raises(UsageError, match="no home folder"):
-        sshkeys.home({})
+        keys.home({})

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.ssh import keys as sshkeys
+from launcher.ssh import keys
 from launcher.ssh.session import Remote
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP, free_port, make_key
-from tests.ssh.vms import machine, way_into
+from tests.ssh.vms import machine, target_of
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture
 def there(server: SshServer, tmp_path: Path) -> Remote:
-    return Remote(machine(), way_into(server, tmp_path), "me@example.com")
+    return Remote(machine(), target_of(server, tmp_path), "me@example.com")
 
 
 def test_what_a_command_says_and_how_it_ends(there: Remote) -> None:
@@ -75,7 +75,7 @@ def test_a_command_with_a_terminal(there: Remote) -> None:
     """As far as ssh asks for one: where there is none here, it doesn't."""
     from launcher.ssh.command import command
 
-    argv = command(there.way, ["tty"], tty=True)
+    argv = command(there.target, ["tty"], tty=True)
     assert "-t" in argv
     argv.insert(1, "-t")  # twice: also without a terminal here
     ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -87,7 +87,7 @@ def test_a_program_that_isnt_there(there: Remote) -> None:
 
 
 def test_nobody_answers(server: SshServer, tmp_path: Path) -> None:
-    there = Remote(machine(), way_into(server, tmp_path, port=free_port()), "me@example.com")
+    there = Remote(machine(), target_of(server, tmp_path, port=free_port()), "me@example.com")
     with pytest.raises(LaunchError, match="dev refuses SSH connections"):
         there.attached(["true"])
     fault = there.asked(["true"]).fault
@@ -96,34 +96,34 @@ def test_nobody_answers(server: SshServer, tmp_path: Path) -> None:
 
 
 def test_a_key_that_isnt_known_there(server: SshServer, tmp_path: Path) -> None:
-    there = Remote(machine(), way_into(server, tmp_path, key=make_key(tmp_path / "other")), "me@example.com")
+    there = Remote(machine(), target_of(server, tmp_path, key=make_key(tmp_path / "other")), "me@example.com")
     with pytest.raises(NotAuthorised, match=r"dev doesn't let \w+ in: permission denied"):
         there.attached(["true"])
 
 
 def test_the_first_contact_decides_where_google_says_nothing(server: SshServer, tmp_path: Path) -> None:
-    way = way_into(server, tmp_path)
-    assert Remote(machine(), way, "").asked(["true"]).code == 0
-    assert way.known_hosts.read_text().startswith(way.alias)
+    target = target_of(server, tmp_path)
+    assert Remote(machine(), target, "").asked(["true"]).code == 0
+    assert target.known_hosts.read_text().startswith(target.alias)
     make_key(tmp_path / "another")
     kind, key, *_ = (tmp_path / "another.pub").read_text().split()
-    way.known_hosts.write_text(f"{way.alias} {kind} {key}\n")
+    target.known_hosts.write_text(f"{target.alias} {kind} {key}\n")
     with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), way, "").attached(["true"])
+        Remote(machine(), target, "").attached(["true"])
 
 
 def test_host_keys_that_google_vouches_for(server: SshServer, tmp_path: Path) -> None:
-    way = way_into(server, tmp_path, is_known=True)
+    target = target_of(server, tmp_path, is_known=True)
     with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), way, "").attached(["true"])  # strict, and none is known
-    keys = sshkeys.host_keys(server.host_keys)
-    assert sshkeys.know(tmp_path, way.alias, keys)
-    assert Remote(machine(), way, "").attached(["true"]) == 0
+        Remote(machine(), target, "").attached(["true"])  # strict, and none is known
+    offered = keys.host_keys(server.host_keys)
+    assert keys.know(tmp_path, target.alias, offered)
+    assert Remote(machine(), target, "").attached(["true"]) == 0
     make_key(tmp_path / "another")
     kind, key, *_ = (tmp_path / "another.pub").read_text().split()
-    sshkeys.know(tmp_path, way.alias, sshkeys.host_keys({kind: key}))
+    keys.know(tmp_path, target.alias, keys.host_keys({kind: key}))
     with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), way, "").attached(["true"])
+        Remote(machine(), target, "").attached(["true"])
 
 
 def test_an_answer_that_doesnt_come(there: Remote) -> None:
@@ -157,7 +157,7 @@ def test_a_forwarded_port(there: Remote) -> None:
     remote, local = free_port(), free_port()
     serve = f"{sys.executable} -c \"import socket; s = socket.create_server(('127.0.0.1', {remote})); print('on', "
     serve += "flush=True); c = s.accept()[0]; c.sendall(b'from there'); c.close()\""
-    argv = command(there.way, [serve], forwards=[Forward(local, remote)])
+    argv = command(there.target, [serve], forwards=[Forward(local, remote)])
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == b"on\n"

@@ -19,7 +19,7 @@ from launcher.ssh.sync import destination_of, push
 from launcher.workspace.code_files import code
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
-from tests.ssh.vms import machine, way_into
+from tests.ssh.vms import machine, target_of
 
 ODD = ["a.py", "deep/er/b c.py", "ü.txt", "new\nline", "-rf", "$(id)", "quote'\"", "\udcff.bin"]
 NEEDS_RSYNC = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture
 def there(server: SshServer, tmp_path: Path) -> Remote:
-    return Remote(machine(), way_into(server, tmp_path), "me@example.com")
+    return Remote(machine(), target_of(server, tmp_path), "me@example.com")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_by_tar_where_the_vm_has_no_rsync(tmp_path: Path, source: Path) -> None:
         (needed / name).symlink_to(shutil.which(name) or "")
     (needed / "python3").symlink_to(sys.executable)
     with SshServer(tmp_path / "bare", path=str(needed)) as bare:
-        there = Remote(machine(), way_into(bare, tmp_path), "")
+        there = Remote(machine(), target_of(bare, tmp_path), "")
         assert sent(there, source) == ("tar", [])
         check(source, bare.home / "code")
 

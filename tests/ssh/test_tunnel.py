@@ -15,7 +15,7 @@ from tests.googlecloud import GoogleCloud
 from tests.ssh import Relay, SshServer
 from tests.ssh.relay import NO_BACKEND, NOT_AUTHORIZED, NOT_FOUND, Refusal
 from tests.ssh.server import free_port
-from tests.ssh.vms import machine, way_into
+from tests.ssh.vms import machine, target_of
 
 pytestmark = pytest.mark.gcloud
 
@@ -37,8 +37,8 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 def through(relay: Relay, server: SshServer, gcloud: str, folder: Path, port: int | None = None) -> Remote:
     host, proxy = reach(machine(), gcloud, {**os.environ, TUNNEL_URL: relay.url})
-    way = way_into(server, folder, host=host, proxy=proxy, port=port or server.port)
-    return Remote(machine(), way, "me@example.com")
+    target = target_of(server, folder, host=host, proxy=proxy, port=port or server.port)
+    return Remote(machine(), target, "me@example.com")
 
 
 def test_a_megabyte_each_way(relay: Relay, server: SshServer, gcloud: str, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_no_relay(
     relay: Relay, server: SshServer, gcloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, proxy = reach(machine(), gcloud, {**os.environ, TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
-    there = Remote(machine(), way_into(server, tmp_path, host=host, proxy=proxy), "")
+    there = Remote(machine(), target_of(server, tmp_path, host=host, proxy=proxy), "")
     with pytest.raises(LaunchError, match=r"can't open a tunnel \(IAP\) to dev:\n.*Connection refused") as caught:
         there.attached(["true"])
     assert "tunnel.cloudproxy.app" in caught.value.hint
@@ -96,6 +96,6 @@ def test_gcloud_that_isnt_logged_in(server: SshServer, gcloud: str, tmp_path: Pa
         patch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
         patch.setenv("CLOUDSDK_CORE_CHECK_GCE_METADATA", "false")
         host, proxy = reach(machine(), gcloud, {TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
-        there = Remote(machine(), way_into(server, tmp_path, host=host, proxy=proxy), "")
+        there = Remote(machine(), target_of(server, tmp_path, host=host, proxy=proxy), "")
         with pytest.raises(LaunchError, match="gcloud, which opens the tunnel to dev, isn't logged in"):
             there.attached(["true"])

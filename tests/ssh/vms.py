@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.jobs.vm import Machine
 from launcher.ssh import keys
-from launcher.ssh.command import Way
+from launcher.ssh.command import SshTarget
 from tests.ssh.server import SshServer, make_key
 
 NUMBER = "5000000000000000001"
@@ -35,7 +35,7 @@ def machine(**changes: Any) -> Machine:
     return Machine(**known)
 
 
-def way_into(server: SshServer, folder: Path, **changes: Any) -> Way:
+def target_of(server: SshServer, folder: Path, **changes: Any) -> SshTarget:
     """The way to the server, with a key that it takes."""
     key = folder / "key"
     if not key.exists():
@@ -52,4 +52,4 @@ def way_into(server: SshServer, folder: Path, **changes: Any) -> Way:
         "known_hosts": known_hosts,
         **changes,
     }
-    return Way(**known)
+    return SshTarget(**known)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from launcher.backend.base import GoneError, Refused
+from launcher.backend.base import CreateRefused, GoneError
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
@@ -85,7 +85,7 @@ def test_a_job_says_how_it_went(cloud: GoogleCloud, vertex: Vertex, clock: FakeC
 def test_a_refusal_is_one(cloud: GoogleCloud, vertex: Vertex, code: int) -> None:
     """Also 429: for a create it is a quota, and nothing is sent again."""
     cloud.faults.add(Fault(CREATE, Status(code, message="Google's words", info="WHY", metadata={"a": "b"})))
-    with pytest.raises(Refused) as told:
+    with pytest.raises(CreateRefused) as told:
         vertex.create_in("us-central1", BODY)
     refusal = told.value.refusal
     assert (refusal.code, len(cloud.jobs.jobs)) == (code, 0)

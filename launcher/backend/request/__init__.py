@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from launcher.backend.request import vertex, vm
-from launcher.backend.request.model import Asked
+from launcher.backend.request.model import JobRequest
 from launcher.diagnosis import Tried
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
@@ -35,9 +35,9 @@ def is_vm(request: Mapping[str, Any]) -> bool:
     return service(request) is vm
 
 
-def read(request: Mapping[str, Any]) -> Asked:
+def read(request: Mapping[str, Any]) -> JobRequest:
     """What it asks for."""
-    found: Asked = service(request).read(request)
+    found: JobRequest = service(request).read(request)
     return found
 
 
@@ -94,8 +94,10 @@ def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, 
 
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
     """The request of a launch that could write no lock: it says which jobs of the run have ended (contract.ENDED)."""
-    told: Mapping[str, Any] = service(request).with_env(request, contract.ENDED, json.dumps(ended[:MOST_ENDED]))
-    return told
+    changed_request: Mapping[str, Any] = service(request).with_env(
+        request, contract.ENDED, json.dumps(ended[:MOST_ENDED])
+    )
+    return changed_request
 
 
 def provisioning(request: Mapping[str, Any]) -> str:
@@ -145,15 +147,15 @@ def differences(
 
 def computed(request: Mapping[str, Any]) -> dict[str, str]:
     """What is computed, field by field."""
-    asked = read(request)
+    read_back = read(request)
     output = run_folder(request) or ""
     found = {
-        "command": " ".join(asked.words),
-        "gpus": str(asked.gpus),
-        "nodes": str(asked.nodes),
+        "command": " ".join(read_back.words),
+        "gpus": str(read_back.gpus),
+        "nodes": str(read_back.nodes),
         "output": output.rpartition("/")[0] or output,
     }
-    for name, value in asked.env.items():
+    for name, value in read_back.env.items():
         if name == contract.CONFIG:
             found |= config(value)
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the rest follows from other fields

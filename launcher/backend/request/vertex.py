@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.backend.request.model import Asked
+from launcher.backend.request.model import JobRequest
 
 STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
 
 
-def read(request: Mapping[str, Any]) -> Asked:
+def read(request: Mapping[str, Any]) -> JobRequest:
     """What it asks for."""
     job = request.get("jobSpec", {})
     pools, first = job.get("workerPoolSpecs", ()), first_pool(request)
     machine, container = first.get("machineSpec", {}), first.get("containerSpec", {})
-    return Asked(
+    return JobRequest(
         provisioning=provisioning(request),
         machine_type=str(machine.get("machineType", "")),
         gpus=int(machine.get("acceleratorCount", 0)),

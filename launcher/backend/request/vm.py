@@ -6,19 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.backend.request.model import Asked
+from launcher.backend.request.model import JobRequest
 from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
 from train import contract
 
 
-def read(request: Mapping[str, Any]) -> Asked:
+def read(request: Mapping[str, Any]) -> JobRequest:
     """What it asks for."""
     instance = properties(request)
     told = told_to(request)
     env = {str(name): str(value) for name, value in told.get("env", {}).items()}
     accounts = instance.get("serviceAccounts") or [{}]
     listed = sum(int(one.get("acceleratorCount", 0)) for one in instance.get("guestAccelerators", ()))
-    return Asked(
+    return JobRequest(
         provisioning=reservation(instance) or provisioning_of(instance),
         machine_type=last(instance.get("machineType", "")),
         gpus=int(env.get(contract.PROCESSES, 0)) or listed,

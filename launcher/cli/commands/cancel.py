@@ -10,7 +10,7 @@ from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
-    from launcher.cli.flows.cloud import World
+    from launcher.cli.flows.cloud import CloudContext
     from launcher.cli.flows.find_run import Run
     from launcher.clock import Clock
     from launcher.jobs.job import Job
@@ -32,15 +32,15 @@ def cancel(
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.gcp.api import UnreachableError
 
-    world = here()
-    found = one_run(world, run, searched(regions))
-    service = world.of_run(storage_of(run_folder_of(found.job)))
+    cloud = here()
+    found = one_run(cloud, run, searched(regions))
+    service = cloud.of_run(storage_of(run_folder_of(found.job)))
     active = [job for job in found.jobs if not job.is_over]
-    ended, errors = cancelled(service, world.clock, active)
+    ended, errors = cancelled(service, cloud.clock, active)
     for job in ended:
-        note(world, job)
+        note(cloud, job)
     errors += not_removed(service, [job for job in found.jobs if job.is_over])
-    done = bool(active) or barred(world, found)
+    done = bool(active) or barred(cloud, found)
     if found.unread:
         errors.append(
             UnreachableError(
@@ -57,10 +57,10 @@ def cancel(
 
 def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
     """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
-    from launcher.cli.ui.event_printer import Teller
+    from launcher.cli.ui.event_printer import EventPrinter
     from launcher.runs.submit import cancel_and_confirm
 
-    say = Teller(None).say
+    say = EventPrinter(None).say
     ended: list[Job] = []
     errors: list[LaunchError] = []
     for job in active:
@@ -76,24 +76,24 @@ def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[l
     return ended, errors
 
 
-def note(world: World, job: Job) -> None:
+def note(cloud: CloudContext, job: Job) -> None:
     """Note how the attempt ended, in the run's folder: nobody may ever launch the run again."""
     from launcher.backend.request import tried_by
-    from launcher.cli.ui.event_printer import Teller
+    from launcher.cli.ui.event_printer import EventPrinter
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.diagnosis import of_end
     from launcher.runs.endings import settle
-    from launcher.runs.ledger import Ledger
+    from launcher.runs.ledger import BucketLedger
 
     if not (folder := run_folder_of(job)):
         return
     try:
-        ledger = Ledger.open(folder, world.clock, project=world.project)
+        ledger = BucketLedger.open(folder, cloud.clock, project=cloud.project)
         for entry in ledger.entries():
             if entry.job == job.name and entry.is_open:
-                settle(ledger, entry.number, job, of_end(job, tried_by(job, world.project)))
+                settle(ledger, entry.number, job, of_end(job, tried_by(job, cloud.project)))
     except LaunchError as error:
-        Teller(None).say(f"that {job.run} was cancelled can't be noted in its folder: {error.problem}")
+        EventPrinter(None).say(f"that {job.run} was cancelled can't be noted in its folder: {error.problem}")
 
 
 def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
@@ -107,20 +107,20 @@ def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
     return errors
 
 
-def barred(world: World, run: Run) -> bool:
+def barred(cloud: CloudContext, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.backend.request import tried_by
-    from launcher.cli.ui.event_printer import Teller
+    from launcher.cli.ui.event_printer import EventPrinter
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.diagnosis import of_end
     from launcher.runs.cancel import bar
-    from launcher.runs.ledger import Ledger
+    from launcher.runs.ledger import BucketLedger
 
-    folder, say = run_folder_of(run.job), Teller(None).say
-    verdict = of_end(run.job, tried_by(run.job, world.project))
+    folder, say = run_folder_of(run.job), EventPrinter(None).say
+    diagnosis = of_end(run.job, tried_by(run.job, cloud.project))
     try:
         return bool(folder) and bar(
-            Ledger.open(folder or "", world.clock, say, project=world.project), run.job, verdict
+            BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
         )
     except LaunchError as error:
         say(f"whether some launch is about to make another job of {run.id} can't be seen: {error.problem}")

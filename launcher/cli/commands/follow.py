@@ -23,5 +23,5 @@ def follow(
     from launcher.cli.flows.preemption import seconds_of
 
     seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
-    world = here()
-    follow_run(world, one_run(world, run, searched(regions)), output_format, watch_seconds=seconds)
+    cloud = here()
+    follow_run(cloud, one_run(cloud, run, searched(regions)), output_format, watch_seconds=seconds)

@@ -104,18 +104,16 @@ def of_request(
     output_format: Output,
 ) -> None:
     """Show a request from a file, or run it."""
-    from launcher.cli.flows import rehearse
-    from launcher.cli.flows import request_file as request
+    from launcher.cli.flows import rehearse, request_file
     from launcher.cli.flows.rehearsed import Rehearsal
     from launcher.rehearsal.workdirs import Code
-    from launcher.workspace import code_files as codes
-    from launcher.workspace import content
+    from launcher.workspace import code_files, content
 
-    body, folder = request.load(path, spec, flags), request.folder(code)
+    body, folder = request_file.load(path, spec, flags), request_file.folder(code)
     if dry_run:
-        request.show(body, output_format, docker=docker)
+        request_file.show(body, output_format, docker=docker)
         return
-    found = codes.code(folder).files if folder else []
+    found = code_files.code(folder).files if folder else []
     job = Rehearsal(
         request=body,
         code=Code(found, folder if in_place else None),

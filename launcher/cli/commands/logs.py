@@ -29,5 +29,5 @@ def logs(
     from launcher.cli.flows.find_run import one_job, searched
     from launcher.cli.flows.print_logs import show
 
-    world = here()
-    show(world, one_job(world, run, searched(regions)), output_format, tail=tail, follow=follow)
+    cloud = here()
+    show(cloud, one_job(cloud, run, searched(regions)), output_format, tail=tail, follow=follow)

@@ -52,9 +52,9 @@ def push_code(
         return
     compute = open_compute()
     machine = one_machine(compute, name, zone)
-    way = remote(compute, machine, user=user, port=port, tunnel=iap)
+    vm = remote(compute, machine, user=user, port=port, tunnel=iap)
     show(found, every=False)
-    done = push(way, here, found.files, there, delete=delete, say=say)
+    done = push(vm, here, found.files, there, delete=delete, say=say)
     for gone in done.removed:
         print(f"removed there: {printable(gone)}")
     print(f"{machine.name}:{there} has {total(found)}")

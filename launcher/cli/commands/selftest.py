@@ -95,16 +95,16 @@ def kit_of(project: str | None, region: str | None, folder: Path, repository: st
     where = region or next(iter(gcloud_config.default_regions(os.environ)), "")
     if needs_region and not where:
         raise UsageError("no region is set", "Set one that has L4 GPUs: --region us-central1")
-    world = of_project(name)
+    cloud = of_project(name)
     return Kit(
         id=secrets.token_hex(3),
         project=name,
         region=where,
         folder=folder,
         environ=os.environ,
-        clock=world.clock,
-        vertex=world.vertex,
-        compute=world.compute,
+        clock=cloud.clock,
+        vertex=cloud.vertex,
+        compute=cloud.compute,
         launch=launch,
         start=start,
         repository=repository,

@@ -53,7 +53,7 @@ def ssh(
     there = remote(compute, machine, user=user, port=port, tunnel=iap, register=not dry_run)
     shell = bool(command) or not forwards or sys.stdin.isatty()
     if dry_run:
-        print(shlex.join(ssh_command(there.way, command or (), forwards=forwards, shell=shell, tty=tty)))
+        print(shlex.join(ssh_command(there.target, command or (), forwards=forwards, shell=shell, tty=tty)))
         return
     tell_ports(forwards, machine.name, shell=shell)
     if code := there.attached(command or (), forwards=forwards, shell=shell, tty=tty):

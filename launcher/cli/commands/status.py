@@ -169,7 +169,7 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node,
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.errors import LaunchError
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import Ledger
+    from launcher.runs.ledger import BucketLedger
     from launcher.runs.metrics.progress import ProgressReader
 
     entries: tuple[Entry, ...] = ()
@@ -179,7 +179,7 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node,
         return entries, None, (), ""
     try:
         storage = open_folder(folder).within(ANSWER_SECONDS)
-        entries = Ledger(storage).entries()
+        entries = BucketLedger(storage).entries()
         number = next((entry.number for entry in entries if entry.job == job.name), 1)
         progress = ProgressReader(storage, job, attempt=number).new()
         return entries, progress, read_nodes(storage), ""

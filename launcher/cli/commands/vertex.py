@@ -46,16 +46,16 @@ def vertex(
         made = planned(gather("vertex", spec, flags))
         show(on_cpu(made, cpu_machine) if cpu_machine else made, output_format)
         return
-    from launcher.cli.flows.launch import Wish, start
+    from launcher.cli.flows.launch import LaunchOptions, start
 
-    wish = Wish(
+    options = LaunchOptions(
         detach=detach,
         watch_seconds=watch_for,
         builder=builder,
         create_repository=create_repository,
         cpu_machine=cpu_machine,
     )
-    start(spec, flags, wish, output_format, resume=resume, new=new)
+    start(spec, flags, options, output_format, resume=resume, new=new)
 
 
 def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from train.storage import Storage
 
 
-class World(Struct, frozen=True, kw_only=True):
+class CloudContext(Struct, frozen=True, kw_only=True):
     """The cloud, as seen from here."""
 
     vertex: Vertex
@@ -45,7 +45,7 @@ class World(Struct, frozen=True, kw_only=True):
         return Services(self.vertex, self.vms.beside(folder))
 
 
-def of_project(name: str) -> World:
+def of_project(name: str) -> CloudContext:
     """That of a project. Endpoints and credentials are those of the environment."""
     gc.enable()  # from here on this process may live for days
     clock = launcher.clock.REAL
@@ -55,9 +55,9 @@ def of_project(name: str) -> World:
 
     vertex = Vertex(name, os.environ, clock, notice=notice)
     vms = Vms(name, os.environ, clock, notice, account=account(os.environ))
-    return World(vertex=vertex, vms=vms, project=name, clock=clock)
+    return CloudContext(vertex=vertex, vms=vms, project=name, clock=clock)
 
 
-def here() -> World:
+def here() -> CloudContext:
     """That of gcloud's own project. Raises UsageError: none is set."""
     return of_project(project("vertex", os.environ))

@@ -21,7 +21,7 @@ from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
 
 if TYPE_CHECKING:
     from launcher.backend.base import Listing
-    from launcher.cli.flows.cloud import World
+    from launcher.cli.flows.cloud import CloudContext
 
 ENGINE = "Compute Engine"
 RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
@@ -87,13 +87,13 @@ def cloud_run(text: str, regions: Sequence[str] | None) -> Run:
     from launcher.cli.flows.cloud import here
 
     try:
-        world = here()
+        cloud = here()
     except UsageError as error:
         raise UsageError(f"no run {text} in ./{find_local_run.RUNS}, and {error.problem}", error.hint) from error
-    return one_run(world, text, searched(regions))
+    return one_run(cloud, text, searched(regions))
 
 
-def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
+def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
     """The runs that `text` may mean, the newest first; the regions that couldn't be read are told.
 
     Raises:
@@ -102,18 +102,18 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
         LaunchError: no region could be read.
     """
     if text.startswith("gs://"):
-        return (of_folder(world, text),)
+        return (of_folder(cloud, text),)
     if RESOURCE.fullmatch(text):
-        job = world.service.get(text)
+        job = cloud.service.get(text)
         wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
         if not job.run:
             raise UsageError(f"{text} isn't a job of launch's", f"gcloud ai custom-jobs describe {text}")
     else:
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
-    listing = everywhere(world, wanted, list(dict.fromkeys(regions)))
+    listing = everywhere(cloud, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
     runs = tuple(run for run in grouped(listing.jobs) if exact or is_meant(run, text))
-    if not runs and (kept := in_default_folder(world, text)):
+    if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
         from launcher.gcp.api import UnreachableError
@@ -125,7 +125,7 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise NoSuchRun(
-            f"there is no run {text} {where} of project {world.project}",
+            f"there is no run {text} {where} of project {cloud.project}",
             f"{find_local_run.here_instead(text)}"
             "launch status lists all that there are; a run on VMs that has ended is found\n"
             "by its folder, gs://…/RUN. A VM to work on: launch vm status NAME",
@@ -133,21 +133,21 @@ def look_up(world: World, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
     return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
 
 
-def all_runs(world: World, regions: Sequence[str]) -> tuple[Run, ...]:
+def all_runs(cloud: CloudContext, regions: Sequence[str]) -> tuple[Run, ...]:
     """All of launch's runs, the newest first. Raises LaunchError: no region could be read."""
-    return grouped(everywhere(world, f"labels.{RUN_LABEL}:*", regions).jobs)
+    return grouped(everywhere(cloud, f"labels.{RUN_LABEL}:*", regions).jobs)
 
 
-def everywhere(world: World, filter_: str, regions: Sequence[str]) -> Listing:
+def everywhere(cloud: CloudContext, filter_: str, regions: Sequence[str]) -> Listing:
     """The jobs of these regions, VMs that train among them; what couldn't be read is told. Raises LaunchError: nothing
     could be."""
     from launcher.backend.base import Listing
 
-    found = world.vertex.find(filter_, regions, partly=True)
+    found = cloud.vertex.find(filter_, regions, partly=True)
     vms, unread = found.jobs[:0], dict(found.unread)
     whole = set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too
     try:
-        trains = (job for job in world.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
+        trains = (job for job in cloud.vms.find(filter_, ()).jobs if IDENTITY_LABEL in job.labels)
         vms = tuple(job for job in trains if whole or job.region in regions)
     except LaunchError as error:
         if "is disabled" not in error.problem:  # without that API there are no VMs
@@ -156,9 +156,9 @@ def everywhere(world: World, filter_: str, regions: Sequence[str]) -> Listing:
     return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
 
 
-def one_run(world: World, text: str, regions: Sequence[str]) -> Run:
+def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> Run:
     """The run that is meant: the only one, or the only active one. Raises UsageError: it could be several."""
-    runs = look_up(world, text, regions)
+    runs = look_up(cloud, text, regions)
     active = [run for run in runs if run.is_active]
     if len(runs) == 1 or len(active) == 1:
         return (active or runs)[0]
@@ -166,20 +166,20 @@ def one_run(world: World, text: str, regions: Sequence[str]) -> Run:
     raise UsageError(f"{text} could be each of {len(runs)} runs", f"Name one by its id:\n{listed}")
 
 
-def one_job(world: World, text: str, regions: Sequence[str]) -> Job:
+def one_job(cloud: CloudContext, text: str, regions: Sequence[str]) -> Job:
     """The job that is meant: by its own name or number, else the one that counts of a run. Raises UsageError."""
-    run = one_run(world, text, regions)
+    run = one_run(cloud, text, regions)
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
 
 
-def of_folder(world: World, folder: str) -> Run:
+def of_folder(cloud: CloudContext, folder: str) -> Run:
     """The run that writes to a folder, by what lies there. Raises UsageError: none does, and LaunchError."""
-    if run := in_folder(world, folder.rstrip("/")):
+    if run := in_folder(cloud, folder.rstrip("/")):
         return run
     raise UsageError(f"{folder} is no run's folder, or its run has had no job", "It is OUTPUT/RUN, with a plan.json.")
 
 
-def in_default_folder(world: World, text: str) -> Run | None:
+def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
     """Find a run by its id in the default output. None: it doesn't exist or isn't readable, or the bucket isn't the
     project's."""
     from launcher.gcp.default_bucket import check_default_bucket
@@ -188,21 +188,21 @@ def in_default_folder(world: World, text: str) -> Run | None:
     if not RUN_ID.fullmatch(text):
         return None
     try:
-        check_default_bucket(world.project, os.environ, world.clock)
-        return in_folder(world, f"{default_output(world.project)}/{text}")
+        check_default_bucket(cloud.project, os.environ, cloud.clock)
+        return in_folder(cloud, f"{default_output(cloud.project)}/{text}")
     except LaunchError:
         return None
 
 
-def in_folder(world: World, folder: str) -> Run | None:
+def in_folder(cloud: CloudContext, folder: str) -> Run | None:
     """The run that a folder holds the plan of, with its newest attempt's job: VMs that train are gone when they have
     ended, and nothing but the folder tells of them. None: it holds none, or its plan or its job is another run's."""
     from launcher.backend.base import GoneError
     from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import Ledger
+    from launcher.runs.ledger import BucketLedger
     from launcher.runs.snapshot import filled, noted_job
 
-    ledger = Ledger.open(folder)
+    ledger = BucketLedger.open(folder)
     stored = ledger.stored()
     entry = next((one for one in reversed(ledger.entries()) if one.job), None)
     if stored is None or entry is None or entry.job is None:
@@ -211,7 +211,7 @@ def in_folder(world: World, folder: str) -> Run | None:
     if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
         return None
     try:
-        job = filled(world.of_run(open_folder(folder)).get(entry.job), entry, plan)
+        job = filled(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
     except GoneError:
         job = filled(noted_job(entry), entry, plan)
     return Run(id=plan.run, jobs=(job,)) if job.run == plan.run else None

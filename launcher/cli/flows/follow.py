@@ -10,55 +10,55 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.flows.cloud import World
+from launcher.cli.flows.cloud import CloudContext
 from launcher.cli.flows.find_run import Run
-from launcher.cli.flows.job_view import Looker
+from launcher.cli.flows.job_view import CloudJobView
 from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job, storage_of
 from launcher.cli.options import Output
-from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
-from launcher.runs.driver import Course, Gave, Took, drive, ends_run, failure
+from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, ends_run, failure
 from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.ledger import Ledger
-from launcher.runs.ledger_base import NoLedger
+from launcher.runs.ledger import BucketLedger
+from launcher.runs.ledger_base import MemoryLedger
 from launcher.runs.stored_plan import refusal
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
-    from launcher.runs.ledger_base import Book
-    from launcher.runs.watch.loop import Event, Eyes
+    from launcher.runs.ledger_base import Ledger
+    from launcher.runs.watch.loop import Event, JobView
     from train.storage import Storage
 
 
 class Screen:
     """The driver's watcher: eyes for each job, and a teller. `job` is the newest that was seen."""
 
-    def __init__(self, service: Services, world: World, teller: Teller, folder: Storage | None) -> None:
-        self._service, self._world = service, world
-        self._teller = teller
+    def __init__(self, service: Services, cloud: CloudContext, printer: EventPrinter, folder: Storage | None) -> None:
+        self._service, self._cloud = service, cloud
+        self._printer = printer
         self._folder = folder
         self.job: Job | None = None
 
-    def eyes(self, job: Job, number: int) -> Eyes:
+    def view(self, job: Job, number: int) -> JobView:
         """Fresh ones for each job."""
-        return Looker(self._service, self._world, job, number, self._folder, self._teller.say)
+        return CloudJobView(self._service, self._cloud, job, number, self._folder, self._printer.say)
 
-    def tell(self, event: Event | Took | Gave) -> None:
+    def tell(self, event: Event | AttemptStarted | AttemptFailed) -> None:
         """On to the terminal."""
         self.job = getattr(event, "job", None) or self.job
-        self._teller(event)
+        self._printer(event)
 
     def said(self) -> str:
         """The first error in the job's lines."""
-        return self._teller.error
+        return self._printer.error
 
 
 def follow(
-    world: World,
+    cloud: CloudContext,
     made: Plan,
     output: Output,
     *,
@@ -69,24 +69,26 @@ def follow(
     watch_seconds: float | None = None,
 ) -> None:
     """See a plan's run to its end, and show that. Raises LaunchError: see `drive`."""
-    teller = Teller(made)
+    printer = EventPrinter(made)
     folder = made.run_folder
-    book: Book = NoLedger(world.clock)
+    ledger: Ledger = MemoryLedger(cloud.clock)
     if folder:
-        book = Ledger.open(folder, world.clock, teller.say, project=world.project, region=made.attempts[0].region)
+        ledger = BucketLedger.open(
+            folder, cloud.clock, printer.say, project=cloud.project, region=made.attempts[0].region
+        )
     storage = storage_of(folder)
-    service = world.of_run(storage)
-    screen = Screen(service, world, teller, storage)
-    course = Course(
-        plan=made, service=service, book=book, watcher=screen, say=teller.say, ready=ready, clock=world.clock
+    service = cloud.of_run(storage)
+    screen = Screen(service, cloud, printer, storage)
+    driver = RunDriver(
+        plan=made, service=service, ledger=ledger, watcher=screen, say=printer.say, ready=ready, clock=cloud.clock
     )
-    with shown(screen, teller, made, made.run, output):
-        teller.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
+    with shown(screen, printer, made, made.run, output):
+        printer.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
         try:
-            job = drive(course, fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
+            job = driver.drive(fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
         except RunSucceeded as ended:
             if fresh:  # who only follows has asked for nothing to be started
-                teller.say(f"{ended.problem}\n{ended.hint}")
+                printer.say(f"{ended.problem}\n{ended.hint}")
             if ended.job is None:  # Vertex AI keeps no job for ever
                 show_gone(made, output)
                 return
@@ -94,26 +96,26 @@ def follow(
         show_end(job, made, output) if job.has_ended else show_begun(job, output)
 
 
-def follow_run(world: World, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
+def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan can't be trusted."""
-    made, refused = checked_plan(world, run)
+    made, refused = checked_plan(cloud, run)
     if made and not refused:
-        follow(world, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
+        follow(cloud, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
         return
-    teller = Teller(None)
+    printer = EventPrinter(None)
     if run.is_active:
         why = "has a plan that can't be trusted" if refused else "has no plan that can be read"
-        teller.say(f"its folder {why}: following this job only, no further attempts")
+        printer.say(f"its folder {why}: following this job only, no further attempts")
     storage = storage_of(run_folder_of(run.job))
-    screen = Screen(world.of_run(storage), world, teller, storage)
-    with shown(screen, teller, None, run.id, output):
-        job = watched(world, screen, run.job, watch_seconds, refused)
+    screen = Screen(cloud.of_run(storage), cloud, printer, storage)
+    with shown(screen, printer, None, run.id, output):
+        job = watched(cloud, screen, run.job, watch_seconds, refused)
         show_end(job, None, output)
 
 
 def watched(
-    world: World, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
+    cloud: CloudContext, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
 ) -> Job:
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
@@ -121,16 +123,16 @@ def watched(
     from launcher.diagnosis import of_end
     from launcher.runs.watch.loop import watch
 
-    screen.tell(Took(job=job, number=0, made=False))
-    eyes = screen.eyes(job, 0)
-    ended = watch(eyes, screen.tell, world.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    verdict = of_end(ended, tried_by(ended, world.project), screen.said())
-    if verdict.kind == "succeeded":
+    screen.tell(AttemptStarted(job=job, number=0, made=False))
+    view = screen.view(job, 0)
+    ended = watch(view, screen.tell, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
+    diagnosis = of_end(ended, tried_by(ended, cloud.project), screen.said())
+    if diagnosis.kind == "succeeded":
         return ended
-    if refused and not ends_run(verdict):
-        screen.tell(Gave(job=ended, number=0, verdict=verdict))
+    if refused and not ends_run(diagnosis):
+        screen.tell(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused
-    raise failure(ended, verdict)
+    raise failure(ended, diagnosis)
 
 
 def unchanged(made: Plan) -> Plan:
@@ -139,13 +141,13 @@ def unchanged(made: Plan) -> Plan:
 
 
 @contextmanager
-def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: Output) -> Iterator[None]:
+def shown(screen: Screen, printer: EventPrinter, made: Plan | None, run: str, output: Output) -> Iterator[None]:
     """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
     try:
         with signals_stop():
             yield
     except LaunchError as error:
-        last_words(teller)
+        last_words(printer)
         job = error.job if isinstance(error, RunEnded) else screen.job
         if job and isinstance(error, JobFailed | RunEnded):
             show_end(job, made, output, error)
@@ -154,12 +156,12 @@ def shown(screen: Screen, teller: Teller, made: Plan | None, run: str, output: O
         raise
     except KeyboardInterrupt as stop:
         stop.add_note(left(screen.job, run))
-        last_words(teller, left(screen.job, run))
+        last_words(printer, left(screen.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
         raise Stopped(signal.SIGPIPE) from None
     finally:
-        last_words(teller)
+        last_words(printer)
 
 
 def left(job: Job | None, run: str) -> str:
@@ -172,20 +174,20 @@ def left(job: Job | None, run: str) -> str:
     return f"no longer watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} ends it"
 
 
-def last_words(teller: Teller, text: str = "") -> None:
+def last_words(printer: EventPrinter, text: str = "") -> None:
     """Leave the terminal in order. It may have gone: then nobody is told."""
     try:
-        teller.close()
+        printer.close()
         if text:
-            teller.say(text)
+            printer.say(text)
     except OSError:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as we run
 
 
-def stored_plan(world: World, run: Run) -> Plan:
+def stored_plan(cloud: CloudContext, run: Run) -> Plan:
     """Return the plan that a run was launched with. Raises UsageError: none exists; NotAuthorised: it isn't the
     run's."""
-    made, refused = checked_plan(world, run)
+    made, refused = checked_plan(cloud, run)
     if refused:
         raise refused
     if made is None:
@@ -196,31 +198,31 @@ def stored_plan(world: World, run: Run) -> Plan:
     return made
 
 
-def checked_plan(world: World, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
+def checked_plan(cloud: CloudContext, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
     """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
     LaunchError: the records to check it against can't be read."""
     folder = run_folder_of(run.job)
     try:
-        ledger = Ledger.open(folder) if folder else None
+        ledger = BucketLedger.open(folder) if folder else None
         stored = ledger.stored() if ledger else None
     except LaunchError:
         return None, None
     if ledger is None or stored is None or stored.plan.run != run.id:
         return None, None
     made = stored.plan
-    if refused := refusal(stored, run.jobs, ledger, world.service):
+    if refused := refusal(stored, run.jobs, ledger, cloud.service):
         return made, refused
     try:
-        check_output(made, world)
+        check_output(made, cloud)
     except NotAuthorised as error:
         return made, error
     return made, None
 
 
-def check_output(made: Plan, world: World) -> None:
+def check_output(made: Plan, cloud: CloudContext) -> None:
     """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
     UsageError."""
     from launcher.gcp.default_bucket import check_default_bucket
 
     if made.run_folder and not made.spec.get("output"):
-        check_default_bucket(made.project, os.environ, world.clock, region=made.attempts[0].region)
+        check_default_bucket(made.project, os.environ, cloud.clock, region=made.attempts[0].region)

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.backend.router import Services
-    from launcher.cli.flows.cloud import World
+    from launcher.cli.flows.cloud import CloudContext
     from launcher.runs.watch.loop import Line, Progress
     from train.storage import Storage
 
 
-class Looker:
-    """The Eyes of one job. `number` is its attempt's, 0 where that isn't known."""
+class CloudJobView:
+    """The JobView of one job. `number` is its attempt's, 0 where that isn't known."""
 
     def __init__(
         self,
         service: Services,
-        world: World,
+        cloud: CloudContext,
         job: Job,
         number: int,
         folder: Storage | None,
@@ -32,8 +32,8 @@ class Looker:
     ) -> None:
         self._service = service
         self._name = job.name
-        clock = world.clock
-        self._lines = Lines(job, world.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
+        clock = cloud.clock
+        self._lines = Lines(job, cloud.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
         self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     def job(self) -> Job:

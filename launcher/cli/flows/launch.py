@@ -14,14 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.cli.flows import follow
-from launcher.cli.flows.cloud import World, of_project
+from launcher.cli.flows.cloud import CloudContext, of_project
 from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.flows.plan import planned
 from launcher.cli.flows.preemption import seconds_of
 from launcher.cli.flows.vm_plan import Extra, gathered
 from launcher.cli.gather import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
-from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import with_digest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class LaunchOptions(Struct, frozen=True, kw_only=True):
     """How it shall be launched."""
 
     detach: bool = False
@@ -61,83 +61,87 @@ class Wish(Struct, frozen=True, kw_only=True):
         return None if self.watch_seconds is None else seconds_of(self.watch_seconds, "--watch-for")
 
 
-def start(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, resume: str | None, new: bool) -> None:
+def start(
+    spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, resume: str | None, new: bool
+) -> None:
     """Launch a spec, or go on with the run `resume`. Raises LaunchError."""
     if resume:
-        resumed(resume, spec, flags, wish, output)
+        resumed(resume, spec, flags, options, output)
     else:
-        launch(spec, flags, wish, output, new=new)
+        launch(spec, flags, options, output, new=new)
 
 
-def launch(spec: Path | None, flags: Flags, wish: Wish, output: Output, *, new: bool) -> None:
+def launch(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
     """Plan a spec, and see its run to its end. Raises LaunchError."""
-    seconds = wish.seconds
-    inputs = wish.inputs(spec, flags)
+    seconds = options.seconds
+    inputs = options.inputs(spec, flags)
     made = planned(inputs)
-    made = on_cpu(made, wish.cpu_machine) if wish.cpu_machine else made
-    world = of_project(inputs.context.project)
-    follow.check_output(made, world)
+    made = on_cpu(made, options.cpu_machine) if options.cpu_machine else made
+    cloud = of_project(inputs.context.project)
+    follow.check_output(made, cloud)
     if new:
-        made = anew(made, inputs, world)
+        made = anew(made, inputs, cloud)
     told(made)
-    ready = image(inputs, wish, world)
-    follow.follow(world, made, output, ready=ready, fresh=True, detach=wish.detach, watch_seconds=seconds)
+    ready = image(inputs, options, cloud)
+    follow.follow(cloud, made, output, ready=ready, fresh=True, detach=options.detach, watch_seconds=seconds)
 
 
-def resumed(name: str, spec: Path | None, flags: Flags, wish: Wish, output: Output) -> None:
+def resumed(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
     """Go on with a run that has ended: in its folder, with its image. Raises LaunchError.
 
     Without a spec the plan is the one that the run was launched with, from its folder.
     """
-    seconds = wish.seconds
-    world = of_project(project(wish.target, os.environ))
+    seconds = options.seconds
+    cloud = of_project(project(options.target, os.environ))
     if spec:
-        run_id = id_of(name, flags, world)
-        inputs = wish.inputs(spec, with_field(flags, run_id=run_id))
-        made, ready = planned(inputs), image(inputs, wish, world)
-        follow.check_output(made, world)
-        check_there(made, world)
+        run_id = id_of(name, flags, cloud)
+        inputs = options.inputs(spec, with_field(flags, run_id=run_id))
+        made, ready = planned(inputs), image(inputs, options, cloud)
+        follow.check_output(made, cloud)
+        check_there(made, cloud)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
             "Name the spec too: launch … SPEC --resume RUN …",
         )
     else:
-        run = one_run(world, name, searched(flags.region))
-        made, ready = follow.stored_plan(world, run), follow.unchanged
-    follow.follow(world, made, output, ready=ready, fresh=True, resume=True, detach=wish.detach, watch_seconds=seconds)
+        run = one_run(cloud, name, searched(flags.region))
+        made, ready = follow.stored_plan(cloud, run), follow.unchanged
+    follow.follow(
+        cloud, made, output, ready=ready, fresh=True, resume=True, detach=options.detach, watch_seconds=seconds
+    )
 
 
-def id_of(name: str, flags: Flags, world: World) -> str:
+def id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
     """The run's id. Nothing but its folder knows a run whose VMs are gone, and its id leads there."""
     if RUN_ID.fullmatch(name):
         return name
     try:
-        return one_run(world, name, searched(flags.region)).id
+        return one_run(cloud, name, searched(flags.region)).id
     except NoSuchRun:
         return name
 
 
-def looked(made: Plan, world: World, wish: Wish) -> Plan:
+def looked(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
     """The plan after what was looked at before it costs anything. Raises PlanRefused."""
-    if wish.target != "vm" or not wish.preflight:
+    if options.target != "vm" or not options.preflight:
         return made
     from launcher.cli.flows.preflight import preflight
 
-    return preflight(made, world.compute, Teller(made).say)
+    return preflight(made, cloud.compute, EventPrinter(made).say)
 
 
-def check_there(made: Plan, world: World) -> None:
+def check_there(made: Plan, cloud: CloudContext) -> None:
     """Raises UsageError: nobody has ever launched the run that is to be resumed."""
-    found = everywhere(world, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
-    if not found.jobs and is_free(made, made.run, world):
+    found = everywhere(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
+    if not found.jobs and is_free(made, made.run, cloud):
         raise UsageError(f"there is no run {made.run} to go on with", "launch status lists all that there are.")
 
 
-def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
+def anew(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
     """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
     identity = identity_of(made.attempts[0])
-    found = everywhere(world, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
+    found = everywhere(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
     newest = {number_of(job.run, made.run): job for job in same}
     newest.pop(0, None)  # under a name of its own (--run-id)
@@ -145,20 +149,20 @@ def anew(made: Plan, inputs: Inputs, world: World) -> Plan:
     if number < 2 or newest[number].is_over:
         beside = [job for job in newest.values() if not job.is_over]
         for job in beside:
-            Teller(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
-        number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), world))
+            EventPrinter(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
+        number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), cloud))
     run_id = numbered(made.run, number)
     return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
 
 
-def is_free(made: Plan, run: str, world: World) -> bool:
+def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
     """Whether nobody has made an attempt of a run beside the plan's, as far as its folder says it."""
-    from launcher.runs.ledger import Ledger
+    from launcher.runs.ledger import BucketLedger
 
     beside = (made.run_folder or "").rpartition("/")[0]
     folder = f"{beside}/{run}"
     region = made.attempts[0].region
-    return not beside or not Ledger.open(folder, world.clock, project=world.project, region=region).entries()
+    return not beside or not BucketLedger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
 
 
 def numbered(run: str, number: int) -> str:
@@ -174,12 +178,12 @@ def number_of(run: str, first: str) -> int:
 
 def told(made: Plan) -> None:
     """The plan's warnings, on stderr: who doesn't ask for a dry run must see them too."""
-    say = Teller(made).say
+    say = EventPrinter(made).say
     for warning in made.warnings:
         say(warning)
 
 
-def image(inputs: Inputs, wish: Wish, world: World) -> Callable[[Plan], Plan]:
+def image(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
     """What looks whether it can work, and puts the plan's image into the registry, once it is known that something is
     to be created."""
 
@@ -188,10 +192,10 @@ def image(inputs: Inputs, wish: Wish, world: World) -> Callable[[Plan], Plan]:
         from launcher.cli.ui.progress_bars import progress, report
         from launcher.images import pipeline
 
-        made = looked(made, world, wish)
-        job = wanted(inputs, wish.builder)
+        made = looked(made, cloud, options)
+        job = wanted(inputs, options.builder)
         with progress() as bars:
-            if wish.create_repository:
+            if options.create_repository:
                 create(job, bars.line)
             try:
                 found = pipeline.push(job, os.environ, report(bars))

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.cli.flows.cloud import World
+from launcher.cli.flows.cloud import CloudContext
 from launcher.cli.flows.run_end import storage_of
 from launcher.cli.options import Output
-from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LinesAlone:
-    """The Eyes of who wants the lines and nothing else."""
+    """The JobView of who wants the lines and nothing else."""
 
     def __init__(self, service: Services, job: Job, lines: Lines) -> None:
         self._service, self._name, self._lines = service, job.name, lines
@@ -41,13 +41,13 @@ class LinesAlone:
         return None
 
 
-def show(world: World, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
+def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
     """Print all lines, or the last ones; with `follow` go on until the job has ended. Raises LaunchError."""
     if output is Output.yaml:
         raise UsageError("-o yaml: lines come as text or json")
     folder = storage_of(run_folder_of(job))
-    teller = Teller(None)
-    lines = Lines(job, world.project, os.environ, say=teller.say, folder=folder, tail=tail, clock=world.clock)
+    printer = EventPrinter(None)
+    lines = Lines(job, cloud.project, os.environ, say=printer.say, folder=folder, tail=tail, clock=cloud.clock)
     for line in lines.past():
         put(line, output)
     if not follow or job.has_ended:
@@ -55,12 +55,12 @@ def show(world: World, job: Job, output: Output, *, tail: int | None, follow: bo
 
     def tell(event: Event) -> None:
         if isinstance(event, Outage | Back | Note):
-            teller(event)
+            printer(event)
         for line in event.lines if isinstance(event, Printed) else ():
             put(line, output)
         sys.stdout.flush()
 
-    watch(LinesAlone(world.of_run(folder), job, lines), tell, world.clock, wait_seconds=None)
+    watch(LinesAlone(cloud.of_run(folder), job, lines), tell, cloud.clock, wait_seconds=None)
 
 
 def put(line: Line, output: Output) -> None:

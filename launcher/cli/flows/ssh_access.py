@@ -42,7 +42,7 @@ def remote(
     """
     from launcher.cli.flows.find_vm import say
     from launcher.ssh import keys
-    from launcher.ssh.command import Way
+    from launcher.ssh.command import SshTarget
     from launcher.ssh.route import alias, reach
     from launcher.ssh.session import Remote
 
@@ -51,7 +51,7 @@ def remote(
     key = keys.own_key(folder, say) if register else folder / keys.KEY
     name = user or user_of(compute, machine, keys.public_key(key) if register else None)
     settings = keys.settings_folder(os.environ)
-    way = Way(
+    target = SshTarget(
         alias=alias(machine),
         host=way_to.host,
         proxy=way_to.proxy,
@@ -61,7 +61,7 @@ def remote(
         known_hosts=keys.known_hosts(settings, alias(machine)),
         is_known=register and keys.know(settings, alias(machine), host_keys(compute, machine)),
     )
-    return Remote(machine, way, account(os.environ))
+    return Remote(machine, target, account(os.environ))
 
 
 def user_of(compute: Compute, machine: Machine, key: str | None) -> str:

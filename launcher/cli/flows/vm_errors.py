@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 
 if TYPE_CHECKING:
-    from launcher.backend.base import Refused
-    from launcher.diagnosis import Verdict
+    from launcher.backend.base import CreateRefused
+    from launcher.diagnosis import Diagnosis
     from launcher.jobs.vm import Machine
 
 
-def explained(error: Refused, machine: Machine) -> LaunchError:
+def explained(error: CreateRefused, machine: Machine) -> LaunchError:
     """By what the refusal means."""
     from launcher.diagnosis import Tried, exit_code, of_refusal
 
@@ -23,17 +23,17 @@ def explained(error: Refused, machine: Machine) -> LaunchError:
         zone=machine.zone,
         machine_type=machine.machine_type,
     )
-    verdict = of_refusal(error.refusal, tried)
-    if verdict.kind == "stockout":
-        return no_room(machine, verdict)
+    diagnosis = of_refusal(error.refusal, tried)
+    if diagnosis.kind == "stockout":
+        return no_room(machine, diagnosis)
     kinds = (UsageError, NotAuthorised, NoCapacity)
-    kind = next((one for one in kinds if one.exit_code == exit_code(verdict)), LaunchError)
-    return kind(f"{machine.name}: {verdict.cause}", verdict.fix)
+    kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
+    return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
 
 
-def no_room(machine: Machine, verdict: Verdict) -> NoCapacity:
+def no_room(machine: Machine, diagnosis: Diagnosis) -> NoCapacity:
     """A stopped VM can start nowhere but where its disk is."""
-    named = f" (Compute Engine names {', '.join(verdict.zones)})" if verdict.zones else ""
+    named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
     return NoCapacity(
         f"{machine.zone} has no {machine.machine_type} for {machine.name} just now, and its disk is in that zone",
         f"launch vm start {machine.name}\n    again, later\n"

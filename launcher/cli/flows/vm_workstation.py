@@ -6,17 +6,17 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.flows import follow
-from launcher.cli.flows.cloud import World, of_project
+from launcher.cli.flows.cloud import CloudContext, of_project
 from launcher.cli.flows.find_vm import shown_now
 from launcher.cli.flows.plan import planned
 from launcher.cli.options import Output
-from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.plan_page import WIDTH, wrapped
 from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
-from launcher.runs.driver import Course, until_there
-from launcher.runs.ledger_base import NoLedger
+from launcher.runs.driver import RunDriver
+from launcher.runs.ledger_base import MemoryLedger
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class StateAlone:
-    """The Eyes of who waits for a VM: it prints nothing that anybody waits for."""
+    """The JobView of who waits for a VM: it prints nothing that anybody waits for."""
 
     def __init__(self, service: Services, job: Job) -> None:
         self._service, self._name = service, job.name
@@ -51,18 +51,18 @@ class StateAlone:
 class Screen:
     """The driver's watcher. `job` is the newest that was seen."""
 
-    def __init__(self, service: Services, teller: Teller) -> None:
-        self._service, self._teller = service, teller
+    def __init__(self, service: Services, printer: EventPrinter) -> None:
+        self._service, self._printer = service, printer
         self.job: Job | None = None
 
-    def eyes(self, job: Job, number: int) -> StateAlone:
+    def view(self, job: Job, number: int) -> StateAlone:
         """Its state."""
         return StateAlone(self._service, job)
 
     def tell(self, event: Any) -> None:
         """On to the terminal."""
         self.job = getattr(event, "job", None) or self.job
-        self._teller(event)
+        self._printer(event)
 
     def said(self) -> str:
         """Nothing."""
@@ -72,36 +72,36 @@ class Screen:
 def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
     """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
     made = planned(inputs)
-    world = of_project(inputs.context.project)
-    teller = Teller(made)
+    cloud = of_project(inputs.context.project)
+    printer = EventPrinter(made)
     for warning in made.warnings:
-        teller.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
-    service = world.service
-    screen = Screen(service, teller)
-    course = Course(
+        printer.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
+    service = cloud.service
+    screen = Screen(service, printer)
+    driver = RunDriver(
         plan=made,
         service=service,
-        book=NoLedger(world.clock),
+        ledger=MemoryLedger(cloud.clock),
         watcher=screen,
-        say=teller.say,
-        ready=lambda one: looked(one, world, teller, detach=detach) if preflight else one,
-        clock=world.clock,
+        say=printer.say,
+        ready=lambda one: looked(one, cloud, printer, detach=detach) if preflight else one,
+        clock=cloud.clock,
     )
     try:
         with signals_stop():
-            job, is_new = until_there(course, fresh=True)
-            machine = there(world, job, made, teller, is_new=is_new)
-            machine = machine if detach else wait(world, machine, teller)
+            job, is_new = driver.drive_until_running(fresh=True)
+            machine = there(cloud, job, made, printer, is_new=is_new)
+            machine = machine if detach else wait(cloud, machine, printer)
     except KeyboardInterrupt as stop:
         stop.add_note(left(screen.job, made.run))
-        follow.last_words(teller, left(screen.job, made.run))
+        follow.last_words(printer, left(screen.job, made.run))
         raise
     finally:
-        follow.last_words(teller)
-    show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(world.compute), is_ready=not detach)
+        follow.last_words(printer)
+    show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(cloud.compute), is_ready=not detach)
 
 
-def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
+def looked(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
     """The plan after what was looked at, once it is known that a VM is to be made.
 
     Raises:
@@ -115,13 +115,13 @@ def looked(made: Plan, world: World, teller: Teller, *, detach: bool) -> Plan:
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
         raise no_way(made.run, external_ip=False)
     if not detach:
-        look_ahead(world.compute)
-    return preflight(made, world.compute, teller.say)
+        look_ahead(cloud.compute)
+    return preflight(made, cloud.compute, printer.say)
 
 
-def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -> Machine:
+def there(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:
     """The VM that there is now. Raises UsageError: one was there, and it is another one, or stopped."""
-    machine = world.compute.instance(job.place, job.id)
+    machine = cloud.compute.instance(job.place, job.id)
     if is_new:
         return machine
     planned = made.attempts[0].machine_type
@@ -132,24 +132,26 @@ def there(world: World, job: Job, made: Plan, teller: Teller, *, is_new: bool) -
         )
     if job.state != "RUNNING":
         raise UsageError(f"{machine.name} is there, and stopped (in {machine.zone})", f"launch vm start {machine.name}")
-    teller.say(f"{machine.name} was there, and stays as it was made: its zone, image, disks and lease")
+    printer.say(f"{machine.name} was there, and stays as it was made: its zone, image, disks and lease")
     return machine
 
 
-def wait(world: World, machine: Machine, teller: Teller) -> Machine:
+def wait(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machine:
     """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
     from launcher.backend.base import GoneError
     from launcher.cli.flows.ssh_access import check
     from launcher.compute.wait_ready import wait_ready
 
     try:
-        ready, gpus = wait_ready(machine, world.compute, lambda one: check(world.compute, one), teller.say, world.clock)
+        ready, gpus = wait_ready(
+            machine, cloud.compute, lambda one: check(cloud.compute, one), printer.say, cloud.clock
+        )
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):
             error.hint = "\n".join(filter(None, (error.hint, costs(machine.name))))
         raise
     for line in gpus.strip().splitlines():
-        teller.say(line)
+        printer.say(line)
     return ready
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.jobs.job import Job
     from launcher.plan.model import Attempt, Plan
     from launcher.runs.attempts import Entry
-    from launcher.runs.driver import Gave, Took
+    from launcher.runs.driver import AttemptFailed, AttemptStarted
     from launcher.runs.watch.loop import Progress
 
 EVERY_SECONDS = 30.0
@@ -40,7 +41,7 @@ STATES = {
 }
 
 
-class Teller:
+class EventPrinter:
     """Called with each event. `plan` is None where only a job is followed.
 
     On a terminal the newest line about progress stays the last one: it is wiped before any other, and drawn anew below.
@@ -65,7 +66,8 @@ class Teller:
 
     def __call__(self, event: Any) -> None:
         """Something has happened."""
-        getattr(self, f"_{type(event).__name__.lower()}")(event)
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+        getattr(self, f"_{kind}")(event)
 
     def close(self) -> None:
         """Nothing more is to come: the line about progress stays."""
@@ -75,7 +77,7 @@ class Teller:
 
     # --- Of the driver ----------------------------------------------------------------------------------------------
 
-    def _took(self, event: Took) -> None:
+    def _attempt_started(self, event: AttemptStarted) -> None:
         from launcher.cli.ui.job_text import console_url
 
         planned = attempt_of(self._plan, event.job)
@@ -88,12 +90,12 @@ class Teller:
         self._print(f"{'':{LABEL}}{console_url(event.job)}")
         self._printer.reset()
 
-    def _gave(self, event: Gave) -> None:
-        verdict = event.verdict
-        for line in labelled("ended", verdict.cause):
+    def _attempt_failed(self, event: AttemptFailed) -> None:
+        diagnosis = event.diagnosis
+        for line in labelled("ended", diagnosis.cause):
             self._print(line)
-        if verdict.scope not in ("permanent", "project") and verdict.fix:
-            for line in labelled("", verdict.fix):
+        if diagnosis.scope not in ("permanent", "project") and diagnosis.fix:
+            for line in labelled("", diagnosis.fix):
                 self._print(line)
 
     # --- Of the watch -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from launcher.images.registry.errors import RegistryError, done
 from launcher.images.registry.http import Ask
 from launcher.images.registry.reference import is_digest, is_googles
 from launcher.images.registry.retry import Passing, Patience
-from launcher.images.registry.session import Deed, Wire, may_pull, may_push
+from launcher.images.registry.session import RegistryCall, Wire, may_pull, may_push
 from launcher.images.registry.upload import CHUNK, Blob, Upload
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class Registry:
 
     def head(self, repository: str, reference: str) -> str | None:
         """The digest of a tag (or of a digest that is there); None: there is none."""
-        deed = self._reading("HEAD", repository, f"manifests/{reference}", f"look for {reference}")
-        response = self._wire.do(deed)
+        call = self._reading("HEAD", repository, f"manifests/{reference}", f"look for {reference}")
+        response = self._wire.do(call)
         if response.status_code == 404:
             return None
-        self._expect(response, deed, 200)
+        self._expect(response, call, 200)
         found = response.headers.get("Docker-Content-Digest")
         if found and is_digest(found):
             return str(found)
@@ -101,41 +101,41 @@ class Registry:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """The manifest at a tag or a digest, its digest checked; None: there is none."""
-        deed = self._reading("GET", repository, f"manifests/{reference}", f"read {reference}")
+        call = self._reading("GET", repository, f"manifests/{reference}", f"read {reference}")
 
         def read() -> Manifest | None:
-            response = self._wire.once(deed)
+            response = self._wire.once(call)
             if response.status_code == 404:
                 response.close()
                 return None
-            self._expect(response, deed, 200)
-            raw = self._whole(response, deed)
+            self._expect(response, call, 200)
+            raw = self._whole(response, call)
             said = response.headers.get("Docker-Content-Digest", "")
             digest = reference if ":" in reference else said if is_digest(said) else None
-            return self._understood(raw, _checked(raw, digest), response, deed)
+            return self._understood(raw, _checked(raw, digest), response, call)
 
-        return self._again(deed, read)
+        return self._again(call, read)
 
     def blob(self, repository: str, digest: str) -> bytes:
         """A small blob, such as an image's configuration, its digest checked."""
-        deed = self._reading("GET", repository, f"blobs/{digest}", f"read {digest}")
+        call = self._reading("GET", repository, f"blobs/{digest}", f"read {digest}")
 
         def read() -> bytes:
-            response = self._wire.once(deed)
-            self._expect(response, deed, 200)
-            raw = self._whole(response, deed)
+            response = self._wire.once(call)
+            self._expect(response, call, 200)
+            raw = self._whole(response, call)
             _checked(raw, digest)
             return raw
 
-        return self._again(deed, read)
+        return self._again(call, read)
 
     def has(self, repository: str, digest: str) -> bool:
         """Whether the repository has a blob."""
-        deed = self._reading("HEAD", repository, f"blobs/{digest}", f"look for {digest}")
-        response = self._wire.do(deed)
+        call = self._reading("HEAD", repository, f"blobs/{digest}", f"look for {digest}")
+        response = self._wire.do(call)
         if response.status_code == 404:
             return False
-        self._expect(response, deed, 200)
+        self._expect(response, call, 200)
         return True
 
     def mount(self, repository: str, digest: str, source: str) -> bool:
@@ -145,20 +145,20 @@ class Registry:
         params = (("mount", digest), ("from", source))
         ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"), params=params)
         scopes = (may_push(repository), may_pull(source))
-        deed = Deed(f"take {digest} over from {source}", repository, scopes, ask)
-        response = self._wire.do(deed)
+        call = RegistryCall(f"take {digest} over from {source}", repository, scopes, ask)
+        response = self._wire.do(call)
         if response.status_code == 202:
             self._cancel(repository, response)
             return False
-        self._expect(response, deed, 201)
+        self._expect(response, call, 201)
         return True
 
     def check_write(self, repository: str) -> None:
         """Begin an upload and give it up: what can't be pushed to should be known before an hour of building."""
         ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
-        deed = Deed("begin an upload", repository, (may_push(repository),), ask)
-        response = self._wire.do(deed)
-        self._expect(response, deed, 202)
+        call = RegistryCall("begin an upload", repository, (may_push(repository),), ask)
+        response = self._wire.do(call)
+        self._expect(response, call, 202)
         self._cancel(repository, response)
 
     def upload(
@@ -180,16 +180,16 @@ class Registry:
         """Write a manifest, all of whose blobs are there, to a tag or its digest; answers its digest."""
         url = self._wire.url(f"/v2/{repository}/manifests/{reference}")
         ask = Ask("PUT", url, {"Content-Type": media_type}, body=raw)
-        deed = Deed(f"write {reference}", repository, (may_push(repository),), ask)
+        call = RegistryCall(f"write {reference}", repository, (may_push(repository),), ask)
         digest = digest_of(raw)
-        response = self._wire.do(deed)
+        response = self._wire.do(call)
         if not done(response):
             if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
                 return digest  # a tag that can't be moved, and somebody (or a lost try of ours) put it there
-            raise self._wire.refusal(deed, response)
+            raise self._wire.refusal(call, response)
         said = response.headers.get("Docker-Content-Digest", digest)
         if said != digest:
-            raise RegistryError(f"{self._wire.words(deed)}: the registry understood {said} where {digest} was sent")
+            raise RegistryError(f"{self._wire.words(call)}: the registry understood {said} where {digest} was sent")
         return digest
 
     def stop(self) -> None:
@@ -206,25 +206,25 @@ class Registry:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _reading(self, method: str, repository: str, path: str, what: str) -> Deed:
+    def _reading(self, method: str, repository: str, path: str, what: str) -> RegistryCall:
         headers = {"Accept": ", ".join(ACCEPTED)} if path.startswith("manifests/") else {}
         ask = Ask(method, self._wire.url(f"/v2/{repository}/{path}"), headers, stream=method == "GET")
-        return Deed(what, repository, (may_pull(repository),), ask)
+        return RegistryCall(what, repository, (may_pull(repository),), ask)
 
-    def _again(self, deed: Deed, read: Callable[[], T]) -> T:
+    def _again(self, call: RegistryCall, read: Callable[[], T]) -> T:
         """What `read` answers, the first time that it was not damaged or cut off."""
-        tries = self._wire.patience.begin(self._wire.words(deed))
+        tries = self._wire.patience.begin(self._wire.words(call))
         while True:
             try:
                 return read()
             except Passing as error:
                 tries.wait(error)
 
-    def _expect(self, response: Response, deed: Deed, status: int) -> None:
+    def _expect(self, response: Response, call: RegistryCall, status: int) -> None:
         if response.status_code != status:
-            raise self._wire.refusal(deed, response)
+            raise self._wire.refusal(call, response)
 
-    def _whole(self, response: Response, deed: Deed) -> bytes:
+    def _whole(self, response: Response, call: RegistryCall) -> bytes:
         """The body of an answer that is still to be read. Raises Passing: it was cut off."""
         from requests.exceptions import RequestException
 
@@ -233,27 +233,27 @@ class Registry:
             for piece in response.iter_content(1 << 18):
                 pieces.append(piece)
                 if sum(map(len, pieces)) > LARGEST:
-                    raise RegistryError(f"{self._wire.words(deed)}: it is larger than {LARGEST >> 20} MiB")
+                    raise RegistryError(f"{self._wire.words(call)}: it is larger than {LARGEST >> 20} MiB")
         except RequestException as error:
             raise Passing(f"the answer was cut off: {error}") from error
         finally:
             response.close()
         return b"".join(pieces)
 
-    def _understood(self, raw: bytes, digest: str, response: Response, deed: Deed) -> Manifest:
+    def _understood(self, raw: bytes, digest: str, response: Response, call: RegistryCall) -> Manifest:
         try:
             body = json.loads(raw)
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise RegistryError(f"{self._wire.words(deed)}: what the registry has there is no manifest")
+            raise RegistryError(f"{self._wire.words(call)}: what the registry has there is no manifest")
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip()
         return Manifest(digest, str(body.get("mediaType") or media_type), body, raw)
 
     def _cancel(self, repository: str, response: Response) -> None:
         """End the upload that a registry begins where it can't mount; one that it keeps, it forgets by itself."""
         ask = Ask("DELETE", self._wire.url(response.headers.get("Location", "")))
-        self._wire.unheeded(Deed("cancel an upload", repository, (may_push(repository),), ask))
+        self._wire.unheeded(RegistryCall("cancel an upload", repository, (may_push(repository),), ask))
 
 
 def digest_of(raw: bytes, algorithm: str = "sha256") -> str:

@@ -30,9 +30,9 @@ LONGEST_ASKED: Final = 120.0
 class Passing(Exception):
     """A failure that may pass: an answer such as 503, or none. `wish` is the registry's Retry-After in seconds."""
 
-    def __init__(self, problem: str, wish: float = 0.0) -> None:
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
         super().__init__(problem)
-        self.wish = wish
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Tries:
     def wait(self, error: Passing) -> None:
         """Wait before the next try. Raises RegistryError: it was the last, or the registry asks for too long a wait."""
         self.failed += 1
-        if self.failed >= self._patience.tries or error.wish > LONGEST_ASKED:
+        if self.failed >= self._patience.tries or error.retry_after > LONGEST_ASKED:
             hint = "No image was changed. Try again later: what has arrived is not sent again."
             raise RegistryError(f"{self.what}: {error} (tried {self.failed} times)", hint) from error
         bound = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.failed - 1))
-        self._patience.clock.sleep(max(error.wish, bound * (0.5 + self._patience.jitter() / 2)))
+        self._patience.clock.sleep(max(error.retry_after, bound * (0.5 + self._patience.jitter() / 2)))
 
     def progressed(self) -> None:
         """Something new is done for good: all tries are open again."""

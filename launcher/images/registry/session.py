@@ -23,7 +23,7 @@ HUBS_API = "registry-1.docker.io"
 
 
 @dataclass(frozen=True)
-class Deed:
+class RegistryCall:
     """A request and what it is for: the words of its error, and the rights that it needs."""
 
     what: str
@@ -65,49 +65,49 @@ class Wire:
             return urlsplit(url)._replace(scheme=urlsplit(self._root).scheme).geturl()
         return self.http.allowed(url)
 
-    def do(self, deed: Deed) -> Response:
+    def do(self, call: RegistryCall) -> Response:
         """The answer to the first try that had one.
 
         Raises:
             NotAuthorised: no credentials are taken.
             RegistryError: none of the tries had an answer, or the registry can't be reached.
         """
-        tries = self.patience.begin(self.words(deed))
+        tries = self.patience.begin(self.words(call))
         while True:
             try:
-                return self.once(deed)
+                return self.once(call)
             except Passing as error:
                 tries.wait(error)
 
-    def once(self, deed: Deed) -> Response:
+    def once(self, call: RegistryCall) -> Response:
         """The answer; a token that has expired is renewed, and the request sent again.
 
         Raises:
             Passing: no answer, or one that passes.
         """
-        ours = self._is_ours(deed.ask.url)
-        header = self.auth.header(deed.scopes, self.words(deed)) if ours else None
+        ours = self._is_ours(call.ask.url)
+        header = self.auth.header(call.scopes, self.words(call)) if ours else None
         for refused in count():
-            response = self.http.send(replace(deed.ask, authorization=header))
+            response = self.http.send(replace(call.ask, authorization=header))
             if response.status_code != 401 or not ours or not self._is_ours(str(response.url)):
                 break  # where the registry only sends its readers on to, nobody asks for its credentials
-            header = self.auth.renew(deed.scopes, response, header, first=refused == 0, what=self.words(deed))
+            header = self.auth.renew(call.scopes, response, header, first=refused == 0, what=self.words(call))
         raise_if_passing(response)
         return response
 
     def _is_ours(self, url: str) -> bool:
         return urlsplit(url).netloc == urlsplit(self._root).netloc
 
-    def unheeded(self, deed: Deed) -> None:
+    def unheeded(self, call: RegistryCall) -> None:
         """Send a request once, whose answer changes nothing: no credentials are given up over it."""
         with suppress(Passing, LaunchError):
-            header = self.auth.header(deed.scopes, self.words(deed))
-            self.http.send(replace(deed.ask, authorization=header))
+            header = self.auth.header(call.scopes, self.words(call))
+            self.http.send(replace(call.ask, authorization=header))
 
-    def refusal(self, deed: Deed, response: Response) -> LaunchError:
+    def refusal(self, call: RegistryCall, response: Response) -> LaunchError:
         """The error for an answer that says no."""
-        return refusal(response, self.host, deed.repository, deed.what, self.auth.tried())
+        return refusal(response, self.host, call.repository, call.what, self.auth.tried())
 
-    def words(self, deed: Deed) -> str:
+    def words(self, call: RegistryCall) -> str:
         """Where, and what was being done."""
-        return f"{self.host}/{deed.repository}: {deed.what}"
+        return f"{self.host}/{call.repository}: {call.what}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeVar
 from launcher.images.registry.errors import RegistryError, codes, done, said
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.retry import Passing
-from launcher.images.registry.session import Deed, Wire, may_push
+from launcher.images.registry.session import RegistryCall, Wire, may_push
 
 if TYPE_CHECKING:
     from requests import Response
@@ -62,7 +62,7 @@ class Upload:
         self._damaged = False
         self._broken = False
         self._done = False
-        self._tries = wire.patience.begin(wire.words(self._deed("POST", "")))
+        self._tries = wire.patience.begin(wire.words(self._call("POST", "")))
 
     def run(self) -> None:
         """Until the blob is there. Raises what Registry.upload does."""
@@ -99,10 +99,10 @@ class Upload:
         self._broken = False
 
     def _begin(self) -> None:
-        deed = self._deed("POST", f"/v2/{self._blob.repository}/blobs/uploads/")
-        response = self._wire.once(deed)
+        call = self._call("POST", f"/v2/{self._blob.repository}/blobs/uploads/")
+        response = self._wire.once(call)
         if response.status_code not in (201, 202):
-            raise self._wire.refusal(deed, response)
+            raise self._wire.refusal(call, response)
         self._moved(response)
         self._reached(0)
 
@@ -111,7 +111,7 @@ class Upload:
         gets the blob whole."""
         first = self._offset
         headers = {"Content-Range": f"{first}-{first + size - 1}", "Content-Type": "application/octet-stream"}
-        response = self._answer(self._deed("PATCH", location, headers, body=self._part(first, size)))
+        response = self._answer(self._call("PATCH", location, headers, body=self._part(first, size)))
         self._moved(response)
         reached = _end(response) or first + size
         if not first < reached <= first + size:
@@ -123,35 +123,35 @@ class Upload:
         params, size = (("digest", self._blob.digest),), self._blob.size - first
         body = self._part(first, size) if size else b""
         headers = {"Content-Type": "application/octet-stream"}
-        response = self._answer(self._deed("PUT", location, headers, params, body))
+        response = self._answer(self._call("PUT", location, headers, params, body))
         found = response.headers.get("Docker-Content-Digest", self._blob.digest)
         if found != self._blob.digest:
             raise RegistryError(f"{self._tries.what}: the registry stored {found}")
         self._done = True
 
-    def _answer(self, deed: Deed) -> Response:
+    def _answer(self, call: RegistryCall) -> Response:
         """A piece's answer. Raises Passing: the upload is not where this piece goes, or bytes were damaged."""
-        response = self._wire.once(deed)
+        response = self._wire.once(call)
         if done(response):
             return response
         problem = codes(response)
         if set(problem) & set(DAMAGED) and not self._damaged:
             self._damaged, self._location = True, None
             raise Passing(said(response))
-        if deed.ask.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
+        if call.ask.method == "PATCH" and (response.status_code in (405, 501) or "UNSUPPORTED" in problem):
             self._chunk, self._location = None, None
             raise Passing(said(response))
         if response.status_code in FORGOTTEN and "NAME_UNKNOWN" not in problem:
             self._location = self._location if response.status_code == 416 else None
             raise Passing(said(response))
-        raise self._wire.refusal(deed, response)
+        raise self._wire.refusal(call, response)
 
     def _is_there(self) -> bool:
-        deed = self._deed("HEAD", f"/v2/{self._blob.repository}/blobs/{self._blob.digest}")
-        return self._wire.once(deed).status_code == 200
+        call = self._call("HEAD", f"/v2/{self._blob.repository}/blobs/{self._blob.digest}")
+        return self._wire.once(call).status_code == 200
 
     def _ask_how_far(self, location: str) -> None:
-        response = self._wire.once(self._deed("GET", location))
+        response = self._wire.once(self._call("GET", location))
         reached = _end(response) if done(response) else None
         if reached is None:
             self._location = None
@@ -176,16 +176,16 @@ class Upload:
     def _part(self, first: int, size: int) -> Callable[[], Part]:
         return lambda: Part(self._blob.open, first, size, self._wire.http)
 
-    def _deed(
+    def _call(
         self,
         method: str,
         path: str,
         headers: dict[str, str] | None = None,
         params: tuple[tuple[str, str], ...] = (),
         body: bytes | Callable[[], Part] = b"",
-    ) -> Deed:
+    ) -> RegistryCall:
         ask = Ask(method, self._wire.url(path), headers or {}, params, body)
-        return Deed(f"send {self._blob.digest}", self._blob.repository, (may_push(self._blob.repository),), ask)
+        return RegistryCall(f"send {self._blob.digest}", self._blob.repository, (may_push(self._blob.repository),), ask)
 
 
 class Part:

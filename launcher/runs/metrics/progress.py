@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from launcher.backend import request as asked
+from launcher.backend.request import is_vm, read
 from launcher.clock import REAL, Clock
 from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
@@ -168,8 +168,8 @@ def seconds_a_step(rows: tuple[Record, ...]) -> float | None:
 def steps_asked(request: Mapping[str, Any]) -> int | None:
     """The steps that the request's config names."""
     try:
-        text = asked.read(request).env.get(contract.CONFIG, "")
-        config = json.loads(text if asked.is_vm(request) else expand(text, {}))
+        text = read(request).env.get(contract.CONFIG, "")
+        config = json.loads(text if is_vm(request) else expand(text, {}))
         return positive(config.get("steps"))
     except (LookupError, TypeError, AttributeError, ValueError):
         return None  # a request that somebody else wrote

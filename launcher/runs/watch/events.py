@@ -60,7 +60,7 @@ Event = Changed | Printed | Went | Outage | Back | Note
 Tell = Callable[[Event], None]
 
 
-class Eyes(Protocol):
+class JobView(Protocol):
     """What to look with. Each raises LaunchError, and its kind UnreachableError where nothing is wrong but the way."""
 
     def job(self) -> Job:

@@ -15,14 +15,14 @@ from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.runs.logs.reader import Line
 from launcher.runs.metrics.progress import Progress
-from launcher.runs.watch.events import Back, Changed, Event, Eyes, Note, Outage, Printed, Tell, Went
+from launcher.runs.watch.events import Back, Changed, Event, JobView, Note, Outage, Printed, Tell, Went
 from launcher.runs.watch.pollers import Extras, JobLook, goes_on
 
 __all__ = [
     "Back",
     "Changed",
     "Event",
-    "Eyes",
+    "JobView",
     "Line",
     "Note",
     "Outage",
@@ -44,7 +44,7 @@ class Watched(Struct, frozen=True):
 
 
 def watch(
-    eyes: Eyes,
+    view: JobView,
     tell: Tell,
     clock: Clock,
     *,
@@ -62,7 +62,7 @@ def watch(
         LaunchError: the first look was refused, or there is no such job.
     """
     until = clock.now() + watch_seconds if watch_seconds is not None else float("inf")
-    job, extras = JobLook(eyes, tell, clock, waited), Extras(eyes, tell, clock)
+    job, extras = JobLook(view, tell, clock, waited), Extras(view, tell, clock)
     while True:
         job.look()
         if job.ended:

@@ -10,7 +10,7 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import GONE, WAITING, Job
-from launcher.runs.watch.events import Back, Changed, Eyes, Note, Outage, Printed, Sight, Tell, Went
+from launcher.runs.watch.events import Back, Changed, JobView, Note, Outage, Printed, Sight, Tell, Went
 
 JOB_EVERY: Final = (2.0, 10.0)
 """Seconds between two looks at the job: at first, and when nothing happens."""
@@ -99,8 +99,8 @@ class Trouble:
 class JobLook:
     """Looks at the job's state."""
 
-    def __init__(self, eyes: Eyes, tell: Tell, clock: Clock, waited: float) -> None:
-        self._eyes, self._tell, self._clock = eyes, tell, clock
+    def __init__(self, view: JobView, tell: Tell, clock: Clock, waited: float) -> None:
+        self._view, self._tell, self._clock = view, tell, clock
         self._trouble = Trouble("job", tell, clock, 0.0)
         self._seen_at = self._changed_at = clock.now()
         self._missing = self._refused = 0
@@ -122,7 +122,7 @@ class JobLook:
         if not self.pace.is_due:
             return
         try:
-            job = self._eyes.job()
+            job = self._view.job()
         except LaunchError as error:
             self._fails(error)
         else:
@@ -210,8 +210,8 @@ def is_known(job: Job) -> bool:
 class Extras:
     """Looks at lines and progress. Whatever goes wrong with them, the watch goes on."""
 
-    def __init__(self, eyes: Eyes, tell: Tell, clock: Clock) -> None:
-        self._eyes, self._tell, self._clock = eyes, tell, clock
+    def __init__(self, view: JobView, tell: Tell, clock: Clock) -> None:
+        self._view, self._tell, self._clock = view, tell, clock
         self._lines, self._progress = Pace(clock, *LINES_EVERY), Pace(clock, *PROGRESS_EVERY)
         self._lines_trouble = Trouble("lines", tell, clock, EXTRA_SECONDS)
         self._progress_trouble = Trouble("progress", tell, clock, EXTRA_SECONDS)
@@ -251,7 +251,7 @@ class Extras:
     def _look_at_lines(self) -> int | None:
         """How many were new; None: that can't be known now."""
         try:
-            lines = self._eyes.lines()
+            lines = self._view.lines()
         except LaunchError as error:
             self._lines.again(2, retry_after(error))
             self._lines_trouble.goes_on(error)
@@ -264,7 +264,7 @@ class Extras:
 
     def _look_at_progress(self) -> None:
         try:
-            progress = self._eyes.progress()
+            progress = self._view.progress()
         except LaunchError as error:
             self._progress.again(2)
             self._progress_trouble.goes_on(error)

@@ -13,9 +13,9 @@ import pytest
 import launcher.clock
 from launcher.cli import stop_code
 from launcher.cli.flows import follow
-from launcher.cli.flows.cloud import World
+from launcher.cli.flows.cloud import CloudContext
 from launcher.cli.options import Output
-from launcher.cli.ui.event_printer import Teller
+from launcher.cli.ui.event_printer import EventPrinter
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.signals import Stopped
@@ -95,15 +95,15 @@ class Gone(io.StringIO):
 
 def blind() -> follow.Screen:
     """One that has seen no job."""
-    world = World(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
-    return follow.Screen(world.service, world, Teller(None), None)
+    cloud = CloudContext(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
+    return follow.Screen(cloud.service, cloud, EventPrinter(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
         pytest.raises(Stopped) as stop,
-        follow.shown(blind(), Teller(None), None, "job-1", Output.text),
+        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
     print("what Typer says", file=sys.stderr)
@@ -114,7 +114,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_reads_on() -> None:
     with (
         pytest.raises(Stopped) as stop,
-        follow.shown(blind(), Teller(None), None, "job-1", Output.text),
+        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
     assert stop_code(stop.value) == 141
@@ -195,7 +195,7 @@ def test_a_folder_that_may_not_be_read(job: Job) -> None:
 def test_a_failure_of_launchs_own_shows_no_page() -> None:
     with (
         pytest.raises(LaunchError, match="odd"),
-        follow.shown(blind(), Teller(None), None, "job-1", Output.json),
+        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.json),
     ):
         raise LaunchError("odd")
 

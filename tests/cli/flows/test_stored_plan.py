@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from launcher.backend import request as asked
+from launcher.backend import request
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan.binding import Stored
 from launcher.runs.identity import request_id
-from launcher.runs.ledger import Ledger
+from launcher.runs.ledger import BucketLedger
 from launcher.runs.stored_plan import is_bound
 from launcher.vertex.backend import Vertex, endpoint_of
 from tests.cli.cloudjobs import FAILED, FULL, RUNS, WELL, Job, scripts
@@ -130,7 +130,7 @@ def stored(job: Job, run: str) -> Stored:
     """The plan in the run folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-        found = Ledger.open(f"gs://my-bucket/runs/{run}").stored()
+        found = BucketLedger.open(f"gs://my-bucket/runs/{run}").stored()
     assert found is not None
     return found
 
@@ -142,7 +142,7 @@ def plant_vm(job: Job, run: str, zone: str, user: str) -> None:
     as_user = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", "CLOUDSDK_AUTH_ACCESS_TOKEN": token}
     compute = Compute("my-project", {**job.cloud.environ(), **as_user})
     plan, digest = stored(job, run)
-    body = {**work_body("planted", zone), "labels": asked.labels(plan.attempts[0].request)}
+    body = {**work_body("planted", zone), "labels": request.labels(plan.attempts[0].request)}
     made = compute.insert(zone, body, request_id(run, zone, 1, digest))
     note_job(job, run, f"projects/my-project/zones/{zone}/instances/{made.target}")
 
@@ -162,7 +162,7 @@ def test_a_planted_job_vouches_for_no_vm(job: Job) -> None:
     run = job.data("vertex", "job.yaml", "--detach")["run"]
 
     def on_a_vm(plan: dict[str, Any]) -> None:
-        asks = asked.read(plan["attempts"][1]["request"])
+        asks = request.read(plan["attempts"][1]["request"])
         told = {"image": asks.image, "entrypoint": asks.words[0], "arguments": asks.words[1:], "env": asks.env}
         told |= {"run_folder": asks.output, "nodes": ["n"]}
         items = [{"key": "launch", "value": json.dumps(told)}, {"key": "startup-script", "value": "#!/bin/sh\nid\n"}]
@@ -333,7 +333,7 @@ def test_a_planted_vm_vouches_for_nothing(job: Job, site: VmSite) -> None:
     tamper(job, run, VM_CHANGES["serviceAccount"])
     take_away(job, site)
     plant_vm(job, run, ZONE, "trainer@p.iam")
-    entries = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
+    entries = BucketLedger.open(f"gs://my-bucket/runs/{run}").entries()
     bound = {
         account: is_bound(stored(job, run), (), entries, Vms("my-project", job.cloud.environ(), account=account))
         for account in (YOU, "trainer@p.iam")
@@ -403,6 +403,6 @@ def test_what_the_folder_says_moves_no_cursor(job: Job) -> None:
         job.cloud.objects.put("my-bucket", f"runs/{run}/{name}", json.dumps(content).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", job.cloud.url)
-        (entry,) = Ledger.open(f"gs://my-bucket/runs/{run}").entries()
+        (entry,) = BucketLedger.open(f"gs://my-bucket/runs/{run}").entries()
     assert entry.end is not None
     assert (entry.end.cause, entry.end.fix) == ("a\\x1b[2Jb", "one\ntwo\\x07")

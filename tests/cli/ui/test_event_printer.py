@@ -15,12 +15,12 @@ from typing import IO
 import pytest
 from msgspec.structs import replace
 
-from launcher.cli.ui.event_printer import EVERY_SECONDS, Teller, attempted, progress_text
+from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, attempted, progress_text
 from launcher.cli.ui.run_summary import duration
-from launcher.diagnosis import Verdict
+from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
 from launcher.runs.attempts import Entry, EntryEnd
-from launcher.runs.driver import Gave, Took
+from launcher.runs.driver import AttemptFailed, AttemptStarted
 from launcher.runs.watch.loop import Back, Changed, Line, Note, Outage, Printed, Progress, Went
 
 JOB = Job(name="projects/1/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=0.0)
@@ -65,7 +65,7 @@ def printed(*texts: str) -> Printed:
 
 def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
-    tell = Teller(None)
+    tell = EventPrinter(None)
     tell(Changed(JOB, None))
     tell(went(1, loss=5.0))
     tell(printed("one", "two"))
@@ -85,7 +85,7 @@ def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -
 
 def test_at_the_end_it_is_left_and_what_follows_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
-    tell = Teller(None)
+    tell = EventPrinter(None)
     tell(went(400))
     tell.close()
     tell.close()
@@ -95,10 +95,14 @@ def test_at_the_end_it_is_left_and_what_follows_has_a_line_of_its_own(monkeypatc
 
 def test_the_next_attempt_has_no_progress_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
-    tell = Teller(None)
+    tell = EventPrinter(None)
     tell(went(120))
-    tell(Gave(job=JOB, number=1, verdict=Verdict(scope="region", kind="stockout", cause="no room", fix="Try more.")))
-    tell(Took(job=JOB, number=12, made=False))
+    tell(
+        AttemptFailed(
+            job=JOB, number=1, diagnosis=Diagnosis(scope="region", kind="stockout", cause="no room", fix="Try more.")
+        )
+    )
+    tell(AttemptStarted(job=JOB, number=12, made=False))
     tell(printed("a line"))
     assert terminal.rows[:4] == ["ended     no room", "          Try more.", "TIME  step 120 of 400", terminal.rows[3]]
     assert terminal.rows[3].startswith("attempt   12: standard in us-central1, ")
@@ -129,7 +133,7 @@ LONG = {"loss": 2.96, "rate": 123_456_789.0, "unit": "tokens", "eta_seconds": 40
 @pytest.mark.parametrize(("columns", "seen"), [(50, 49), (80, 79), (0, 79), (200, 90)])
 def test_a_line_that_would_be_wrapped_is_cut(columns: int, seen: int, tty: Callable[[int], int]) -> None:
     other = tty(columns)
-    Teller(None)(went(123_456_789, **LONG))
+    EventPrinter(None)(went(123_456_789, **LONG))
     text = os.read(other, 1000).decode()
     assert text.startswith("\r\x1b[K")
     assert len(text.removeprefix("\r\x1b[K")) == min(seen, len(progress_text(went(123_456_789, **LONG).progress)) + 10)
@@ -140,7 +144,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("launcher.cli.ui.event_printer.time.monotonic", lambda: now[0])
-    tell = Teller(None)
+    tell = EventPrinter(None)
     for step in range(100):
         tell(went(step))
         now[0] += 10
@@ -151,7 +155,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 
 
 def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = Teller(None)
+    tell = EventPrinter(None)
     tell(Outage(0.0, f"Vertex AI gives no answer: {'why ' * 40}\nTry again in a moment.", "lines"))
     tell(Back(400_000.0, "lines"))
     shown = capsys.readouterr().err.splitlines()
@@ -163,9 +167,9 @@ def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[s
 
 def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
-    tell = Teller(None)
+    tell = EventPrinter(None)
     tell(Note("\x1b]0;title\x07"))
-    tell(Gave(job=JOB, number=1, verdict=Verdict(scope="permanent", kind="user", cause="\x1b[2J", fix="")))
+    tell(AttemptFailed(job=JOB, number=1, diagnosis=Diagnosis(scope="permanent", kind="user", cause="\x1b[2J", fix="")))
     assert terminal.rows[:2] == ["note      \\x1b]0;title\\x07", "ended     \\x1b[2J"]
 
 
@@ -195,7 +199,7 @@ def test_attempts_in_a_line() -> None:
 
 def test_elsewhere_the_last_step_is_always_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A short job is over before another line about its progress is due."""
-    tell = Teller(None)
+    tell = EventPrinter(None)
     for step in (20, 120, 400):
         tell(went(step, loss=5.0))
     shown = [line.partition("  ")[2] for line in capsys.readouterr().err.splitlines()]

@@ -36,12 +36,12 @@ def vm_code(
     there = remote(compute, machine, user=user, port=port, tunnel=iap)
     fleet = compute.instances()
     file = keys.settings_folder(os.environ) / "ssh_config"
-    config_file.put(file, machine, there.way, config_file.gone(fleet.machines, fleet.unread, compute.project))
+    config_file.put(file, machine, there.target, config_file.gone(fleet.machines, fleet.unread, compute.project))
     print(f"{machine.name} is in {file}")
     config = keys.home(os.environ) / ".ssh" / "config"
     if is_used(config, file, yes=yes):
         show_lines(machine.name, config)
-    if not there.way.proxy:
+    if not there.target.proxy:
         print(f"Once stopped and started it has another address: launch vm code {machine.name} again")
 
 

@@ -84,9 +84,9 @@ def vm(
     if dry_run:
         shown_plan(gathered(spec, flags, extra), output_format)
     elif run:
-        from launcher.cli.flows.launch import Wish, start
+        from launcher.cli.flows.launch import LaunchOptions, start
 
-        wish = Wish(
+        options = LaunchOptions(
             detach=detach,
             preflight=not no_preflight,
             extra=extra,
@@ -94,7 +94,7 @@ def vm(
             builder=builder,
             create_repository=create_repository,
         )
-        start(spec, flags, wish, output_format, resume=resume, new=new)
+        start(spec, flags, options, output_format, resume=resume, new=new)
     else:
         from launcher.cli.flows.vm_workstation import make
 

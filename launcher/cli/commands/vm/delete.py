@@ -87,7 +87,7 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def deleted(compute: Compute, machine: Machine) -> str:
     """`deleted`, or that somebody else was quicker. Raises LaunchError."""
-    from launcher.backend.base import GoneError, Refused
+    from launcher.backend.base import CreateRefused, GoneError
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
     from launcher.compute.lifecycle import begun, finished
@@ -101,7 +101,7 @@ def deleted(compute: Compute, machine: Machine) -> str:
             how = "deleted"
         except GoneError:
             how = "gone already"
-        except Refused as error:
+        except CreateRefused as error:
             raise explained(error, machine) from error
     keys.forget(keys.settings_folder(os.environ), alias(machine))
     return how

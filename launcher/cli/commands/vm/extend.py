@@ -117,7 +117,7 @@ def local(at: float) -> datetime:
 
 def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     """The VM once its watchdog can see the new end. Raises LaunchError."""
-    from launcher.backend.base import Refused
+    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
     from launcher.compute.lifecycle import begun, finished
@@ -126,7 +126,7 @@ def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     with waited_for(machine):
         try:
             finished(compute, begun(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
-        except Refused as error:
+        except CreateRefused as error:
             raise explained(error, machine) from error
     return compute.instance(machine.zone, machine.id)
 

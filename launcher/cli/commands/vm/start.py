@@ -41,7 +41,7 @@ def vm_start(
 
 def started(compute: Compute, machine: Machine) -> Machine:
     """The VM once it runs. Raises NoCapacity: its zone has no such machine now; LaunchError."""
-    from launcher.backend.base import Refused
+    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
     from launcher.compute.lifecycle import changed, settled
@@ -58,7 +58,7 @@ def started(compute: Compute, machine: Machine) -> Machine:
         try:
             forget_lease(compute, machine)
             return changed(compute, machine, lambda: compute.start(machine), running, say)
-        except Refused as error:
+        except CreateRefused as error:
             raise explained(error, machine) from error
 
 

@@ -38,7 +38,7 @@ def vm_stop(
 
 def stopped(compute: Compute, machine: Machine) -> Machine:
     """The VM once it is stopped. Raises LaunchError."""
-    from launcher.backend.base import Refused
+    from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
     from launcher.compute.lifecycle import changed, settled
@@ -52,7 +52,7 @@ def stopped(compute: Compute, machine: Machine) -> Machine:
         say(f"stopping {machine.name}{': what lies on /mnt/localssd is lost' if discard else ''}")
         try:
             return changed(compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say)
-        except Refused as error:
+        except CreateRefused as error:
             raise explained(error, machine) from error
 
 
