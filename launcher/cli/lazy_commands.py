@@ -22,6 +22,8 @@ COMMANDS = (
     *("push", "init", "schema", "selftest"),
 )
 """In the order in which they are needed. `push-code` is the function push_code of commands/push_code.py."""
+MODULES = {"vm": "vm.create", "push": "build"}
+"""Of commands that don't have a module of their own name."""
 WITH_FLAGS = ("vertex", "vm", "local", "build", "push")
 """They take the flags that change a spec."""
 PLANNED = ("vertex", "vm", "local")
@@ -92,7 +94,7 @@ class Commands(LazyGroup):
 def command(name: str, function: str, cls: type[Command] | None = None) -> Any:
     """Make a command of a function: push_code of commands/push_code.py for `push-code`."""
     own = function.replace("-", "_")
-    module = "vm.create" if own == "vm" else own.replace("vm_", "vm.")
+    module = MODULES.get(own) or own.replace("vm_", "vm.")
     called: Callable[..., Any] = getattr(import_module(f"launcher.cli.commands.{module}"), own)
     if cls is None and function in WITH_FLAGS:
         from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- `cls` is a variable; imported here, as it is slow and others do not need it

@@ -10,6 +10,7 @@ from launcher.compute import end_record
 from launcher.compute.client import SERVICE, Compute
 from launcher.compute.end_record import Record
 from launcher.compute.messages import PAGE, origin_only
+from launcher.compute.node_set import nodes_of
 from launcher.compute.operations import Operation
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import UnreachableError, answer_behind, http_date, open_session, refusal_of
@@ -145,14 +146,11 @@ def end_of(machine: Machine) -> Record | None:
     found = end_record.read_all(open_folder(folder).within(FOLDER_SECONDS))
     if own := found.get(machine.id):
         return own
-    together = [one for one in found.values() if one.zone == machine.zone and one.name in nodes_of(machine)]
+    if len(names := nodes_of(machine)) == 1:
+        return None
+    together = [one for one in found.values() if one.zone == machine.zone and one.name in names]
     later = [one for one in together if (one.ended or 0.0) > machine.created]  # an earlier attempt has the same names
     return min(later, key=lambda one: one.ended or 0.0, default=None)
-
-
-def nodes_of(machine: Machine) -> tuple[str, ...]:
-    """The names of all the VMs that train together with this one."""
-    return tuple(map(str, machine.parameters.get("nodes", ())))
 
 
 def _plainly(compute: Compute) -> Asking:

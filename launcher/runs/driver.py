@@ -16,9 +16,9 @@ from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, S
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import wait_left
-from launcher.runs.endings import released
-from launcher.runs.ledger_base import Ledger
-from launcher.runs.submit import Submitted, cancel_and_confirm, settle, submit
+from launcher.runs.endings import cancel_and_confirm, released, settle
+from launcher.runs.ledger import Ledger
+from launcher.runs.submission import Submitted, submit
 from launcher.runs.watch.loop import Event, JobView, watch
 
 FLEX_SLACK_SECONDS = 120.0

@@ -14,8 +14,8 @@ from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.runs.attempts import Entry, EntryEnd, is_waited_out, told
-from launcher.runs.ledger_base import Ledger
+from launcher.runs.attempts import RUN_ENDS, Entry, EntryEnd, is_waited_out, told
+from launcher.runs.ledger import Facts, Ledger
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CONFIRM_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 2.0
+CANCELLED: Final = Diagnosis(scope="permanent", kind="cancelled", cause="cancelled before it was made (launch cancel)")
 LOST: Final = Diagnosis(scope="transient", kind="lost", cause="no job came of it")
 
 
@@ -136,3 +137,38 @@ def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == code), LaunchError)
     return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)
+
+
+def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:
+    """Block the next attempt of a run without an active job by locking its number as cancelled; return whether that
+    was done.
+
+    `diagnosis` is that of its last job, which nobody may have noted yet. Who has looked and goes for that number finds
+    it taken, looks again, and sees that the run has ended. False: it had ended before, nobody has launched it with this
+    ledger, or somebody was quicker and is making a job.
+    """
+    entries = ledger.entries()
+    newest = next((entry for entry in reversed(entries) if entry.round), None)
+    if newest is None or nothing_follows(newest, last, diagnosis):
+        return False
+    facts = Facts(
+        number=entries[-1].number + 1,
+        round=newest.round,
+        region=newest.region,
+        zone=newest.zone,
+        provisioning=newest.provisioning,
+        machine=newest.machine,
+        identity=newest.identity,
+    )
+    entry = ledger.lock(facts)
+    if entry is None:
+        return False
+    ledger.note_end(entry.number, CANCELLED, "CANCELLED")
+    return True
+
+
+def nothing_follows(newest: Entry, last: Job, diagnosis: Diagnosis) -> bool:
+    """Whether nothing would follow; or a job may be on its way, which can be cancelled once it is there."""
+    if newest.end:
+        return newest.end.ends_run
+    return newest.job is None or (newest.job == last.name and diagnosis.kind in RUN_ENDS)

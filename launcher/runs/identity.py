@@ -10,7 +10,7 @@ from launcher.backend.request import differences, labels, machine_type, provisio
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.ledger_base import Facts, Ledger
+from launcher.runs.ledger import Facts, Ledger
 from launcher.runs.snapshot import RunSnapshot
 
 

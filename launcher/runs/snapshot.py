@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry
-from launcher.runs.ledger_base import Ledger
+from launcher.runs.ledger import Ledger
 
 SLACK_SECONDS: Final = 30.0
 """Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""

@@ -16,7 +16,7 @@ from launcher.plan.binding import Stored
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry
 from launcher.runs.identity import request_id
-from launcher.runs.ledger_base import Ledger
+from launcher.runs.ledger import Ledger
 
 
 def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Service) -> NotAuthorised | None:

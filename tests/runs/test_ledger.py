@@ -18,8 +18,8 @@ from launcher.gcp.api import UnreachableError
 from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
-from launcher.runs.ledger import BucketLedger, EntryEnd
-from launcher.runs.ledger_base import Facts, Ledger, MemoryLedger
+from launcher.runs.attempts import EntryEnd
+from launcher.runs.ledger import BucketLedger, Facts, Ledger, MemoryLedger
 from launcher.spec.reader import read
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of

@@ -11,7 +11,8 @@ from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.runs.submit import RunSucceeded, Submitted, settle
+from launcher.runs.endings import RunSucceeded, settle
+from launcher.runs.submission import Submitted
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc

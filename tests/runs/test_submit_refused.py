@@ -12,8 +12,8 @@ from launcher.diagnosis import Diagnosis
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
+from launcher.runs.endings import settle
 from launcher.runs.ledger import BucketLedger
-from launcher.runs.submit import settle
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import CREATE, LIST, LONG, Site, plan_of

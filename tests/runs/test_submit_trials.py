@@ -16,9 +16,9 @@ from requests.adapters import HTTPAdapter
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.runs.ledger import BucketLedger
-from launcher.runs.ledger_base import Ledger, MemoryLedger
-from launcher.runs.submit import RunSucceeded, submit
+from launcher.runs.endings import RunSucceeded
+from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
+from launcher.runs.submission import submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
 from tests.googlecloud.effects import Serve, Step

@@ -14,8 +14,7 @@ from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
-from launcher.runs.ledger import BucketLedger
-from launcher.runs.ledger_base import Ledger, MemoryLedger
+from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
 from launcher.runs.watch.events import Changed, Event
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud

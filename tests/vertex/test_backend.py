@@ -15,8 +15,7 @@ from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Failure
 from launcher.vertex import backend as module
-from launcher.vertex.backend import Vertex, console_url, endpoint_of
-from launcher.vertex.messages import job_of
+from launcher.vertex.backend import Vertex, console_url, endpoint_of, job_of
 from tests.googlecloud import (
     FakeClock,
     Fault,

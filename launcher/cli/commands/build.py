@@ -1,4 +1,4 @@
-"""`launch build`: the container image, without an engine where that is possible."""
+"""`launch build` and `launch push`: the training image, without a Docker engine where that is possible."""
 
 from __future__ import annotations
 
@@ -24,3 +24,21 @@ def build(
     from launcher.images import pipeline
 
     run(pipeline.build, spec, flags_of(ctx), builder, create_repository, output_format)
+
+
+def push(
+    ctx: typer.Context,
+    spec: SpecFile = None,
+    *,
+    builder: BuilderFlag = "auto",
+    create_repository: CreateRepository = False,
+    output_format: OutputFormat = Output.text,
+) -> None:
+    """Push the training image to the registry.
+
+    Builds it only if its content is new. Prints the digest.
+    """
+    from launcher.cli.flows.image import run
+    from launcher.images import pipeline
+
+    run(pipeline.push, spec, flags_of(ctx), builder, create_repository, output_format)

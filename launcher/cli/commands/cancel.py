@@ -40,7 +40,7 @@ def cancel(
     for job in ended:
         note(cloud, job)
     errors += not_removed(service, [job for job in found.jobs if job.is_over])
-    done = bool(active) or barred(cloud, found)
+    done = bool(active) or block_next(cloud, found)
     if found.unread:
         errors.append(
             UnreachableError(
@@ -58,7 +58,7 @@ def cancel(
 def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
     """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
     from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.runs.submit import cancel_and_confirm
+    from launcher.runs.endings import cancel_and_confirm
 
     say = EventPrinter(None).say
     ended: list[Job] = []
@@ -107,19 +107,19 @@ def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
     return errors
 
 
-def barred(cloud: CloudContext, run: Run) -> bool:
+def block_next(cloud: CloudContext, run: Run) -> bool:
     """Whether a run without a job was kept from making another: some launch may be between two attempts."""
     from launcher.backend.request import tried_by
     from launcher.cli.ui.event_printer import EventPrinter
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.diagnosis import of_end
-    from launcher.runs.cancel import bar
+    from launcher.runs.endings import block_next_attempt
     from launcher.runs.ledger import BucketLedger
 
     folder, say = run_folder_of(run.job), EventPrinter(None).say
     diagnosis = of_end(run.job, tried_by(run.job, cloud.project))
     try:
-        return bool(folder) and bar(
+        return bool(folder) and block_next_attempt(
             BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
         )
     except LaunchError as error:

@@ -105,7 +105,7 @@ def of_request(
 ) -> None:
     """Show a request from a file, or run it."""
     from launcher.cli.flows import rehearse, request_file
-    from launcher.cli.flows.rehearsed import Rehearsal
+    from launcher.cli.flows.rehearse import Rehearsal
     from launcher.rehearsal.workdirs import Code
     from launcher.workspace import code_files, content
 
@@ -139,7 +139,7 @@ def of_spec(
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.plan import planned
     from launcher.cli.flows.preemption import say
-    from launcher.cli.flows.rehearsed import Rehearsal
+    from launcher.cli.flows.rehearse import Rehearsal
     from launcher.cli.flows.suggestions import Typed
     from launcher.cli.gather import gather
     from launcher.cli.ui.plan_page import show

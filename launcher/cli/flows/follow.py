@@ -22,14 +22,13 @@ from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, ends_run, failure
 from launcher.runs.endings import RunEnded, RunSucceeded
-from launcher.runs.ledger import BucketLedger
-from launcher.runs.ledger_base import MemoryLedger
+from launcher.runs.ledger import BucketLedger, MemoryLedger
 from launcher.runs.stored_plan import refusal
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
-    from launcher.runs.ledger_base import Ledger
+    from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import Event, JobView
     from train.storage import Storage
 

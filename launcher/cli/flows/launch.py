@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace as with_field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from launcher.cli.flows.cloud import CloudContext, of_project
 from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.flows.plan import planned
 from launcher.cli.flows.preemption import seconds_of
-from launcher.cli.flows.vm_plan import Extra, gathered
 from launcher.cli.gather import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.event_printer import EventPrinter
@@ -40,20 +40,12 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     watch_seconds: str | None = None
     builder: str = "auto"
     preflight: bool = True
-    extra: Extra | None = None
-    """What only a VM's launch has; None: it goes to Vertex AI."""
+    target: Target = "vertex"
+    inputs: Callable[[Path | None, Flags], Inputs] = partial(gather, "vertex")
+    """Gathers all that planning needs from a spec and flags. Raises SpecError, UsageError."""
     create_repository: bool = False
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
-
-    @property
-    def target(self) -> Target:
-        """Where it runs."""
-        return "vm" if self.extra else "vertex"
-
-    def inputs(self, spec: Path | None, flags: Flags) -> Inputs:
-        """All that planning needs. Raises SpecError, UsageError."""
-        return gathered(spec, flags, self.extra) if self.extra else gather("vertex", spec, flags)
 
     @property
     def seconds(self) -> float | None:

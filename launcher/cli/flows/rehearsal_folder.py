@@ -16,7 +16,9 @@ from launcher.errors import LaunchError, NotAuthorised, UsageError
 from train import contract
 
 if TYPE_CHECKING:
-    from launcher.cli.flows.rehearsed import Rehearsal
+    from collections.abc import Mapping
+
+    from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import Job
     from launcher.runs.metrics.results import Results
@@ -64,15 +66,15 @@ def ended_well(storage: Storage, fingerprint: str) -> End | None:
     return end if end and end.succeeded and same else None
 
 
-def say_ended(end: End, job: Rehearsal) -> None:
+def say_ended(end: End, *, has_plan: bool) -> None:
     """That nothing is started, and how it would be."""
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(end.time))
     say(f"this run had ended on {when} UTC; nothing was started")
-    anew = "--new starts it anew, under the next number" if job.plan else "--output DIR runs it anew, somewhere else"
+    anew = "--new starts it anew, under the next number" if has_plan else "--output DIR runs it anew, somewhere else"
     say(anew)
 
 
-def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) -> int:
+def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], request: Job, fingerprint: str) -> int:
     """The attempt's lock, with the plan and spec beside it; the attempt's number is returned.
 
     Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
@@ -85,14 +87,14 @@ def prepare(storage: Storage, job: Rehearsal, request: Job, fingerprint: str) ->
             reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
             say(f"the attempt before ended for good: {reason}")
             storage.delete(contract.TERMINAL)
-        attempt = lock(storage, {**attempt_facts(job), "job": fingerprint})
+        attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint})
         if attempt > 1:
             say(f"attempt {attempt} of this run; {goes_on(storage, request)}")
-        if job.plan:
+        if plan:
             from launcher.cli.ui.plan_page import as_yaml
 
-            storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(job.plan), indent=2))
-            storage.write(contract.SPEC, f"{as_yaml(job.plan.spec)}\n".encode())
+            storage.write(contract.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+            storage.write(contract.SPEC, f"{as_yaml(plan.spec)}\n".encode())
     return attempt
 
 
@@ -108,11 +110,11 @@ def goes_on(storage: Storage, request: Job) -> str:
     return f"it goes on from its newest checkpoint (step {step})"
 
 
-def attempt_facts(job: Rehearsal) -> dict[str, Any]:
+def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the lock says about the attempt."""
-    planned = job.plan.attempts[0] if job.plan else None
+    planned = plan.attempts[0] if plan else None
     return {
-        "spec": job.request.get("labels", {}).get("launch-spec"),
+        "spec": body.get("labels", {}).get("launch-spec"),
         "region": "local",
         "zone": None,
         "machine": planned.machine_type if planned else None,

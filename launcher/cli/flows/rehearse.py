@@ -18,15 +18,17 @@ import msgspec
 
 from launcher.cli.flows import preemption, rehearsal_folder
 from launcher.cli.flows.preemption import Preempted, Ran, say
-from launcher.cli.flows.rehearsed import Rehearsal
 from launcher.cli.options import Output
 from launcher.cli.ui.line_printer import Cause, LinePrinter
 from launcher.cli.ui.run_summary import relative
 from launcher.errors import JobFailed, LaunchError
+from launcher.rehearsal.workdirs import Code
 from train import contract
 from train.faults import NEEDS_GPU
 
 if TYPE_CHECKING:
+    from launcher.cli.flows.suggestions import Typed
+    from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import Job
     from launcher.rehearsal.supervisor import Ended, Preemption
@@ -39,6 +41,26 @@ WORKDIRS = "workdirs"
 """In a run folder on this machine: what starts left in their working directories, numbered. No start reads it."""
 MOST_NAMED = 3
 """Files that a line names."""
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run: a request, the user's code, and the plan it came from, if it did."""
+
+    request: dict[str, Any]
+    code: Code = Code()
+    content: str = ""
+    """The digest of the code."""
+    plan: Plan | None = None
+    typed: Typed | None = None
+    """The spec and the flags of the command line, to type them again; a request from a file has none."""
+    preempt_after: float | None = None
+    """Seconds from the replicas' start to a preemption."""
+    docker: bool = False
+    """In containers, instead of as processes: the user's code is the image's then."""
+    image: str | None = None
+    """The image that the containers are of; None: what the request says."""
+    job_id: str | None = None
+    """The job that is played: somebody else submitted it, and has its run folder and its locks. None: one of ours."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +97,14 @@ def run(job: Rehearsal, output: Output) -> None:
     with rehearsal_folder.opened(request.run_folder) as storage:
         before = rehearsal_folder.ended_well(storage, what) if storage else None
         if before:
-            rehearsal_folder.say_ended(before, job)
+            rehearsal_folder.say_ended(before, has_plan=job.plan is not None)
             show(page(job, request, before, storage), job, output)
         else:
             if job.docker:  # before anything is written: no attempt without an engine or an image
                 from launcher.rehearsal.in_docker import ready
 
                 ready(request, os.environ, say)
-            attempt = rehearsal_folder.prepare(storage, job, request, what) if storage else 0
+            attempt = rehearsal_folder.prepare(storage, job.plan, job.request, request, what) if storage else 0
             run_attempt(job, request, storage, attempt, output)
 
 

@@ -16,7 +16,7 @@ from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import price_of
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.driver import RunDriver
-from launcher.runs.ledger_base import MemoryLedger
+from launcher.runs.ledger import MemoryLedger
 from launcher.signals import signals_stop
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from launcher.cli.flows.rehearsal_folder import prepare
-from launcher.cli.flows.rehearse import content, failure, meaning, page, run, show
-from launcher.cli.flows.rehearsed import Rehearsal
+from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.line_printer import Cause, LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
@@ -43,7 +42,7 @@ def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
         labels={"no": "1e5"},
     )
     job = Rehearsal(request=plan.attempts[0].request, plan=plan)
-    prepare(open_storage(str(tmp_path)), job, parsed(job.request), "")
+    prepare(open_storage(str(tmp_path)), job.plan, job.request, parsed(job.request), "")
     again = read(tmp_path / contract.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,7 +73,9 @@ def vm(
     With --run: runs the spec's job in its container, follows it to its end and deletes the VM. Where there is no
     capacity, the next zone is tried.
     """
-    from launcher.cli.flows.vm_plan import Extra, gathered, shown_plan
+    from launcher.cli.flows.plan import planned
+    from launcher.cli.gather import gather
+    from launcher.cli.ui.plan_page import show
 
     flags = flags_of(ctx)
     run = run or resume is not None  # a VM to work on is started, not resumed
@@ -80,16 +83,17 @@ def vm(
     of_run = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
     check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
-    extra = Extra(overrides=own, allow_default_account=allow_default_service_account, training=run)
+    inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
     if dry_run:
-        shown_plan(gathered(spec, flags, extra), output_format)
+        show(planned(inputs(spec, flags)), output_format)
     elif run:
         from launcher.cli.flows.launch import LaunchOptions, start
 
         options = LaunchOptions(
             detach=detach,
             preflight=not no_preflight,
-            extra=extra,
+            target="vm",
+            inputs=inputs,
             watch_seconds=watch_for,
             builder=builder,
             create_repository=create_repository,
@@ -98,7 +102,7 @@ def vm(
     else:
         from launcher.cli.flows.vm_workstation import make
 
-        make(gathered(spec, flags, extra), output_format, detach=detach, preflight=not no_preflight)
+        make(inputs(spec, flags), output_format, detach=detach, preflight=not no_preflight)
 
 
 def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:
