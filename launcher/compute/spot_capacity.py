@@ -39,7 +39,7 @@ def ordered(plan: Plan, compute: Compute) -> tuple[Plan, tuple[str, ...]]:
     scores = {zone: each for zone, each in found.items() if isinstance(each, float)}
     if not scores:
         return plan, (why_not(found),)
-    lines = (told(scores),) if len(set(scores.values())) > 1 else ()  # nothing to choose, nothing to tell
+    lines = (scores_text(scores),) if len(set(scores.values())) > 1 else ()  # nothing to choose, nothing to tell
     return replace(plan, attempts=by_score(plan.attempts, scores)), lines
 
 
@@ -59,7 +59,7 @@ def alike(attempt: Attempt) -> tuple[str, float | None, str]:
     return attempt.provisioning, attempt.usd_per_hour, attempt.machine_type
 
 
-def told(scores: Mapping[str, float]) -> str:
+def scores_text(scores: Mapping[str, float]) -> str:
     """The best of the scores in a line."""
     best = sorted(scores.items(), key=lambda one: -one[1])[:SHOWN]
     return "Spot VMs just now, by Google's advice (1 is the best): " + ", ".join(f"{zone} {n:.2g}" for zone, n in best)

@@ -83,9 +83,9 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
 
 def inventory_in(engine: Engine, wanted: Wanted) -> Inventory:
     """What a container of the dependency image finds installed. Raises LaunchError."""
-    from launcher.images.docker_engine import told
+    from launcher.images.docker_engine import docker_errors
 
-    with told(wanted.image.dependencies, "can't be looked into"):
+    with docker_errors(wanted.image.dependencies, "can't be looked into"):
         return sbom.inventory(sbom.in_container(engine.api, wanted.image.dependencies))
 
 

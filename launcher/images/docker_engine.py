@@ -88,7 +88,7 @@ class Engine:
             UsageError: a file can't be read.
         """
         self._ensure_base(image, on_line)
-        with build_context(source) as context, told(tag, "can't be built"):
+        with build_context(source) as context, docker_errors(tag, "can't be built"):
             events = self.api.build(
                 fileobj=context,
                 custom_context=True,
@@ -113,7 +113,7 @@ class Engine:
             EngineError: it doesn't take the image, or can't be reached.
         """
         name = parse(reference)
-        with told(reference, "can't be pushed"):
+        with docker_errors(reference, "can't be pushed"):
             events = self.api.push(
                 name.name, tag=name.tag, stream=True, decode=True, auth_config=self._credentials(name)
             )
@@ -129,7 +129,7 @@ class Engine:
             EngineError: it isn't there, not for this platform, or its registry can't be reached.
         """
         name = parse(reference)
-        with told(reference, "can't be pulled"):
+        with docker_errors(reference, "can't be pulled"):
             events = self.api.pull(
                 name.name,
                 tag=name.digest or name.tag,
@@ -143,7 +143,7 @@ class Engine:
     def tag(self, reference: str, name: str) -> None:
         """Give an image of this engine another name. Raises EngineError."""
         new = parse(name)
-        with told(reference, f"can't be named {name}"):
+        with docker_errors(reference, f"can't be named {name}"):
             self.api.tag(reference, new.name, tag=new.tag)
 
     def _ensure_base(self, image: Image, on_line: OnLine) -> None:
@@ -171,7 +171,7 @@ class Engine:
         """What the engine knows of an image, or None. Raises EngineError."""
         from docker.errors import ImageNotFound
 
-        with told(reference, "can't be looked up"):
+        with docker_errors(reference, "can't be looked up"):
             try:
                 return dict(self.api.inspect_image(reference))
             except ImageNotFound:
@@ -189,7 +189,7 @@ class Engine:
 
 
 @contextmanager
-def told(reference: str, what: str) -> Iterator[None]:
+def docker_errors(reference: str, what: str) -> Iterator[None]:
     """What the SDK raises inside, as an error of ours: that image, and what can't be done with it."""
     from http.client import HTTPException
 

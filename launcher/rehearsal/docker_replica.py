@@ -63,7 +63,7 @@ class Contained:
     def poll(self) -> int | None:
         """Its exit code, 128 and more for a signal, as the engine says it; None while it runs."""
         if self._fault:
-            with told(f"{self.name}'s end can't be learned"):
+            with docker_errors(f"{self.name}'s end can't be learned"):
                 raise self._fault
         return self._code
 
@@ -80,7 +80,7 @@ class Contained:
         from docker.errors import APIError
 
         if self._code is None:
-            with told(f"{self.name} can't be stopped"), suppress(APIError):  # it has ended meanwhile
+            with docker_errors(f"{self.name} can't be stopped"), suppress(APIError):  # it has ended meanwhile
                 self._api.kill(self._id, name)
 
     def drain(self) -> None:
@@ -114,7 +114,7 @@ def text(line: bytes) -> str:
 
 
 @contextmanager
-def told(problem: str) -> Iterator[None]:
+def docker_errors(problem: str) -> Iterator[None]:
     """The SDK's errors inside as one of ours, which begins with `problem`."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException

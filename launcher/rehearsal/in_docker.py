@@ -22,7 +22,7 @@ from launcher.errors import LaunchError, UsageError
 from launcher.images.docker_events import EngineError
 from launcher.rehearsal import container_settings, docker_cleanup, supervisor
 from launcher.rehearsal.container_settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
-from launcher.rehearsal.docker_replica import Contained, told
+from launcher.rehearsal.docker_replica import Contained, docker_errors
 from launcher.rehearsal.on_host import endpoints, here, visible_gpus
 from launcher.rehearsal.replicas import named, replicas
 from launcher.rehearsal.request import Job
@@ -118,7 +118,7 @@ def render(job: Job, job_id: str, environ: Mapping[str, str], engine: Engine, sa
     """The container of each replica. Missing images are pulled, and the folders that are written to are made."""
     given = from_outside(environ)
     mounts = mounted(job, given)
-    with told("the Docker engine doesn't say what it is"):
+    with docker_errors("the Docker engine doesn't say what it is"):
         info = engine.api.info()
     machine = Machine(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
     user = machine.user if mounts else ""
@@ -181,7 +181,7 @@ def inspected(engine: Engine, uri: str, say: Say) -> Mapping[str, Any]:
     if not engine.has(uri):
         say(f"pulling {uri}")
         engine.pull(uri)
-    with told(f"the image {uri} can't be looked at"):
+    with docker_errors(f"the image {uri} can't be looked at"):
         found: Mapping[str, Any] = engine.api.inspect_image(uri)
     return found
 
@@ -199,7 +199,7 @@ def cleared(
     """
     watcher = watch(job, environ)
     try:
-        with told("the job's network can't be made"):
+        with docker_errors("the job's network can't be made"):
             if network != HOST:
                 api.create_network(network, driver="bridge", labels={LABEL: job})
         try:
@@ -216,7 +216,7 @@ def cleared(
 
 def written(api: Any, container: str) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that were created or changed below a stopped container's working directory."""
-    with told("what a container has written can't be read"):
+    with docker_errors("what a container has written can't be read"):
         top = (api.inspect_container(container)["Config"].get("WorkingDir") or "/").rstrip("/")
         changes = [one["Path"] for one in api.diff(container) or () if one["Kind"] in (MODIFIED, ADDED)] if top else []
         for path in changes[:MOST_LOOKED_AT]:
@@ -235,7 +235,7 @@ def clear(api: Any, job: str, watcher: subprocess.Popen[bytes]) -> None:
         EngineError: the engine is gone, or doesn't remove it.
     """
     by_hand = f"docker rm -f $(docker ps -aq --filter label={LABEL}={job}); docker network rm launch-{job}"
-    with told(f"what the job {job} left can't be removed"):
+    with docker_errors(f"what the job {job} left can't be removed"):
         if not docker_cleanup.clear(api, job):
             raise EngineError(f"the Docker engine doesn't remove what the job {job} left", by_hand)
     watcher.communicate(b"done")
@@ -263,7 +263,7 @@ def create(api: Any, one: Settings) -> str:
             f"{one.name}: neither the request nor the image says what to run", "Give the containerSpec a command."
         )
     own_network = one.network != HOST
-    with told(f"{one.name}'s container can't be made"):
+    with docker_errors(f"{one.name}'s container can't be made"):
         made = api.create_container(
             one.image,
             name=one.title,
@@ -302,7 +302,7 @@ def start(api: Any, one: Settings, made: str, on_line: OnLine) -> Contained:
     """Start a container that was made, and listen from its first line on. Raises LaunchError."""
     from docker.errors import APIError
 
-    with told(f"{one.name} can't be started"):
+    with docker_errors(f"{one.name} can't be started"):
         output = api.attach(made, stdout=True, stderr=True, stream=True, demux=True)
         try:
             api.start(made)

@@ -128,7 +128,7 @@ class Next(NamedTuple):
     pause: float = 0.0
 
 
-def following(plan: Plan, tries: Sequence[Entry], chance: float = 1.0) -> Next:
+def next_attempt(plan: Plan, tries: Sequence[Entry], chance: float = 1.0) -> Next:
     """The first attempt of the plan's order that nothing in this round's tries speaks against; none where they have
     used up `limits.wait_total`.
 
@@ -212,14 +212,14 @@ def pause(found: Attempt, ended: Sequence[Entry], chance: float) -> float:
     return max(chance * bound, min(ended[-1].end.retry_after, LONGEST_WISH))
 
 
-def told(tries: Sequence[Entry]) -> tuple[str, str]:
+def attempts_summary(tries: Sequence[Entry]) -> tuple[str, str]:
     """All that was tried, a line each with its cause; and what to do, each thing once."""
     ended = [(one, one.end) for one in tries if one.end is not None]
-    lines = (f"  {one.number}. {spoken(one.region, one.zone, one.provisioning)}: {end.cause}" for one, end in ended)
+    lines = (f"  {one.number}. {place_text(one.region, one.zone, one.provisioning)}: {end.cause}" for one, end in ended)
     fixes = dict.fromkeys(end.fix for _, end in ended if end.fix)
     return "\n".join(lines), "\n".join(fixes)
 
 
-def spoken(region: str, zone: str | None, provisioning: str) -> str:
+def place_text(region: str, zone: str | None, provisioning: str) -> str:
     """A place in words: `us-central1, spot`."""
     return f"{zone or region}, {provisioning}"

@@ -16,7 +16,7 @@ from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, S
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 from launcher.runs.attempts import wait_left
-from launcher.runs.endings import cancel_and_confirm, released, settle
+from launcher.runs.endings import cancel_and_confirm, release_resources, settle
 from launcher.runs.ledger import Ledger
 from launcher.runs.submission import Submitted, submit
 from launcher.runs.watch.loop import Event, JobView, watch
@@ -72,7 +72,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
     """The plan with its image in the registry, once something is to be created."""
     clock: Clock = REAL
 
-    def start(self, *, fresh: bool, resume: bool = False) -> Submitted:
+    def submit(self, *, fresh: bool, resume: bool = False) -> Submitted:
         """The run's active job, made if there is none. Raises LaunchError: see `submit`."""
         return submit(
             self.plan,
@@ -97,18 +97,18 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         """
         until = self.clock.now() + watch_seconds if watch_seconds is not None else None
         while True:
-            got = self.start(fresh=fresh, resume=resume)
+            got = self.submit(fresh=fresh, resume=resume)
             self.watcher.tell(AttemptStarted(job=got.job, number=got.number, made=got.made))
             if detach and got.job.zone is None:
                 return got.job
-            job, diagnosis = self.attend(got.job, got.number, until, enough=is_there if detach else never)
+            job, diagnosis = self.watch_attempt(got.job, got.number, until, enough=is_created if detach else never)
             if diagnosis is None:
                 return job
             if diagnosis.kind == "succeeded":
                 return job
             self.watcher.tell(AttemptFailed(job=job, number=got.number, diagnosis=diagnosis))
             if ends_run(diagnosis):
-                raise failure(job, diagnosis)
+                raise end_error(job, diagnosis)
             fresh = resume = False
 
     def drive_until_running(self, *, fresh: bool) -> tuple[Job, bool]:
@@ -116,24 +116,24 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         whether it was created. Raises as `drive` does."""
         made = False
         while True:
-            got = self.start(fresh=fresh)
+            got = self.submit(fresh=fresh)
             made, fresh = made or got.made, False
             self.watcher.tell(AttemptStarted(job=got.job, number=got.number, made=got.made))
-            job, diagnosis = self.attend(got.job, got.number, enough=is_up)
+            job, diagnosis = self.watch_attempt(got.job, got.number, enough=is_up)
             if diagnosis is None:
                 return job, made
             self.watcher.tell(AttemptFailed(job=job, number=got.number, diagnosis=diagnosis))
             if ends_run(diagnosis):
-                raise failure(job, diagnosis)
+                raise end_error(job, diagnosis)
 
-    def attend(
+    def watch_attempt(
         self, job: Job, number: int, until: float | None = None, enough: Callable[[Job], bool] = never
     ) -> tuple[Job, Diagnosis | None]:
         """Watch one attempt to its end, and what that means, as it is noted; None: it goes on, and is `enough`. Raises
         as `watch` does."""
-        wait = self.waiting(job, number)
+        wait = self.wait_limit(job, number)
         left = until - self.clock.now() if until is not None else None
-        waited = self.since(job) if wait is not None else 0.0
+        waited = self.seconds_since_creation(job) if wait is not None else 0.0
         view = self.watcher.view(job, number)
         watched = watch(
             view, self.watcher.tell, self.clock, wait_seconds=wait, waited=waited, watch_seconds=left, enough=enough
@@ -141,19 +141,19 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         if watched.why == "there":
             return watched.job, None
         if watched.why == "waited":
-            return self.give_up(watched.job, number, wait or 0.0)
-        diagnosis = self.noted(watched.job, number)
-        released(self.service, watched.job, self.say)
+            return self.cancel_waiting_job(watched.job, number, wait or 0.0)
+        diagnosis = self.record_end(watched.job, number)
+        release_resources(self.service, watched.job, self.say)
         return watched.job, diagnosis
 
-    def since(self, job: Job) -> float:
+    def seconds_since_creation(self, job: Job) -> float:
         """Seconds since a job's creation; 0 where the bucket does not say: the job is watched all the same."""
         try:
             return self.ledger.since(job.created)
         except LaunchError:
             return 0.0
 
-    def noted(self, job: Job, number: int) -> Diagnosis:
+    def record_end(self, job: Job, number: int) -> Diagnosis:
         """What a job's end means. A duplicate that succeeded has done nothing: the next look finds the job that works.
 
         An end that can't be noted is one all the same: whoever looks next finds it in the job.
@@ -166,18 +166,18 @@ class RunDriver(Struct, frozen=True, kw_only=True):
             self.say(f"how attempt {number} ended can't be noted{unsure}: {error.problem}")
             return diagnosis
 
-    def waiting(self, job: Job, number: int) -> float | None:
+    def wait_limit(self, job: Job, number: int) -> float | None:
         """Seconds that the attempt may wait for machines: its own limit, or what the run's attempts before it have left
         of `limits.wait_total`. None: no limit."""
         kind = provisioning(job.request).partition(":")[0]
         alike = (one.wait_seconds for one in self.plan.attempts if one.provisioning.partition(":")[0] == kind)
-        own, left = next(alike, self.plan.limits.wait_seconds), self.total_left(number)
+        own, left = next(alike, self.plan.limits.wait_seconds), self.wait_total_left(number)
         limits = [limit for limit in (own, left) if limit is not None]
         if not limits:
             return None
         return min(limits) + (FLEX_SLACK_SECONDS if kind == "flex-start" else 0.0)
 
-    def total_left(self, number: int) -> float | None:
+    def wait_total_left(self, number: int) -> float | None:
         """Seconds of `limits.wait_total` that the attempts of the round before this one have left; the whole where they
         can't be read; None: there is no such limit."""
         try:
@@ -187,13 +187,13 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         rounds = {one.number: one.round for one in entries}
         return wait_left(self.plan, [one for one in entries if one.number < number and one.round == rounds.get(number)])
 
-    def give_up(self, job: Job, number: int, wait: float) -> tuple[Job, Diagnosis]:
+    def cancel_waiting_job(self, job: Job, number: int, wait: float) -> tuple[Job, Diagnosis]:
         """Cancel a job that has waited too long. Raises StillRunning: that can't be noted, or not be confirmed, so
         nothing may follow it.
 
         The diagnosis is noted first: whoever finds the job cancelled must not take it for a user's cancellation.
         """
-        left = self.total_left(number)
+        left = self.wait_total_left(number)
         limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
         cause = f"{job.state} for {minutes(wait)}, longer than {limit} allows"
         fix = f"A longer wait: --set {limit}={2 * ceil(wait / 3600)}h"
@@ -208,9 +208,9 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         self.say(f"{cause}: cancelling it")
         ended = cancel_and_confirm(self.service, job, self.clock, self.say)
         if ended.state in ("CANCELLED", GONE):
-            released(self.service, ended, self.say)
+            release_resources(self.service, ended, self.say)
             return ended, diagnosis
-        return ended, self.noted(ended, number)  # it was quicker
+        return ended, self.record_end(ended, number)  # it was quicker
 
 
 def ends_run(diagnosis: Diagnosis) -> bool:
@@ -223,7 +223,7 @@ def is_up(job: Job) -> bool:
     return not job.is_waiting
 
 
-def is_there(job: Job) -> bool:
+def is_created(job: Job) -> bool:
     """Whether a VM exists: it is up, or flex-start has put it into its queue."""
     return is_up(job) or provisioning(job.request) == "flex-start"
 
@@ -235,7 +235,7 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def failure(job: Job, diagnosis: Diagnosis) -> LaunchError:
+def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
     """The run's end as an error with its exit code."""
     kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)

@@ -14,7 +14,7 @@ from launcher.diagnosis import Diagnosis, exit_code
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job, command
-from launcher.runs.attempts import RUN_ENDS, Entry, EntryEnd, is_waited_out, told
+from launcher.runs.attempts import RUN_ENDS, Entry, EntryEnd, attempts_summary, is_waited_out
 from launcher.runs.ledger import Facts, Ledger
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def settle(ledger: Ledger, number: int, job: Job, diagnosis: Diagnosis, waited: 
     to whoever did it, who notes it first.
     """
     waited = job.waited if waited is None else waited
-    return ledger.note_end(number, judged(ledger, job, diagnosis), job.state, job.billed, waited)
+    return ledger.note_end(number, diagnosis_of_run(ledger, job, diagnosis), job.state, job.billed, waited)
 
 
-def judged(ledger: Ledger, job: Job, diagnosis: Diagnosis) -> Diagnosis:
+def diagnosis_of_run(ledger: Ledger, job: Job, diagnosis: Diagnosis) -> Diagnosis:
     """What a job's end means for the run. One that succeeded while only others have claimed attempts has done nothing:
     its node found that, and ended with 0."""
     if job.state == "SUCCEEDED" and (holders := ledger.holders()) and job.id not in holders:
@@ -62,7 +62,7 @@ def judged(ledger: Ledger, job: Job, diagnosis: Diagnosis) -> Diagnosis:
     return diagnosis
 
 
-def released(service: Service, job: Job, say: Callable[[str], None]) -> None:
+def release_resources(service: Service, job: Job, say: Callable[[str], None]) -> None:
     """Remove what an ended job has left. What can't be removed is told: it costs money."""
     try:
         service.release(job)
@@ -96,7 +96,7 @@ def cancel_and_confirm(service: Service, job: Job, clock: Clock, say: Callable[[
     )
 
 
-def ended(plan: Plan, entry: Entry, snapshot: RunSnapshot) -> RunEnded:
+def run_ended_error(plan: Plan, entry: Entry, snapshot: RunSnapshot) -> RunEnded:
     """That the run has ended, and how it would go on."""
     if entry.end is None:
         raise ValueError("an attempt that is open hasn't ended")
@@ -119,12 +119,12 @@ def gone_vm(entry: Entry, plan: Plan) -> Job | None:
     return filled(noted_job(entry), entry, plan) if entry.zone and entry.job else None
 
 
-def exhausted(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
+def no_attempt_left_error(plan: Plan, tries: Sequence[Entry]) -> LaunchError:
     """Return the error of a run for which no attempt is left, or no time to wait for machines.
 
     It lists what was tried, why each failed and what to do. Its exit code is that of the failure that stopped the run.
     """
-    run, (lines, fixes) = plan.run, told(tries)
+    run, (lines, fixes) = plan.run, attempts_summary(tries)
     last = tries[-1].end if tries else None
     if is_waited_out(plan, tries) and not (last and last.stops):
         hours = (plan.limits.wait_total_seconds or 0) / 3600

@@ -37,8 +37,15 @@ from launcher.jobs.job import Job
 from launcher.plan.binding import bound, digest
 from launcher.plan.build import with_digest
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.attempts import Entry, following, place_of, spoken, wait_left
-from launcher.runs.endings import LOST, ended, exhausted, judged, released, settle
+from launcher.runs.attempts import Entry, next_attempt, place_of, place_text, wait_left
+from launcher.runs.endings import (
+    LOST,
+    diagnosis_of_run,
+    no_attempt_left_error,
+    release_resources,
+    run_ended_error,
+    settle,
+)
 from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
 from launcher.runs.snapshot import RunObserver, RunSnapshot, check_workplaces, choose, entry_of, orphan
@@ -142,19 +149,19 @@ class Submission:
         """The job, or one step towards it; None: look again."""
         check_identity(self.plan, snapshot, self.ledger)
         if active := [job for job in snapshot.jobs if not job.is_over]:
-            return self.taken(active, snapshot)
-        if self.settles(snapshot):
+            return self.take_active(active, snapshot)
+        if self.settle_newest(snapshot):
             return None
-        self.begin(snapshot)
+        self.choose_round(snapshot)
         last = snapshot.decided
         if last and last.end and last.end.ends_run and last.round >= self.round:
-            raise ended(self.plan, last, snapshot)
-        return self.go_on(snapshot)
+            raise run_ended_error(self.plan, last, snapshot)
+        return self.next_attempt(snapshot)
 
-    def taken(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
+    def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
         """The active job is the run's, whoever made it. Of several one stays: the same one for whoever looks."""
         kept = choose(active, snapshot.entries if self.ledger.locks else (), self.ledger.holder)
-        self.drop([job for job in active if job is not kept], kept, snapshot)
+        self.cancel_duplicates([job for job in active if job is not kept], kept, snapshot)
         entry = entry_of(kept, snapshot.entries) or self.adopt(kept, snapshot)
         if entry is None:
             return None
@@ -162,7 +169,7 @@ class Submission:
             self.ledger.note_job(entry.number, kept.name)
         return Submitted(kept, entry.number, made=False)
 
-    def drop(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
+    def cancel_duplicates(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
         """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends.
 
         Raises UsageError: they are VMs to work on.
@@ -186,12 +193,12 @@ class Submission:
             self.ledger.note_job(entry.number, job.name)
         return entry
 
-    def settles(self, snapshot: RunSnapshot) -> bool:
+    def settle_newest(self, snapshot: RunSnapshot) -> bool:
         """Whether something had to be noted or waited for first: how the newest attempt ended, or that of a job that
         no attempt is known of."""
         newest = snapshot.newest
         if newest is None or not newest.is_open:
-            stray = self.stray(snapshot)
+            stray = self.unrecorded_job(snapshot)
             if stray is None:
                 return False
             entry = self.adopt(stray, snapshot)
@@ -209,10 +216,10 @@ class Submission:
             self.wait_for(newest, snapshot)
         return True
 
-    def stray(self, snapshot: RunSnapshot) -> Job | None:
+    def unrecorded_job(self, snapshot: RunSnapshot) -> Job | None:
         """An ended job that no attempt is known of, and that has worked: a duplicate's end says nothing of the run."""
         while job := orphan(snapshot, self.ledger.written, self.seen):
-            if judged(self.ledger, job, self.meaning(job)).kind != "lost":
+            if diagnosis_of_run(self.ledger, job, self.diagnose(job)).kind != "lost":
                 break
             self.seen.add(job.name)
         self.seen.update(job.name for job in snapshot.jobs if job.is_over)
@@ -220,10 +227,10 @@ class Submission:
 
     def settle(self, number: int, job: Job) -> None:
         """Note how a job ended, and remove what it has left: nothing of it may run on beside the next one."""
-        settle(self.ledger, number, job, self.meaning(job))
-        released(self.service, job, self.say)
+        settle(self.ledger, number, job, self.diagnose(job))
+        release_resources(self.service, job, self.say)
 
-    def meaning(self, job: Job) -> Diagnosis:
+    def diagnose(self, job: Job) -> Diagnosis:
         """What a job's end says by itself."""
         return of_end(job, request.tried_by(job, self.plan.project))
 
@@ -235,7 +242,7 @@ class Submission:
             self.waited_for = entry.number
         self.clock.sleep(POLL_SECONDS)
 
-    def begin(self, snapshot: RunSnapshot) -> None:
+    def choose_round(self, snapshot: RunSnapshot) -> None:
         """The round of this command, from what was there when it began. Raises RunEnded."""
         if self.round:
             return
@@ -245,19 +252,19 @@ class Submission:
         elif self.resume:
             self.round = snapshot.round + 1
         elif last and last.end and last.end.ends_run:
-            raise ended(self.plan, last, snapshot)
+            raise run_ended_error(self.plan, last, snapshot)
         else:
-            nothing_left = following(self.plan, tries).attempt is None
+            nothing_left = next_attempt(self.plan, tries).attempt is None
             self.round = snapshot.round + 1 if self.fresh and nothing_left else snapshot.round
         if self.fresh and newest:
             self.paused_after = newest.number  # what somebody was told long ago asks for no pause now
 
-    def go_on(self, snapshot: RunSnapshot) -> Submitted | None:
+    def next_attempt(self, snapshot: RunSnapshot) -> Submitted | None:
         """The next attempt. Raises NoCapacity and its like: none is left."""
         tries = snapshot.tries(self.round)
-        attempt, pause = following(self.plan, tries, self.chance())
+        attempt, pause = next_attempt(self.plan, tries, self.chance())
         if attempt is None:
-            raise exhausted(self.plan, tries)
+            raise no_attempt_left_error(self.plan, tries)
         if pause and self.paused_after < tries[-1].number:
             self.paused_after = tries[-1].number
             self.say(f"again in {pause:.0f} s")
@@ -269,12 +276,12 @@ class Submission:
             return None
         if not self.is_ready:
             self.prepare(snapshot)
-            attempt = following(self.plan, tries).attempt  # places that can't work may be no more in it
+            attempt = next_attempt(self.plan, tries).attempt  # places that can't work may be no more in it
             if attempt is None:
-                raise exhausted(self.plan, tries)
+                raise no_attempt_left_error(self.plan, tries)
         if snapshot.age() > CURRENT_SECONDS or locked != self.ledger.locks:
             return None
-        return self.attempt(attempt, snapshot)
+        return self.create_job(attempt, snapshot)
 
     def prepare(self, snapshot: RunSnapshot) -> None:
         """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
@@ -302,7 +309,7 @@ class Submission:
         changed = request.differences(body, self.plan.attempts[0].request, request.submitted)
         return image if "@sha256:" in image and all(line.startswith("image: ") for line in changed) else ""
 
-    def attempt(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
+    def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
         """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
 
         Raises JobFailed: the run's hours are used up.
@@ -326,29 +333,29 @@ class Submission:
         try:
             job = self.service.create(attempt, body, self.request_id(entry))
         except CreateRefused as error:
-            self.refused(entry, attempt, error)
+            self.record_refusal(entry, attempt, error)
             return None
         except UnreachableError as error:
-            return self.landed(entry, snapshot, error)
+            return self.find_created_job(entry, snapshot, error)
         except LaunchError:  # nothing was sent
             self.ledger.note_end(entry.number, LOST, None)
             raise
-        return self.noted(entry, job, snapshot)
+        return self.record_job(entry, job, snapshot)
 
     def request_id(self, entry: Entry) -> str:
         """Return the create request's id."""
         writer = "" if self.ledger.locks else entry.writer
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
-    def refused(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
+    def record_refusal(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
         """No job was made: note why, and say it."""
         diagnosis = of_refusal(
             error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
         end = self.ledger.note_end(entry.number, diagnosis, None)
-        self.say(f"attempt {entry.number} ({spoken(*entry.place)}) was refused: {end.cause}")
+        self.say(f"attempt {entry.number} ({place_text(*entry.place)}) was refused: {end.cause}")
 
-    def landed(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
+    def find_created_job(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
         """What became of a create without an answer: its job, or None after noting that there is none.
 
         Raises UnreachableError: that can't be seen. The lock stays open for whoever looks next.
@@ -368,13 +375,13 @@ class Submission:
                 jobs = None
             found = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
             if found:
-                return self.noted(entry, found[0], snapshot) if len(found) == 1 else None
+                return self.record_job(entry, found[0], snapshot) if len(found) == 1 else None
             if jobs is not None and begun >= until:
                 self.ledger.note_end(entry.number, LOST, None)
                 return None
             self.clock.sleep(POLL_SECONDS)
 
-    def noted(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
+    def record_job(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
         """The job that was made. That it can't be noted is no reason to lose it: its label says whose it is.
 
         Without locks, or after a create that nothing came of (as far as could be seen), another may be there by now:
@@ -388,7 +395,7 @@ class Submission:
             others = [one for one in self.observe.jobs(snapshot.entries) if one.name != job.name and not one.is_over]
             if not others:
                 return submitted
-            kept = self.taken([job, *others], self.observe()) or submitted
+            kept = self.take_active([job, *others], self.observe()) or submitted
             return kept._replace(made=kept.job.name == job.name)
         except LaunchError as error:
             self.say(f"{job.name} is made, but: {error.problem}")

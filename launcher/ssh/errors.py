@@ -141,7 +141,7 @@ def explained(log: str, machine: Machine, facts: Mapping[str, str]) -> Explained
     """
     if ITS_OWN.search(SENT.sub("", log)):
         return None
-    if not (lines := told(log)):
+    if not (lines := relevant_lines(log)):
         return Explained(silent(log, machine), passing=True)
     text = "\n".join(lines)
     words = {**of_machine(machine), **facts, "said": lines[-1], "code": code_of(text)}
@@ -163,7 +163,7 @@ def silent(log: str, machine: Machine) -> LaunchError:
     return LaunchError(f"the connection to {machine.name} was lost", f"Was it stopped? launch vm status {machine.name}")
 
 
-def told(log: str) -> list[str]:
+def relevant_lines(log: str) -> list[str]:
     """The lines that say something."""
     return [line for line in map(str.strip, SENT.sub("", log).splitlines()) if not NOISE.match(line)]
 

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, NamedTuple
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File
 from launcher.ssh import command
-from launcher.ssh.errors import FAILED, explained, told
+from launcher.ssh.errors import FAILED, explained, relevant_lines
 from launcher.ssh.keys import no_ssh
 from launcher.ssh.session import Remote, scratch
 
@@ -49,14 +49,14 @@ def push(
         LaunchError: it didn't work; the files may be there in part, and the same push again completes them.
     """
     listed = b"".join(os.fsencode(file.name) + b"\0" for file in files)
-    told = prepared(remote, destination, listed, delete)
-    by = "rsync" if told["rsync"] and shutil.which("rsync") else "tar"
+    answer = prepared(remote, destination, listed, delete)
+    by = "rsync" if answer["rsync"] and shutil.which("rsync") else "tar"
     if by == "tar":
-        say(f"rsync isn't {'here' if told['rsync'] else f'on {remote.machine.name}'}: all files are sent, as a tar")
+        say(f"rsync isn't {'here' if answer['rsync'] else f'on {remote.machine.name}'}: all files are sent, as a tar")
         by_tar(remote, files, destination)
     else:
         by_rsync(remote, folder, listed, destination)
-    return Pushed(by, tuple(told["removed"]))
+    return Pushed(by, tuple(answer["removed"]))
 
 
 def prepared(remote: Remote, destination: str, listed: bytes, delete: bool) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def refuse(remote: Remote, program: str, code: int, stderr: str, log: Path) -> N
         return
     said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     own = [line for line in stderr.splitlines() if line.strip() and not USUAL.match(line)]
-    torn = code in TORN and (told(said) or not own or "closed by remote host" in stderr)
+    torn = code in TORN and (relevant_lines(said) or not own or "closed by remote host" in stderr)
     if torn and (fault := explained("\n".join([said, *own]), remote.machine, remote.facts)):
         raise fault.error
     words = "\n".join(stderr.strip().splitlines()[-3:]) or f"exit code {code}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.rehearsal import docker_replica as module
-from launcher.rehearsal.docker_replica import Contained, Lines, told
+from launcher.rehearsal.docker_replica import Contained, Lines, docker_errors
 
 
 class Output:
@@ -142,9 +142,9 @@ def test_a_program_for_another_processor(line: bytes, foreign: bool) -> None:
 
 
 def test_the_engines_words_come_along() -> None:
-    with pytest.raises(LaunchError, match=r"^the network: no more addresses"), told("the network"):
+    with pytest.raises(LaunchError, match=r"^the network: no more addresses"), docker_errors("the network"):
         raise docker.errors.APIError("500", explanation="no more addresses\n")
-    with pytest.raises(LaunchError, match=r"^the network: .*refused"), told("the network"):
+    with pytest.raises(LaunchError, match=r"^the network: .*refused"), docker_errors("the network"):
         raise ConnectionRefusedError("refused")
 
 

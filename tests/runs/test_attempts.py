@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.diagnosis import Kind, Scope
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.attempts import LONGEST_WAIT, RETRIES, Entry, EntryEnd, following, prevails, told
+from launcher.runs.attempts import LONGEST_WAIT, RETRIES, Entry, EntryEnd, attempts_summary, next_attempt, prevails
 from tests.plan.planning import planned
 
 PLAN: Plan = planned(regions=["us-central1", "us-east5"], provisioning=["spot", "flex-start"])
@@ -31,8 +31,8 @@ def tried(attempt: Attempt, scope: Scope, kind: Kind = "stockout", number: int =
 
 
 def test_the_plans_order_is_kept() -> None:
-    assert following(PLAN, []) == (SPOT_1, 0)
-    assert following(replace(PLAN, attempts=()), []) == (None, 0)
+    assert next_attempt(PLAN, []) == (SPOT_1, 0)
+    assert next_attempt(replace(PLAN, attempts=()), []) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +47,21 @@ def test_the_plans_order_is_kept() -> None:
     ],
 )
 def test_how_far_a_refusal_reaches(scope: Scope, then: Attempt | None) -> None:
-    assert following(PLAN, [tried(SPOT_1, scope)]).attempt is then
+    assert next_attempt(PLAN, [tried(SPOT_1, scope)]).attempt is then
 
 
 def test_a_region_is_left_with_all_its_models() -> None:
-    assert following(PLAN, [tried(SPOT_1, "region"), tried(SPOT_2, "region+provisioning")]).attempt is FLEX_2
+    assert next_attempt(PLAN, [tried(SPOT_1, "region"), tried(SPOT_2, "region+provisioning")]).attempt is FLEX_2
     pairs = [tried(one, "region+provisioning") for one in (SPOT_1, SPOT_2, FLEX_1)]
-    assert following(PLAN, pairs).attempt is FLEX_2
-    assert following(PLAN, [*pairs, tried(FLEX_2, "region+provisioning")]).attempt is None
+    assert next_attempt(PLAN, pairs).attempt is FLEX_2
+    assert next_attempt(PLAN, [*pairs, tried(FLEX_2, "region+provisioning")]).attempt is None
 
 
 def test_zones_of_a_region_are_apart() -> None:
     zones = [replace(SPOT_1, zone=f"us-central1-{letter}") for letter in "abc"]
-    assert following(replace(PLAN, attempts=zones), [tried(zones[0], "zone")]).attempt is zones[1]
+    assert next_attempt(replace(PLAN, attempts=zones), [tried(zones[0], "zone")]).attempt is zones[1]
     assert (
-        following(
+        next_attempt(
             replace(PLAN, attempts=zones), [tried(zones[0], "zone"), tried(zones[1], "region+provisioning")]
         ).attempt
         is None
@@ -70,44 +70,44 @@ def test_zones_of_a_region_are_apart() -> None:
 
 def test_a_zone_without_room_for_one_model_may_have_it_for_another() -> None:
     here = replace(SPOT_1, zone="us-central1-a"), replace(FLEX_1, zone="us-central1-a")
-    assert following(replace(PLAN, attempts=here), [tried(here[0], "zone")]).attempt is here[1]
-    assert following(replace(PLAN, attempts=here), [tried(here[0], "zone", "machine")]).attempt is None
+    assert next_attempt(replace(PLAN, attempts=here), [tried(here[0], "zone")]).attempt is here[1]
+    assert next_attempt(replace(PLAN, attempts=here), [tried(here[0], "zone", "machine")]).attempt is None
 
 
 def test_the_same_place_again_after_a_pause_that_grows() -> None:
     tries = []
     for number in range(1, RETRIES + 1):
         tries.append(tried(SPOT_1, "transient", "busy", number))
-        found, pause = following(PLAN, tries)
+        found, pause = next_attempt(PLAN, tries)
         assert (found, pause) == (SPOT_1, min(2.0 * 2 ** (number - 1), LONGEST_WAIT))
-        assert following(PLAN, tries, 0.25).pause == pause / 4
+        assert next_attempt(PLAN, tries, 0.25).pause == pause / 4
     tries.append(tried(SPOT_1, "transient", "busy", 6))
-    assert following(PLAN, tries) == (SPOT_2, 0), "five times again, and then elsewhere"
+    assert next_attempt(PLAN, tries) == (SPOT_2, 0), "five times again, and then elsewhere"
 
 
 def test_google_says_how_long() -> None:
-    assert following(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=33.0)], 0.5).pause == 33
-    assert following(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=1e6)], 0.5).pause == 600
-    assert following(PLAN, [tried(SPOT_1, "region", retry_after=33.0)]).pause == 0, "another place"
+    assert next_attempt(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=33.0)], 0.5).pause == 33
+    assert next_attempt(PLAN, [tried(SPOT_1, "transient", "busy", retry_after=1e6)], 0.5).pause == 600
+    assert next_attempt(PLAN, [tried(SPOT_1, "region", retry_after=33.0)]).pause == 0, "another place"
 
 
 def test_what_was_lost_says_nothing_about_the_place() -> None:
-    assert following(PLAN, [tried(SPOT_1, "permanent", "lost")]).attempt is SPOT_1
+    assert next_attempt(PLAN, [tried(SPOT_1, "permanent", "lost")]).attempt is SPOT_1
 
 
 def test_a_preemption_wipes_out_what_was_before() -> None:
     tries = [tried(SPOT_1, "region"), tried(SPOT_2, "transient", "preempted", 2)]
-    assert following(PLAN, tries) == (SPOT_1, 0)
+    assert next_attempt(PLAN, tries) == (SPOT_1, 0)
     many = [tried(SPOT_1, "transient", "preempted", number) for number in range(1, 30)]
-    assert following(PLAN, many) == (SPOT_1, LONGEST_WAIT)
+    assert next_attempt(PLAN, many) == (SPOT_1, LONGEST_WAIT)
 
 
 def test_open_attempts_count_for_nothing() -> None:
-    assert following(PLAN, [replace(tried(SPOT_1, "region"), end=None)]) == (SPOT_1, 0)
+    assert next_attempt(PLAN, [replace(tried(SPOT_1, "region"), end=None)]) == (SPOT_1, 0)
 
 
 def test_all_that_was_tried_is_told_and_each_fix_once() -> None:
-    lines, fixes = told([tried(SPOT_1, "region"), tried(FLEX_2, "region", number=2)])
+    lines, fixes = attempts_summary([tried(SPOT_1, "region"), tried(FLEX_2, "region", number=2)])
     assert lines == "  1. us-central1, spot: because\n  2. us-east5, flex-start: because"
     assert fixes == "do this"
 

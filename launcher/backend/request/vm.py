@@ -14,19 +14,19 @@ from train import contract
 def read(request: Mapping[str, Any]) -> JobRequest:
     """What it asks for."""
     instance = properties(request)
-    told = told_to(request)
-    env = {str(name): str(value) for name, value in told.get("env", {}).items()}
+    sent = startup_parameters(request)
+    env = {str(name): str(value) for name, value in sent.get("env", {}).items()}
     accounts = instance.get("serviceAccounts") or [{}]
     listed = sum(int(one.get("acceleratorCount", 0)) for one in instance.get("guestAccelerators", ()))
     return JobRequest(
         provisioning=reservation(instance) or provisioning_of(instance),
         machine_type=last(instance.get("machineType", "")),
         gpus=int(env.get(contract.PROCESSES, 0)) or listed,
-        nodes=len(told.get("nodes", ())) or int(request.get("count", 1)),
+        nodes=len(sent.get("nodes", ())) or int(request.get("count", 1)),
         account=accounts[0].get("email", ""),
-        image=str(told.get("image", "")),
-        output=str(told.get("run_folder", "") or ""),
-        words=tuple(str(word) for word in (told.get("entrypoint", ""), *told.get("arguments", ())) if word),
+        image=str(sent.get("image", "")),
+        output=str(sent.get("run_folder", "") or ""),
+        words=tuple(str(word) for word in (sent.get("entrypoint", ""), *sent.get("arguments", ())) if word),
         env=env,
     )
 
@@ -43,7 +43,7 @@ def properties(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def told_to(request: Mapping[str, Any]) -> Mapping[str, Any]:
+def startup_parameters(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the startup script is told."""
     items = properties(request).get("metadata", {}).get("items", ())
     return parameters(next((item.get("value", "") for item in items if item.get("key") == PARAMETERS), ""))
@@ -72,9 +72,9 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """The request with one more variable in the container."""
-    told = told_to(request)
+    sent = startup_parameters(request)
     text = json.dumps(
-        {**told, "env": {**told.get("env", {}), name: value}},
+        {**sent, "env": {**sent.get("env", {}), name: value}},
         sort_keys=True,
         separators=(",", ":"),
         ensure_ascii=False,

@@ -46,7 +46,7 @@ def vertex(
         made = planned(gather("vertex", spec, flags))
         show(on_cpu(made, cpu_machine) if cpu_machine else made, output_format)
         return
-    from launcher.cli.flows.launch import LaunchOptions, start
+    from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
 
     options = LaunchOptions(
         detach=detach,
@@ -55,7 +55,7 @@ def vertex(
         create_repository=create_repository,
         cpu_machine=cpu_machine,
     )
-    start(spec, flags, options, output_format, resume=resume, new=new)
+    launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
 
 
 def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:

@@ -20,7 +20,7 @@ from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
 from launcher.plan.model import Plan
-from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, ends_run, failure
+from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, ends_run
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.ledger import BucketLedger, MemoryLedger
 from launcher.runs.stored_plan import refusal
@@ -81,7 +81,7 @@ def follow(
     driver = RunDriver(
         plan=made, service=service, ledger=ledger, watcher=screen, say=printer.say, ready=ready, clock=cloud.clock
     )
-    with shown(screen, printer, made, made.run, output):
+    with errors_shown(screen, printer, made, made.run, output):
         printer.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
         try:
             job = driver.drive(fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
@@ -100,7 +100,7 @@ def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: 
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan can't be trusted."""
     made, refused = checked_plan(cloud, run)
     if made and not refused:
-        follow(cloud, made, output, ready=unchanged, fresh=False, watch_seconds=watch_seconds)
+        follow(cloud, made, output, ready=with_its_own_image, fresh=False, watch_seconds=watch_seconds)
         return
     printer = EventPrinter(None)
     if run.is_active:
@@ -108,12 +108,12 @@ def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: 
         printer.say(f"its folder {why}: following this job only, no further attempts")
     storage = storage_of(run_folder_of(run.job))
     screen = Screen(cloud.of_run(storage), cloud, printer, storage)
-    with shown(screen, printer, None, run.id, output):
-        job = watched(cloud, screen, run.job, watch_seconds, refused)
+    with errors_shown(screen, printer, None, run.id, output):
+        job = watch_job(cloud, screen, run.job, watch_seconds, refused)
         show_end(job, None, output)
 
 
-def watched(
+def watch_job(
     cloud: CloudContext, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
 ) -> Job:
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
@@ -131,22 +131,22 @@ def watched(
     if refused and not ends_run(diagnosis):
         screen.tell(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused
-    raise failure(ended, diagnosis)
+    raise end_error(ended, diagnosis)
 
 
-def unchanged(made: Plan) -> Plan:
+def with_its_own_image(made: Plan) -> Plan:
     """The image is the plan's own."""
     return made
 
 
 @contextmanager
-def shown(screen: Screen, printer: EventPrinter, made: Plan | None, run: str, output: Output) -> Iterator[None]:
+def errors_shown(screen: Screen, printer: EventPrinter, made: Plan | None, run: str, output: Output) -> Iterator[None]:
     """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
     try:
         with signals_stop():
             yield
     except LaunchError as error:
-        last_words(printer)
+        close_printer(printer)
         job = error.job if isinstance(error, RunEnded) else screen.job
         if job and isinstance(error, JobFailed | RunEnded):
             show_end(job, made, output, error)
@@ -154,16 +154,16 @@ def shown(screen: Screen, printer: EventPrinter, made: Plan | None, run: str, ou
             show_job(job, output, error)
         raise
     except KeyboardInterrupt as stop:
-        stop.add_note(left(screen.job, run))
-        last_words(printer, left(screen.job, run))
+        stop.add_note(interrupted_text(screen.job, run))
+        close_printer(printer, interrupted_text(screen.job, run))
         raise
     except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
         raise Stopped(signal.SIGPIPE) from None
     finally:
-        last_words(printer)
+        close_printer(printer)
 
 
-def left(job: Job | None, run: str) -> str:
+def interrupted_text(job: Job | None, run: str) -> str:
     """What goes on when nobody watches any longer."""
     if job is None:
         return f"interrupted before a job was seen\nlaunch status {run} shows whether one was made all the same"
@@ -173,7 +173,7 @@ def left(job: Job | None, run: str) -> str:
     return f"no longer watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} ends it"
 
 
-def last_words(printer: EventPrinter, text: str = "") -> None:
+def close_printer(printer: EventPrinter, text: str = "") -> None:
     """Leave the terminal in order. It may have gone: then nobody is told."""
     try:
         printer.close()

@@ -53,17 +53,17 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
         return None if self.watch_seconds is None else seconds_of(self.watch_seconds, "--watch-for")
 
 
-def start(
+def launch_or_resume(
     spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, resume: str | None, new: bool
 ) -> None:
     """Launch a spec, or go on with the run `resume`. Raises LaunchError."""
     if resume:
-        resumed(resume, spec, flags, options, output)
+        resume_run(resume, spec, flags, options, output)
     else:
-        launch(spec, flags, options, output, new=new)
+        launch_spec(spec, flags, options, output, new=new)
 
 
-def launch(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
+def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
     """Plan a spec, and see its run to its end. Raises LaunchError."""
     seconds = options.seconds
     inputs = options.inputs(spec, flags)
@@ -72,13 +72,13 @@ def launch(spec: Path | None, flags: Flags, options: LaunchOptions, output: Outp
     cloud = of_project(inputs.context.project)
     follow.check_output(made, cloud)
     if new:
-        made = anew(made, inputs, cloud)
-    told(made)
-    ready = image(inputs, options, cloud)
+        made = as_fresh_run(made, inputs, cloud)
+    report_warnings(made)
+    ready = image_preparer(inputs, options, cloud)
     follow.follow(cloud, made, output, ready=ready, fresh=True, detach=options.detach, watch_seconds=seconds)
 
 
-def resumed(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
+def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
     """Go on with a run that has ended: in its folder, with its image. Raises LaunchError.
 
     Without a spec the plan is the one that the run was launched with, from its folder.
@@ -86,11 +86,11 @@ def resumed(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, 
     seconds = options.seconds
     cloud = of_project(project(options.target, os.environ))
     if spec:
-        run_id = id_of(name, flags, cloud)
+        run_id = run_id_of(name, flags, cloud)
         inputs = options.inputs(spec, with_field(flags, run_id=run_id))
-        made, ready = planned(inputs), image(inputs, options, cloud)
+        made, ready = planned(inputs), image_preparer(inputs, options, cloud)
         follow.check_output(made, cloud)
-        check_there(made, cloud)
+        check_run_exists(made, cloud)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
             f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
@@ -98,13 +98,13 @@ def resumed(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, 
         )
     else:
         run = one_run(cloud, name, searched(flags.region))
-        made, ready = follow.stored_plan(cloud, run), follow.unchanged
+        made, ready = follow.stored_plan(cloud, run), follow.with_its_own_image
     follow.follow(
         cloud, made, output, ready=ready, fresh=True, resume=True, detach=options.detach, watch_seconds=seconds
     )
 
 
-def id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
+def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
     """The run's id. Nothing but its folder knows a run whose VMs are gone, and its id leads there."""
     if RUN_ID.fullmatch(name):
         return name
@@ -114,7 +114,7 @@ def id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
         return name
 
 
-def looked(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
+def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
     """The plan after what was looked at before it costs anything. Raises PlanRefused."""
     if options.target != "vm" or not options.preflight:
         return made
@@ -123,14 +123,14 @@ def looked(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
     return preflight(made, cloud.compute, EventPrinter(made).say)
 
 
-def check_there(made: Plan, cloud: CloudContext) -> None:
+def check_run_exists(made: Plan, cloud: CloudContext) -> None:
     """Raises UsageError: nobody has ever launched the run that is to be resumed."""
     found = everywhere(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
     if not found.jobs and is_free(made, made.run, cloud):
         raise UsageError(f"there is no run {made.run} to go on with", "launch status lists all that there are.")
 
 
-def anew(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
+def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
     """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
     identity = identity_of(made.attempts[0])
     found = everywhere(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
@@ -142,8 +142,8 @@ def anew(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
         beside = [job for job in newest.values() if not job.is_over]
         for job in beside:
             EventPrinter(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
-        number = next(one for one in count(number + 1) if is_free(made, numbered(made.run, one), cloud))
-    run_id = numbered(made.run, number)
+        number = next(one for one in count(number + 1) if is_free(made, numbered_id(made.run, one), cloud))
+    run_id = numbered_id(made.run, number)
     return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
 
 
@@ -157,7 +157,7 @@ def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
     return not beside or not BucketLedger.open(folder, cloud.clock, project=cloud.project, region=region).entries()
 
 
-def numbered(run: str, number: int) -> str:
+def numbered_id(run: str, number: int) -> str:
     """RUN, RUN-2, RUN-3 …"""
     return run if number == 1 else f"{run}-{number}"
 
@@ -168,14 +168,14 @@ def number_of(run: str, first: str) -> int:
     return int(found[1] or 1) if found else 0
 
 
-def told(made: Plan) -> None:
+def report_warnings(made: Plan) -> None:
     """The plan's warnings, on stderr: who doesn't ask for a dry run must see them too."""
     say = EventPrinter(made).say
     for warning in made.warnings:
         say(warning)
 
 
-def image(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
+def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
     """What looks whether it can work, and puts the plan's image into the registry, once it is known that something is
     to be created."""
 
@@ -184,7 +184,7 @@ def image(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callab
         from launcher.cli.ui.progress_bars import progress, report
         from launcher.images import pipeline
 
-        made = looked(made, cloud, options)
+        made = after_preflight(made, cloud, options)
         job = wanted(inputs, options.builder)
         with progress() as bars:
             if options.create_repository:

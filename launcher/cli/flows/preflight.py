@@ -34,10 +34,10 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
     if not attempts:
         kind = NoCapacity if all("quota" in one.problem.lower() for one in refusals) else PlanRefused
         raise kind(
-            "; ".join(text.partition("\n")[0] for text in told(refusals)),
+            "; ".join(text.partition("\n")[0] for text in findings_text(refusals)),
             "\n".join([*fixes(refusals[:1]), "--no-preflight goes on all the same"]),
         )
-    for text in told(findings):
+    for text in findings_text(findings):
         problem, _, commands = text.partition("\n")
         say("\n".join(wrapped(problem, WIDTH - len("launch: "))))
         for line in commands.splitlines():  # to be copied: nothing stands in front
@@ -48,7 +48,7 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
     return made
 
 
-def told(findings: Sequence[Finding]) -> Iterator[str]:
+def findings_text(findings: Sequence[Finding]) -> Iterator[str]:
     """What was found, in words; of places that are alike in it the first one."""
     alike: dict[str, list[Finding]] = {}
     for one in findings:

@@ -130,7 +130,9 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
     shown = page(job, request, end, storage, printer.restarts)
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
-        shown = msgspec.structs.replace(shown, preempted=told(job.preempt_after, ran.preempted, shown.found, attempt))
+        shown = msgspec.structs.replace(
+            shown, preempted=preemption_result(job.preempt_after, ran.preempted, shown.found, attempt)
+        )
     error = None if end.succeeded else failure(end, request.run_folder, printer.cause)
     show(shown, job, output, error)
     if error:
@@ -238,7 +240,7 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
     )
 
 
-def told(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
+def preemption_result(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
     """What the metrics say about the preemption of an attempt."""
     from launcher.runs.metrics.results import Results
 

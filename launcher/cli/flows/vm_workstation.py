@@ -69,7 +69,7 @@ class Screen:
         return ""
 
 
-def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
+def create_workstation(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
     """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
     made = planned(inputs)
     cloud = of_project(inputs.context.project)
@@ -84,24 +84,24 @@ def make(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> No
         ledger=MemoryLedger(cloud.clock),
         watcher=screen,
         say=printer.say,
-        ready=lambda one: looked(one, cloud, printer, detach=detach) if preflight else one,
+        ready=lambda one: after_preflight(one, cloud, printer, detach=detach) if preflight else one,
         clock=cloud.clock,
     )
     try:
         with signals_stop():
             job, is_new = driver.drive_until_running(fresh=True)
-            machine = there(cloud, job, made, printer, is_new=is_new)
-            machine = machine if detach else wait(cloud, machine, printer)
+            machine = created_or_found(cloud, job, made, printer, is_new=is_new)
+            machine = machine if detach else wait_for_driver(cloud, machine, printer)
     except KeyboardInterrupt as stop:
-        stop.add_note(left(screen.job, made.run))
-        follow.last_words(printer, left(screen.job, made.run))
+        stop.add_note(interrupted_text(screen.job, made.run))
+        follow.close_printer(printer, interrupted_text(screen.job, made.run))
         raise
     finally:
-        follow.last_words(printer)
+        follow.close_printer(printer)
     show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(cloud.compute), is_ready=not detach)
 
 
-def looked(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
+def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
     """The plan after what was looked at, once it is known that a VM is to be made.
 
     Raises:
@@ -119,7 +119,7 @@ def looked(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bo
     return preflight(made, cloud.compute, printer.say)
 
 
-def there(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:
+def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:
     """The VM that there is now. Raises UsageError: one was there, and it is another one, or stopped."""
     machine = cloud.compute.instance(job.place, job.id)
     if is_new:
@@ -136,7 +136,7 @@ def there(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, i
     return machine
 
 
-def wait(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machine:
+def wait_for_driver(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machine:
     """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
     from launcher.backend.base import GoneError
     from launcher.cli.flows.ssh_access import check
@@ -148,19 +148,19 @@ def wait(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machin
         )
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):
-            error.hint = "\n".join(filter(None, (error.hint, costs(machine.name))))
+            error.hint = "\n".join(filter(None, (error.hint, billing_hint(machine.name))))
         raise
     for line in gpus.strip().splitlines():
         printer.say(line)
     return ready
 
 
-def costs(name: str) -> str:
+def billing_hint(name: str) -> str:
     """What is to be known of a VM that was made, and can't be used (yet)."""
     return f"The VM is there, and costs: launch vm status {name}, launch vm delete {name}"
 
 
-def left(job: Job | None, name: str) -> str:
+def interrupted_text(job: Job | None, name: str) -> str:
     """What goes on after Ctrl-C."""
     if job is None:
         return "interrupted before a VM was seen\nlaunch vm list shows whether one was made all the same"

@@ -17,17 +17,17 @@ class Stdout(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Raises LaunchError."""
-        with told():
+        with stdout_errors():
             return super().write(text)
 
     def flush(self) -> None:
         """Raises LaunchError."""
-        with told():
+        with stdout_errors():
             super().flush()
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def stdout_errors() -> Iterator[None]:
     """An OSError of stdout as a LaunchError; a reader that has enough (`launch … | head`) is none."""
     try:
         yield

@@ -103,7 +103,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
         pytest.raises(Stopped) as stop,
-        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
     print("what Typer says", file=sys.stderr)
@@ -114,7 +114,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_reads_on() -> None:
     with (
         pytest.raises(Stopped) as stop,
-        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
     assert stop_code(stop.value) == 141
@@ -195,7 +195,7 @@ def test_a_folder_that_may_not_be_read(job: Job) -> None:
 def test_a_failure_of_launchs_own_shows_no_page() -> None:
     with (
         pytest.raises(LaunchError, match="odd"),
-        follow.shown(blind(), EventPrinter(None), None, "job-1", Output.json),
+        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.json),
     ):
         raise LaunchError("odd")
 

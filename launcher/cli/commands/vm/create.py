@@ -87,7 +87,7 @@ def vm(
     if dry_run:
         show(planned(inputs(spec, flags)), output_format)
     elif run:
-        from launcher.cli.flows.launch import LaunchOptions, start
+        from launcher.cli.flows.launch import LaunchOptions, launch_or_resume
 
         options = LaunchOptions(
             detach=detach,
@@ -98,11 +98,11 @@ def vm(
             builder=builder,
             create_repository=create_repository,
         )
-        start(spec, flags, options, output_format, resume=resume, new=new)
+        launch_or_resume(spec, flags, options, output_format, resume=resume, new=new)
     else:
-        from launcher.cli.flows.vm_workstation import make
+        from launcher.cli.flows.vm_workstation import create_workstation
 
-        make(inputs(spec, flags), output_format, detach=detach, preflight=not no_preflight)
+        create_workstation(inputs(spec, flags), output_format, detach=detach, preflight=not no_preflight)
 
 
 def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:
