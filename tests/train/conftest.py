@@ -9,9 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.train.forked import Forked
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -50,7 +53,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forked() -> Iterator[Forked]:
+    """Runs ranks of the trainer in forks of a process that has torch."""
+    from tests.train.forked import forking
+
+    with forking() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def switches(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     """The run folders of all that tests.train.switches does on two ranks, and what they said (`stdout`).
 
     Of several processes of pytest (-n 3) the first that asks makes them for all: it takes half a minute.
@@ -59,7 +71,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     if "PYTEST_XDIST_WORKER" not in os.environ:
         base = tmp_path_factory.mktemp("switches")
-        (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
+        (base / "stdout").write_text(on_two_ranks(forked, "tests.train.switches", base))
         return base
     base = tmp_path_factory.getbasetemp().parent / "switches"
     with base.with_suffix(".lock").open("w") as lock:
@@ -67,7 +79,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (base / "stdout").exists():
             shutil.rmtree(base, ignore_errors=True)  # where it failed
             base.mkdir()
-            (base / "stdout").write_text(on_two_ranks("tests.train.switches", base))
+            (base / "stdout").write_text(on_two_ranks(forked, "tests.train.switches", base))
     return base
 
 

@@ -1,7 +1,7 @@
 """Runs in which one bit of one rank's state flips, for test_replicas: one after the other, in folders under the one
 that is named.
 
-torchrun --standalone --nproc-per-node 3 -m tests.train.flipping FOLDER
+torchrun --standalone --nproc-per-node 3 -m tests.train.flipping FOLDER (on_two_ranks does it without torchrun)
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """Ranks by fork of a process that has torch already, with this process in torchrun's place: as soon as a rank fails,
-the others are told to end. Start to end of a job takes a second or less.
+the others are told to end. Start to end of a job takes a second or less. Tests ask it by the fixture `forked`
+(tests.train.forked).
 
-python -m tests.train.forking JOBS: each line of stdin is a job (JSON), each of stdout how it ended.
+python -m tests.train.forking MODULES: each line of stdin is a job (JSON), each of stdout how it ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
+import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,14 @@ class Job:
     """The ranks of one run."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        """`job`: out (a folder), ranks, env, and perhaps a number by which its owner knows it."""
+        """`job`: out (a folder), ranks, env; optionally
+
+        - number, by which its owner knows it,
+        - argv: a module to run instead of `train`, and its arguments,
+        - hook: Python code that each rank runs first,
+        - apart: a rank that fails does not end the others,
+        - limit: seconds after which the job is given up.
+        """
         self.job, self.out, self.world = job, Path(job["out"]), int(job["ranks"])
         env = dict(job["env"])
         self._store = 0
@@ -35,7 +45,10 @@ class Job:
             env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": str(self.world)}
         self._began, self._failed, self._ended = time.time(), 0.0, 0.0
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.world > 1 else {} for rank in range(self.world)]
-        self._pids = {_forked(self.out / str(rank), {**env, **own}): rank for rank, own in enumerate(ranks)}
+        self._pids = {
+            _forked(self.out / str(rank), {**env, **own}, job.get("argv") or [], job.get("hook") or ""): rank
+            for rank, own in enumerate(ranks)
+        }
         self._codes = dict[int, int]()
 
     def poll(self) -> dict[str, Any] | None:
@@ -45,11 +58,11 @@ class Job:
             if done:
                 self._codes[self._pids.pop(pid)] = os.waitstatus_to_exitcode(status)
                 self._ended = time.time()
-                if status and not self._failed:
+                if status and not self._failed and not self.job.get("apart"):
                     self._failed = self._ended
                     self._signal(signal.SIGTERM)
         late = self._failed and time.time() - self._failed > GRACE
-        if late or time.time() - self._began > LIMIT:
+        if late or time.time() - self._began > self.job.get("limit", LIMIT):
             self._signal(signal.SIGKILL)
         return None if self._pids else self._told()
 
@@ -73,6 +86,7 @@ class Job:
             "number": self.job.get("number"),
             "codes": [self._codes[rank] for rank in range(self.world)],
             "errors": [path.read_text() for path in errors],
+            "outputs": [(self.out / f"{rank}.out").read_text() for rank in range(self.world)],
             "after": self._ended - min(spoke, default=self._ended),
             "seconds": self._ended - self._began,
         }
@@ -94,7 +108,7 @@ def _store() -> tuple[int, int]:
         signal.pause()
 
 
-def _forked(out: Path, env: dict[str, str]) -> int:
+def _forked(out: Path, env: dict[str, str], argv: list[str], hook: str) -> int:
     """A rank: `python -m train`, but for the start of Python. With LACKING it has no such module."""
     files = [os.open(out.with_suffix(name), os.O_CREAT | os.O_TRUNC | os.O_WRONLY) for name in (".out", ".err")]
     if pid := os.fork():
@@ -103,37 +117,53 @@ def _forked(out: Path, env: dict[str, str]) -> int:
         return pid
     os.environ.clear()
     os.environ.update(env)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, file in enumerate(files, start=1):
         os.dup2(file, number)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     if lacking := env.get("LACKING"):
         sys.modules[lacking] = None  # type: ignore[assignment]  # so Python spells that it can't be imported
+    code = 99
     try:
-        from train.__main__ import main as rank
-
-        rank()
+        exec(hook, {})
+        sys.argv = argv or ["train"]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException:  # noqa: BLE001 - as Python at its end
+        traceback.print_exc()
     finally:
-        os._exit(99)
+        os._exit(code)
 
 
-def serve(jobs: Iterator[str]) -> None:
+class Lines:
+    """The lines of stdin, without waiting for those that are still to come."""
+
+    def __init__(self) -> None:
+        self.rest, self.ended = b"", False
+
+    def next(self, wait: bool) -> str:
+        """Empty if there is none yet, or (`ended`) none any more."""
+        while b"\n" not in self.rest and not self.ended and select.select([0], [], [], None if wait else 0)[0]:
+            data = os.read(0, 1 << 16)
+            self.rest, self.ended = self.rest + data, not data
+        line, _, self.rest = self.rest.partition(b"\n") if b"\n" in self.rest or self.ended else (b"", b"", self.rest)
+        return line.decode()
+
+
+def serve() -> None:
     """Some at a time, in any order."""
     running = list[Job]()
     try:
-        _serve(jobs, running)
+        _serve(Lines(), running)
     finally:
         for job in running:
             job.end()
 
 
-def _serve(jobs: Iterator[str], running: list[Job]) -> None:
-    more = True
-    while more or running:
-        while more and len(running) < AT_ONCE:
-            line = next(jobs, "")
-            more = bool(line)
-            if line:
-                running.append(Job(json.loads(line)))
+def _serve(jobs: Lines, running: list[Job]) -> None:
+    while not jobs.ended or jobs.rest or running:
+        while len(running) < AT_ONCE and (line := jobs.next(wait=not running)):
+            running.append(Job(json.loads(line)))
         for job in list(running):
             if told := job.poll():
                 running.remove(job)
@@ -149,7 +179,7 @@ def main(preloaded: list[str]) -> None:
     for name in preloaded:
         import_module(name)
     torch.set_num_threads(1)
-    serve(iter(sys.stdin))
+    serve()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What several ranks do together in one session of torchrun, for test_fsdp: runs and their interruptions, one after the
 other, in folders under the one that is named. (`switches` has a session for others.)
 
-torchrun --standalone --nproc-per-node 2 -m tests.train.sharing FOLDER
+torchrun --standalone --nproc-per-node 2 -m tests.train.sharing FOLDER (on_two_ranks does it without torchrun)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 
 from tests.train import trials
+from tests.train.forked import Forked
 from train import agreement, begin, contract, dist, loop, models
 from train.config import parse
 from train.dist import Ranks
@@ -48,13 +48,10 @@ SGD = {"name": "sgd", "lr": 0.1, "warmup_steps": 0}
 SHORT: dict[str, Any] = {"steps": 3, "eval": {"every": 3, "batches": 1}, "optimizer": {"lr": 1e-3, "warmup_steps": 0}}
 
 
-def on_two_ranks(program: str, base: Path, ranks: int = 2) -> str:
+def on_two_ranks(forked: Forked, program: str, base: Path, ranks: int = 2) -> str:
     """What they (or more `ranks`) say to stdout: all of it must go well."""
-    torchrun = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone"]
-    torchrun.append(f"--nproc-per-node={ranks}")
-    env = os.environ | {"PYTHONPATH": str(Path(contract.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, "-m", program, str(base)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked(os.environ | {"OMP_NUM_THREADS": "1"}, ranks, argv=[program, str(base)])
+    assert not any(done.codes), done.stdout + done.stderr
     return done.stdout
 
 

@@ -1,7 +1,7 @@
 """What two ranks do together in one session of torchrun, for test_speed, test_compiling, test_memory and
 test_determinism: one run after the other, in folders under the one that is named.
 
-torchrun --standalone --nproc-per-node 2 -m tests.train.switches FOLDER
+torchrun --standalone --nproc-per-node 2 -m tests.train.switches FOLDER (on_two_ranks does it without torchrun)
 """
 
 from __future__ import annotations

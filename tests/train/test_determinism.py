@@ -1,4 +1,4 @@
-"""Several ranks through torchrun, on the CPU: the same bits twice, and the same losses on one rank and on two."""
+"""Several ranks on the CPU: the same bits twice (once under torchrun), and the same losses on one rank and on two."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.train.conftest import on_one_thread
+from tests.train.forked import ROOT, Forked
 from tests.train.switches import RESNET
 from train import checkpoint, contract, loop
 from train.config import parse
@@ -32,7 +33,6 @@ CONFIG: dict[str, Any] = {
     "eval": {"every": 6, "batches": 2},
     "log_every": 5,
 }
-ROOT = Path(contract.__file__).parents[1]
 
 
 def environment(folder: Path, config: dict[str, Any], path: str = str(ROOT)) -> dict[str, str]:
@@ -73,14 +73,14 @@ def losses(folder: Path) -> tuple[list[float], list[float], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Twice on two ranks, once on one, in this process; the data is a small folder of source."""
+def runs(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> dict[str, Path]:
+    """Twice on two ranks, under torchrun and without it; once on one, in this process. The data is a small folder of
+    source."""
     base = tmp_path_factory.mktemp("runs")
     config = {**CONFIG, "data": str(Path(json.__file__).parent)}
-    for name in ("two", "again"):
-        done = start(environment(base / name, config), 2)
-        assert done.returncode == 0, done.stderr
-        (base / f"{name}.out").write_text(done.stdout)
+    two, again = start(environment(base / "two", config), 2), forked(environment(base / "again", config), 2)
+    assert (two.returncode, again.returncode) == (0, 0), two.stderr + again.stderr
+    (base / "two.out").write_text(two.stdout)
     with on_one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(base / "cache"))
         loop.train(parse(config), Ranks(), {contract.RUN_FOLDER: str(base / "one")})
@@ -108,12 +108,11 @@ def test_the_ranks_agree_and_say_so_once(runs: dict[str, Path]) -> None:
     assert Path(f"{runs['two']}.exit").read_text().split() == ["0", "0"]
 
 
-def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path) -> None:
-    """Started by hand: torchrun would end the second rank before it can say how it ends."""
-    processes = by_hand(environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")}), {}, {})
-    said = [process.communicate(timeout=60)[1] for process in processes]
-    assert said == [f"train: data: there is no file or folder {tmp_path / 'nothing'} on this machine\n", ""]
-    assert [process.returncode for process in processes] == [2, 2]
+def test_a_users_error_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path, forked: Forked) -> None:
+    """Apart: torchrun would end the second rank before it can say how it ends."""
+    done = forked(environment(tmp_path / "run", {**CONFIG, "data": str(tmp_path / "nothing")}), 2, apart=True)
+    assert done.errors == [f"train: data: there is no file or folder {tmp_path / 'nothing'} on this machine\n", ""]
+    assert done.codes == [2, 2]
     assert Path(f"{tmp_path / 'run'}.exit").read_text().split() == ["2", "2"]
 
 
@@ -135,19 +134,13 @@ def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> No
     assert ranks[1].returncode == contract.Exit.UNFIT
 
 
-def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Late:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'train.loop':\n"
-        "            import time, datetime, train.dist as dist, train.saving.manifests as manifests\n"
-        "            dist.TIMEOUT, commit = datetime.timedelta(seconds=3), manifests.commit\n"
-        "            manifests.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
-        "sys.meta_path.insert(0, Late())\n"
+def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path, forked: Forked) -> None:
+    hook = (
+        "import time, datetime, train.dist as dist, train.saving.manifests as manifests\n"
+        "dist.TIMEOUT, commit = datetime.timedelta(seconds=3), manifests.commit\n"
+        "manifests.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
     )
-    env = environment(tmp_path / "run", {**CONFIG, "data": "synthetic", "steps": 2}, f"{tmp_path}:{ROOT}")
-    done = start(env, 2)
+    done = forked(environment(tmp_path / "run", {**CONFIG, "data": "synthetic", "steps": 2}), 2, hook=hook)
     assert done.returncode == 0, done.stderr
     assert LocalFolder(tmp_path / "run").list("checkpoints/")
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.test_determinism import ROOT, by_hand, environment, start
+from tests.train.forked import ROOT, Forked
+from tests.train.test_determinism import by_hand, environment, start
 from tests.train.trials import differences, losses, read
 from train import contract
 
@@ -26,39 +27,48 @@ CONFIG: dict[str, Any] = {
     "log_every": 5,
 }
 HOOK = """
-import os, signal, sys, time
+import os, signal, time
+import train.agreement, train.techniques.optim, train.setup
+train.agreement.APART_SECONDS = 0.0  # the run is over in less
+real = train.techniques.optim.learning_rate
+def learning_rate(step, *rest):
+    if step > int(os.environ['STOP_AT']):
+        time.sleep(0.2)  # else all is over before torchrun has passed a signal on
+    if step == int(os.environ['STOP_AT']) and os.environ.get('RANK', '0') == os.environ['STOP_RANK']:
+        exec(os.environ['STOP_HOW'])
+    return real(step, *rest)
+train.techniques.optim.learning_rate = learning_rate
+"""
+"""Does STOP_HOW in the rank STOP_RANK when it begins the step STOP_AT."""
+
+LATE = f"""
+import os, sys
 class Late:
     def find_spec(self, name, path=None, target=None):
         if name == 'train.loop' and os.environ.get('STOP_AT'):
-            import train.agreement, train.techniques.optim, train.setup
-            train.agreement.APART_SECONDS = 0.0  # the run is over in less
-            real = train.techniques.optim.learning_rate
-            def learning_rate(step, *rest):
-                if step > int(os.environ['STOP_AT']):
-                    time.sleep(0.2)  # else all is over before torchrun has passed a signal on
-                if step == int(os.environ['STOP_AT']) and os.environ.get('RANK') == os.environ['STOP_RANK']:
-                    exec(os.environ['STOP_HOW'])
-                return real(step, *rest)
-            train.techniques.optim.learning_rate = learning_rate
+            exec({HOOK!r}, {{}})
 sys.meta_path.insert(0, Late())
 """
-"""Does STOP_HOW in the rank STOP_RANK when it begins the step STOP_AT."""
+"""HOOK as soon as a process imports the trainer."""
 
 
 def hooked(folder: Path, step: int = 0, rank: int = 0, how: str = "", **config: Any) -> dict[str, str]:
     folder.parent.mkdir(exist_ok=True)
-    (folder.parent / "sitecustomize.py").write_text(HOOK)
+    (folder.parent / "sitecustomize.py").write_text(LATE)
     env = environment(folder, {**CONFIG, **config}, f"{folder.parent}:{ROOT}")
     return env | {"STOP_AT": str(step or ""), "STOP_RANK": str(rank), "STOP_HOW": how}
 
 
 TERM_TORCHRUN = "os.kill(os.getppid(), signal.SIGTERM)"
+TERM_SELF = "os.kill(os.getpid(), signal.SIGTERM)"
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(4, 2), (4, "auto")])
-def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(tmp_path: Path, ranks: int, micro: int | str) -> None:
+def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
+    tmp_path: Path, forked: Forked, ranks: int, micro: int | str
+) -> None:
     """With four ranks the order of additions depends on DDP's buckets, which change after the first step."""
-    whole = start(hooked(tmp_path / "whole", micro_batch_size=micro), ranks)
+    whole = forked(hooked(tmp_path / "whole", micro_batch_size=micro), ranks)
     assert whole.returncode == 0, whole.stderr
     often = {"micro_batch_size": micro, "checkpoint": {"minutes": 1e-6, "keep": {"last": 2}}}
     first = start(hooked(tmp_path / "run", step=9, rank=1, how=TERM_TORCHRUN, **often), ranks)
@@ -68,19 +78,19 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(tmp_path: Path, ran
     assert stopped is not None
     assert 9 <= stopped["step"] < 20
     assert first.stderr.count("train: preempted; all is saved") == 1
-    again = start(hooked(tmp_path / "run", micro_batch_size=micro), ranks)
+    again = forked(hooked(tmp_path / "run", micro_batch_size=micro), ranks)
     assert again.returncode == 0, again.stderr
     assert f"resumed at step {stopped['step']}" in again.stdout
     assert differences(tmp_path / "whole", tmp_path / "run") == set()
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
 
-def test_another_number_of_ranks_goes_on_within_rounding(tmp_path: Path) -> None:
+def test_another_number_of_ranks_goes_on_within_rounding(tmp_path: Path, forked: Forked) -> None:
     calm: dict[str, Any] = {"model": {**CONFIG["model"], "dropout": 0.0}}
-    whole = start(hooked(tmp_path / "whole", **calm), 2)
+    whole = forked(hooked(tmp_path / "whole", **calm), 2)
     assert whole.returncode == 0, whole.stderr
-    start(hooked(tmp_path / "run", step=9, how=TERM_TORCHRUN, **calm), 2)
-    again = start(hooked(tmp_path / "run", **calm), 1)
+    assert forked(hooked(tmp_path / "run", step=9, how=TERM_SELF, **calm), 2, hook=HOOK, apart=True).codes == [75, 75]
+    again = forked(hooked(tmp_path / "run", **calm), 1)
     assert again.returncode == 0, again.stderr
     assert "ranks: 2 before, 1 now: same global batch and order of data" in again.stdout
     ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "whole")
@@ -118,36 +128,30 @@ def _until_it_dies(peer: subprocess.Popen[str], how: str) -> None:
     raise AssertionError("the peer still runs")
 
 
-def test_a_peers_failure_is_no_preemption(tmp_path: Path) -> None:
+def test_a_peers_failure_is_no_preemption(tmp_path: Path, forked: Forked) -> None:
     """SIGTERM without the node's notice: nothing is saved, as a rank may be missing; with it, all is."""
     notice = tmp_path / "notice"
     for given, code, kept in ((False, 143, 0), (True, 75, 1)):
         if given:
             notice.write_text(f"{time.time()}")
-        how = "os.kill(os.getpid(), signal.SIGTERM)"
-        env = hooked(tmp_path / f"run-{given}", step=5, how=how) | {contract.NOTICE: str(notice)}
-        (process,) = by_hand(env, {})
-        process.communicate(timeout=60)
-        assert process.returncode == code
+        env = hooked(tmp_path / f"run-{given}", step=5, how=TERM_SELF) | {contract.NOTICE: str(notice)}
+        assert forked(env, hook=HOOK).codes == [code]
         names = [path.name for path in (tmp_path / f"run-{given}").rglob("manifest.json")]
         assert len(names) == kept
 
 
-def test_two_starts_at_once_one_wins(tmp_path: Path) -> None:
+def test_two_starts_at_once_one_wins(tmp_path: Path, forked: Forked) -> None:
     """Both believe to be the same start: one trains to the end, the other leaves with its own code and one line."""
     env = hooked(tmp_path / "run") | {contract.ATTEMPT: "1", contract.GENERATION: "0"}
-    both = [by_hand(dict(env), {})[0] for _ in range(2)]
-    said = [process.communicate(timeout=120)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, contract.Exit.SUPERSEDED]
-    loser = next(text for text, process in zip(said, both, strict=True) if process.returncode)
+    both = forked.together((env, 1), (env, 1))
+    assert sorted(one.returncode for one in both) == [0, contract.Exit.SUPERSEDED]
+    loser = next(one.stderr for one in both if one.returncode)
     assert "another process writes this run as the same start (0001-0000)" in loser
     assert "Traceback" not in loser
 
 
-def test_what_a_preempted_start_leaves(tmp_path: Path) -> None:
-    env = hooked(tmp_path / "run", step=3, how="os.kill(os.getpid(), signal.SIGTERM)")
-    (process,) = by_hand(env, {})
-    process.communicate(timeout=60)
+def test_what_a_preempted_start_leaves(tmp_path: Path, forked: Forked) -> None:
+    assert forked(hooked(tmp_path / "run", step=3, how=TERM_SELF), hook=HOOK).codes == [75]
     rows = [json.loads(line) for path in (tmp_path / "run/metrics").iterdir() for line in path.read_text().splitlines()]
     assert [row["event"] for row in rows if "event" in row] == ["start", "preempted", "checkpoint"]
     assert [row["step"] for row in rows if "event" not in row] == [1, 2, 3]

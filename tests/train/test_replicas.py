@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.train import flipping
 from tests.train.flipping import BAD
+from tests.train.forked import Forked
 from tests.train.sharing import on_two_ranks
 from tests.train.test_loop import events, read, steps
 from train.contract import MANIFEST, Exit
@@ -23,10 +24,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+def session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forked: Forked
+) -> tuple[int, Path]:
     """The number of ranks, and the folder of their runs."""
     base = tmp_path_factory.mktemp("flipping")
-    on_two_ranks("tests.train.flipping", base, request.param)
+    on_two_ranks(forked, "tests.train.flipping", base, request.param)
     return request.param, base
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.test_determinism import environment, losses, start
+from tests.train.forked import Ended, Forked
+from tests.train.test_determinism import environment, losses
 from train import contract
 
 CODE = """
@@ -41,7 +42,7 @@ def model():
 """
 
 
-def run(folder: Path, ranks: int, workers: int, steps: int = 9, **settings: Any) -> tuple[Any, Path]:
+def run(forked: Forked, folder: Path, ranks: int, workers: int, steps: int = 9, **settings: Any) -> tuple[Ended, Path]:
     (folder.parent / "points.py").write_text(CODE)
     config = {
         "model": "points:model",
@@ -54,14 +55,14 @@ def run(folder: Path, ranks: int, workers: int, steps: int = 9, **settings: Any)
         "optimizer": {"warmup_steps": 0, "min_lr": 1e-2, "lr": 1e-2},
     }
     env = environment(folder, config) | {contract.CODE: str(folder.parent)}
-    return start(env, ranks), folder
+    return forked(env, ranks), folder
 
 
-def test_ranks_and_processes_change_nothing_but_the_rounding(tmp_path: Path) -> None:
+def test_ranks_and_processes_change_nothing_but_the_rounding(tmp_path: Path, forked: Forked) -> None:
     """Thirty samples, eight at a time: the fourth step begins another epoch."""
-    one, alone = run(tmp_path / "one", 1, 0)
+    one, alone = run(forked, tmp_path / "one", 1, 0)
     assert one.returncode == 0, one.stderr
-    two, both = run(tmp_path / "two", 2, 1)
+    two, both = run(forked, tmp_path / "two", 2, 1)
     assert two.returncode == 0, two.stderr
     assert losses(alone)[0] == pytest.approx(losses(both)[0], rel=1e-4)
     assert losses(alone)[1] == pytest.approx(losses(both)[1], rel=1e-4)
@@ -70,9 +71,9 @@ def test_ranks_and_processes_change_nothing_but_the_rounding(tmp_path: Path) -> 
     assert "loader       1 process: the spec says so" in two.stdout
 
 
-def test_a_sample_that_one_rank_can_not_make_ends_all_of_them(tmp_path: Path) -> None:
+def test_a_sample_that_one_rank_can_not_make_ends_all_of_them(tmp_path: Path, forked: Forked) -> None:
     began = time.monotonic()
-    done, folder = run(tmp_path / "run", 2, 1, steps=100_000, bad=7, rest=0)
+    done, folder = run(forked, tmp_path / "run", 2, 1, steps=100_000, bad=7, rest=0)
     assert time.monotonic() - began < 60
     said = [line for line in done.stderr.splitlines() if line.startswith("train: ")]
     assert said == ["train: data: points:data [7] failed at points.py:12: ValueError: broken"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.test_determinism import by_hand, environment, losses, start
+from tests.train.forked import Forked
+from tests.train.test_determinism import environment, losses
 from train import checkpoint, contract
 
 EXAMPLE = Path(contract.__file__).parents[1] / "job_specs" / "examples" / "tiny"
@@ -29,9 +30,9 @@ def with_code(folder: Path, config: dict[str, Any], code: Path = EXAMPLE) -> dic
     return environment(folder, {**CONFIG, **config}) | {contract.CODE: str(code), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def test_it_learns_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
+def test_it_learns_the_same_on_one_rank_and_on_two(tmp_path: Path, forked: Forked) -> None:
     for name, ranks in (("one", 1), ("two", 2)):
-        done = start(with_code(tmp_path / name, {}), ranks)
+        done = forked(with_code(tmp_path / name, {}), ranks)
         assert done.returncode == 0, done.stderr
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert one[0] == pytest.approx(two[0], abs=2e-4)
@@ -56,7 +57,7 @@ def build():
 """
 
 
-def test_what_is_wrong_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path, forked: Forked) -> None:
     """In the first step; what is wrong before it, tests/train/test_usercode.py has."""
     said = (
         "model: broken:build returned a tensor of the shape [8, 3]; the trainer needs the mean loss, one number "
@@ -68,7 +69,6 @@ def test_what_is_wrong_is_one_line_and_the_same_code_on_every_rank(tmp_path: Pat
     (code / "data.py").write_text((EXAMPLE / "data.py").read_text())
     config = {key: value for key, value in CONFIG.items() if key != "loss"} | {"model": "broken:build"}
     env = with_code(tmp_path / "run", {}, code) | {contract.CONFIG: json.dumps(config)}
-    ranks = by_hand(env, {}, {})
-    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [error for error in errors if error] == [f"train: {said}\n"]
-    assert [rank.returncode for rank in ranks] == [contract.Exit.USAGE] * 2
+    done = forked(env, 2, apart=True)
+    assert done.stderr == f"train: {said}\n"
+    assert done.codes == [contract.Exit.USAGE] * 2

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.train import weighing
 from tests.train.conftest import on_one_thread
+from tests.train.forked import Forked
 from tests.train.sharing import Session, on_two_ranks
 from tests.train.test_loop import events, read, steps
 from train.config import parse
@@ -24,9 +25,9 @@ WITHIN = 1e-5
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     base = tmp_path_factory.mktemp("weighing")
-    on_two_ranks("tests.train.weighing", base)
+    on_two_ranks(forked, "tests.train.weighing", base)
     with on_one_thread():
         weighing.runs(Session(base, Ranks(store=HashStore(), meetings=itertools.count())))
     return base

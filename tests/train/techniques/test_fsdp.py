@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from tests.train import sharing, trials
+from tests.train.forked import Forked
 from tests.train.sharing import CONFIG, HALF
 from train import begin, checkpoint, contract, micro_batch, models, pieces
 from train.config import parse
@@ -42,7 +43,7 @@ FP32, BF16 = precision.KINDS["fp32"], precision.KINDS["bf16"]
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def session(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     """The folders of all that tests.train.sharing does on two ranks, beside the half of a run on one."""
     base = tmp_path_factory.mktemp("session")
     threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -51,7 +52,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
         trials.preempted(base / "half-one", HALF, **CONFIG)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(exact)
-    sharing.on_two_ranks("tests.train.sharing", base)
+    sharing.on_two_ranks(forked, "tests.train.sharing", base)
     return base
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
+from tests.train.forked import Forked
 from tests.train.test_determinism import environment
 from tests.train.test_loop import TINY, events, read, run, steps
 from train import loop, micro_batch, models
@@ -366,11 +365,10 @@ def test_the_words_of_the_end_name_what_to_set() -> None:
 
 # --- Two ranks --------------------------------------------------------------------------------------------------------
 
-SCRIPT = """
+SMALL = """
 import os, torch
 from torch import nn
 from train import models
-from train.__main__ import main
 
 build = models.build
 
@@ -397,7 +395,6 @@ class Small(nn.Module):
         return self.inner(x, y)
 
 models.build = lambda config, source: Small(build(config, source))
-main()
 """
 
 
@@ -410,16 +407,12 @@ def test_two_ranks_of_which_one_runs_out_of_memory_go_on(switches: Path) -> None
     assert [row["loss"] for row in steps(rows)] == pytest.approx(plain, rel=1e-4)
 
 
-def test_in_the_middle_of_what_all_ranks_do_another_start_goes_on(tmp_path: Path) -> None:
+def test_in_the_middle_of_what_all_ranks_do_another_start_goes_on(tmp_path: Path, forked: Forked) -> None:
     """The embedding's gradient is the last one: the others' are with the peer already."""
-    (tmp_path / "small.py").write_text(SCRIPT)
     env = environment(tmp_path / "run", {**TINY, "data": "synthetic", "steps": 8, "eval": {"every": 0}})
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     began = time.monotonic()
-    done = subprocess.run(
-        [*torchrun, tmp_path / "small.py"], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
+    done = forked(env, 2, hook=SMALL)
+    assert 1 in done.codes
     assert "rank 1 is out of memory with 4 samples at a time, in the middle" in done.stderr
     assert "micro_batch_size: 2" in done.stderr
     assert time.monotonic() - began < 60
