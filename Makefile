@@ -8,10 +8,10 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile wha
 
 .DEFAULT_GOAL := help
 PART ?= 1/1
-.PHONY: help demo test e2e fuzz mutants lint golden lock audit bench clean
+.PHONY: help demo test test-fast e2e fuzz mutants lint golden lock audit bench clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …")'
@@ -29,6 +29,9 @@ test: $(INSTALLED) ## The tests
 	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore-glob=%)
 	$(BIN)/pytest -q -n 2 $(wildcard $(TIMED)) # by themselves: these start processes, and stop them within seconds
 	@echo "Left out: make e2e (whole runs; a Docker engine and a registry, which need root), make fuzz"
+
+test-fast: $(INSTALLED) ## While you edit: the tests that need no torch, no Google client and no process
+	$(BIN)/pytest -q -n 2 --dist loadfile $$($(BIN)/python -m tests.fast)
 
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait

@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from launcher.clock import Clock
-from tests.cli.cloudjobs import WELL, Job
-from tests.cli.vms import Vms
-from tests.googlecloud import FakeClock, GoogleCloud
-from tests.images.test_append import put_base
-from tests.registry import OciRegistry
+
+if TYPE_CHECKING:  # Google's libraries cost seconds: only the tests that use them pay
+    from tests.cli.cloudjobs import Job
+    from tests.cli.vms import Vms
+    from tests.googlecloud import FakeClock, GoogleCloud
 
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    from tests.cli.cloudjobs import WELL, Job
+    from tests.images.test_append import put_base
+    from tests.registry import OciRegistry
+
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
     cloud.jobs.script = WELL
     with OciRegistry() as registry:
@@ -26,6 +31,8 @@ def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytes
 
 @pytest.fixture
 def vms(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vms]:
+    from tests.cli.vms import Vms
+
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, clock.advance))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
