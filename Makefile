@@ -11,7 +11,7 @@ PART ?= 1/1
 .PHONY: help demo test test-fast e2e fuzz mutants lint golden lock audit bench clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "launch needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …")'
