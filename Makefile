@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_local_docker.py
-TIMED := tests/train/node/test_node*.py tests/train/node/test_machine.py tests/train/test_preemption.py
+TIMED := tests/train/node/test_node*.py tests/train/node/test_gce_vm.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile what they import
 
@@ -36,7 +36,7 @@ test-fast: $(INSTALLED) ## While you edit: the tests that need no torch, no Goog
 e2e: $(INSTALLED) ## The whole way, with real processes
 	$(BIN)/pytest -q -m e2e -n 4 tests/startup # these mostly wait
 	@$(BIN)/pytest -q -m e2e $(ENGINE) >.engine.log 2>&1 & \
-	$(BIN)/pytest -q -m e2e tests/e2e tests/train/techniques/test_compiling.py $(ENGINE:%=--ignore=%); others=$$?; \
+	$(BIN)/pytest -q -m e2e tests/e2e tests/train/performance/test_compile.py $(ENGINE:%=--ignore=%); others=$$?; \
 	wait $$!; engine=$$?; cat .engine.log; rm .engine.log; exit $$((others + engine))
 
 fuzz: $(INSTALLED) ## Ten thousand generated specs, and more trials of submitting one run twice

@@ -77,17 +77,18 @@ def save(gigabytes: float, runs: int) -> list[str]:
 def _round(gigabytes: float, number: int) -> dict[str, float]:
     import torch
 
-    from train import contract
-    from train.saving import cutter, manifests, shards
-    from train.saving.manifests import Manifest
-    from train.storage import open_storage
+    from launch_train.checkpointing import manifest as manifests
+    from launch_train.checkpointing import multipart_writer, reader
+    from launch_train.checkpointing.manifest import Manifest
+    from launch_train.common import contract
+    from launch_train.common.storage import open_storage
 
     storage = open_storage(f"gs://my-bucket/{number}")
     state = {f"layer{n}": torch.randn(int(gigabytes * 1e9) // 4 // 16) for n in range(16)}
     folder = contract.checkpoint_folder(1, "0001-0000")
 
     def ours() -> None:
-        parts = cutter.write_shard(
+        parts = multipart_writer.write_shard(
             storage, folder, 0, {"tensors": state}, deadline=time.monotonic() + 600, cancelled=threading.Event()
         )
         manifests.commit(storage, Manifest(1, "0001-0000", (parts,), {}))
@@ -95,8 +96,8 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
     def back() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             manifest = manifests.read(storage, contract.manifest(1, "0001-0000"))
-            (path,) = shards.fetch(storage, manifest, Path(scratch))
-            loaded = shards.read(path)["tensors"]
+            (path,) = reader.fetch(storage, manifest, Path(scratch))
+            loaded = reader.read(path)["tensors"]
             assert loaded.keys() == state.keys()
 
     plain = _Plain(number, int(gigabytes * 1e9))
@@ -112,7 +113,7 @@ class _Plain:
     """Eight threads and Google's client."""
 
     def __init__(self, number: int, size: int) -> None:
-        from train.storage.access import open_client
+        from launch_train.common.storage.client import open_client
 
         self._bucket = open_client().bucket("my-bucket")
         self._data = {f"plain/{number}/{part}": os.urandom(PART) for part in range(-(-size // PART))}
@@ -142,8 +143,8 @@ def _seconds(work: Callable[[], None]) -> float:
 STEPS = """
 import json, sys, time
 from train import loop
-from train.config import parse
-from train.dist import Ranks
+from launch_train.common.config import parse
+from launch_train.distributed.process_group import Ranks
 import os
 real, times = loop.train_step, []
 def train_step(run):
@@ -223,8 +224,8 @@ def pause(steps: int) -> list[str]:
 
 def _saves(url: str) -> list[tuple[int, float]]:
     """(step, seconds that training stood still) of each checkpoint of a run."""
+    from launch_train.common.storage import open_storage
     from launcher.cli.flows.rehearsal_folder import read_results
-    from train.storage import open_storage
 
     found = read_results(open_storage(url))
     events = found.events if found else ()
@@ -272,8 +273,8 @@ def resume(runs: int) -> list[str]:
 
 def _as_if_more_was_to_do(manifest: Path) -> None:
     """The checkpoint of a run of 5 steps as that of one of 10, which a resume would refuse otherwise."""
-    from train.saving import manifests
-    from train.storage import LocalFolder
+    from launch_train.checkpointing import manifest as manifests
+    from launch_train.common.storage import LocalFolder
 
     folder = LocalFolder(manifest.parents[3])
     name = manifest.relative_to(folder.folder).as_posix()

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import plain_loop, turns
 from benchmarks.plain_loop import Job
-from train.config.settings import Gpt
+from launch_train.common.config.settings import Gpt
 
 
 def main() -> None:
@@ -45,16 +45,17 @@ def plain(told: Mapping[str, Any]) -> None:
 def trainer(told: Mapping[str, Any]) -> None:
     """The built-in trainer, as `python -m train` is; `told["config"]` is run.config. It writes to the run folder that
     its environment names, if any."""
-    from train import __main__ as program
-    from train import contract, loop
+    from launch_train import __main__ as program
+    from launch_train.common import contract
+    from launch_train.trainer import train
 
-    mine, left_to_do = turns.here(), loop.left_to_do
+    mine, left_to_do = turns.here(), train.left_to_do
 
     def waited(run: Any) -> bool:
         mine.step()
         return left_to_do(run)
 
-    loop.left_to_do = waited
+    train.left_to_do = waited
     os.environ[contract.CONFIG] = json.dumps(told["config"])
     program.main()
 

@@ -1,7 +1,7 @@
 """The yardstick of `benchmarks.training`: a GPT's training loop written by hand, that does nothing but train.
 
 It shares the model's class and the order of the data with the built-in trainer, and no other line. Its losses are the
-trainer's to the last bit (tests/train/test_plain_loop.py).
+trainer's to the last bit (tests/train/trainer/test_plain_loop.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.config.settings import Gpt
-from train.data.source import draw
-from train.models.gpt import GPT
+from launch_train.common.config.settings import Gpt
+from launch_train.data.source import draw
+from launch_train.models.gpt import GPT
 
 SMALL = Gpt(n_layer=4, n_head=4, n_embd=128, block_size=64)
 

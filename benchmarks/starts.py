@@ -41,7 +41,7 @@ dist.barrier()
 os._exit(0)
 """
 TRAINER = """
-from train.__main__ import main
+from launch_train.__main__ import main
 main()
 """
 EMPTY, JOINS = "an empty script", "joining alone"

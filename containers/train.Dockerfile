@@ -67,7 +67,7 @@ RUN getent passwd 1000 || useradd --create-home --uid 1000 --user-group launch \
  && install --directory --owner 1000 --group 1000 --mode 775 /workspace
 
 # A user's train.py must not hide our package: ours comes first, and no script folder goes in front of it. The user's
-# code is the working directory: train.node puts it behind the standard library, which it must not hide either.
+# code is the working directory: launch_train.node puts it behind the standard library, which it must not hide either.
 ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -92,7 +92,7 @@ RUN sed -nE 's,^torch==.*[+](cpu|cu[0-9]+)$,--extra-index-url https://download.p
 
 USER 1000:1000
 WORKDIR /workspace
-ENTRYPOINT ["python", "-m", "train.node"]
+ENTRYPOINT ["python", "-m", "launch_train.node"]
 
 
 FROM dependencies AS train

@@ -100,7 +100,10 @@ PART_1: dict[str, Case] = {
     ),
     "imports": (
         {"count": 150, "failed": {}},
-        {"one fails": {"failed": {"train.dist": "ImportError: …"}}, "none were found": {"count": 0}},
+        {
+            "one fails": {"failed": {"launch_train.distributed.process_group": "ImportError: …"}},
+            "none were found": {"count": 0},
+        },
     ),
     "health": (
         {

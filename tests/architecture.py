@@ -86,7 +86,8 @@ def circle(root: Path, package: str) -> Found:
 
 
 def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
-    """Which of the modules an import statement is about: `from train import dist` is about train.dist."""
+    """Which of the modules an import statement is about: `from train import dist` is about
+    launch_train.distributed.process_group."""
     names = imported(node)
     if isinstance(node, ast.ImportFrom) and names:
         inner = [f"{names[0]}.{alias.name}" for alias in node.names]
@@ -95,7 +96,7 @@ def targets(node: ast.AST, modules: Iterable[str]) -> Iterator[str]:
 
 
 def module_name(root: Path, file: Path) -> str:
-    """train/data/__init__.py is train.data."""
+    """train/launch_train/data/__init__.py is launch_train.data."""
     return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 

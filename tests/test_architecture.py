@@ -56,14 +56,14 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from train.scripts import script",
-        "def f():\n    import train.scripts.script",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from train.scripts.script import Script",
+        "from launch_train.api import script",
+        "def f():\n    import launch_train.api.session",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from launch_train.api.session import Script",
     ],
 )
 def test_a_circle_is_seen(copy: Path, line: str) -> None:
-    broken(copy, "train/saving/resume.py", line)
-    assert {"train.saving.resume", "train.scripts.script"} <= set(circle(copy, "train"))
+    broken(copy, "train/launch_train/checkpointing/loader.py", line)
+    assert {"launch_train.checkpointing.loader", "launch_train.api.session"} <= set(circle(copy, "train"))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,22 @@ def test_a_circle_is_seen(copy: Path, line: str) -> None:
         ("launcher/catalog/__init__.py", "import launcher.spec.models", "launcher.catalog -> launcher.spec.models"),
         ("launcher/errors.py", "import launcher.spec.models", "launcher.errors -> launcher.spec.models"),
         ("launcher/gcp/__init__.py", "import launcher.cli.app", "launcher.gcp -> launcher.cli.app"),
-        ("train/contract.py", "import launcher.errors", "train.contract -> launcher.errors"),
-        ("launcher/plan/vertex_request.py", "import train.node", "launcher.plan.vertex_request -> train"),
-        ("train/storage/local.py", "import train.metrics", "train.storage.local -> train.metrics"),
-        ("train/techniques/optim.py", "import train.setup", "train.techniques.optim -> train.setup"),
+        (
+            "train/launch_train/common/contract.py",
+            "import launcher.errors",
+            "launch_train.common.contract -> launcher.errors",
+        ),
+        ("launcher/plan/vertex_request.py", "import launch_train.node", "launcher.plan.vertex_request -> train"),
+        (
+            "train/launch_train/common/storage/local.py",
+            "import launch_train.metrics",
+            "launch_train.common.storage.local -> launch_train.metrics",
+        ),
+        (
+            "train/launch_train/performance/optimizer.py",
+            "import launch_train.trainer.build",
+            "launch_train.performance.optimizer -> launch_train.trainer.build",
+        ),
     ],
 )
 def test_a_wrong_arrow_is_seen(copy: Path, file: str, line: str, arrow: str) -> None:

@@ -14,7 +14,7 @@ from benchmarks import jobs, starts, startup, tables, training, turns
 from benchmarks.gpu_acceptance import sizes
 from benchmarks.tables import Loop, Measured, Step, Turn
 from benchmarks.turns import Amount
-from train.config import parse
+from launch_train.common.config import parse
 
 
 def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_an_h100_has_a_peak_and_no_gpu_none() -> None:
 
 
 def test_pictures_are_what_a_folder_of_classes_is(tmp_path: Path) -> None:
-    from train.data.listing import listed
+    from launch_train.data.image_index import listed
 
     with sizes.pictures(sizes.SHRUNK, different=3) as folder:
         train, held_out = listed(folder, tmp_path, "pictures")

@@ -38,10 +38,10 @@ from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
+from launch_train.common.config import Config, Gpt, parse
 from tests import features, what_ran
 from tests.acceptance_cases import CASES
 from tests.features import FEATURES
-from train.config import Config, Gpt, parse
 
 TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
 
@@ -99,7 +99,8 @@ def _lacks(_: Place) -> Measured:
 
 
 def _private(_: Place) -> Measured:
-    print(f"{ROOT}/train/loop.py, {Path.home()}/secret, {socket.gethostname()}, /opt/canary/inner/lib/torch/loop.py")
+    loop = "train/launch_train/trainer/train.py"
+    print(f"{ROOT}/{loop}, {Path.home()}/secret, {socket.gethostname()}, /opt/canary/inner/lib/torch/loop.py")
     return {"path": str(ROOT / "train"), "inner": [{"name": f"on canary-host, {Path.cwd()}"}], "nan": float("nan")}
 
 
@@ -391,7 +392,7 @@ def test_nothing_private_is_written(session: Session, monkeypatch: pytest.Monkey
     program.run(session, [whole, task("raises", _raises)])
     session.log.add({"uuid": "GPU-8a5ec8de-1111-2222-3333-444455556666", "said": "canaryuser@canary-host:~$"})
     text = "".join(path.read_text() for path in session.log.folder.iterdir())
-    assert "train/loop.py" in text  # it was there
+    assert "train/launch_train/trainer/train.py" in text  # it was there
     for word in ("canary-host", "canaryuser", "/opt/canary", str(ROOT), str(tmp_path), "8a5ec8de"):
         assert word not in text, word
     row = session.rows["1 private"]
@@ -631,7 +632,7 @@ def test_on_a_gpu_the_trainer_takes_the_settings_of_each_row(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the real sizes: a wrong setting would cost a row of the one visit. Nothing is trained."""
-    from train import loop
+    from launch_train.trainer import train as loop
 
     taken: list[Config] = []
     monkeypatch.setattr(Place, "device", torch.device("cpu"))

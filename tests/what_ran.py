@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from launch_train.bench import peaks
 from launcher.catalog import tables
 from tests.command import ROOT
-from train.bench import peaks
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGE: Final = ROOT / "docs" / "what-ran.md"

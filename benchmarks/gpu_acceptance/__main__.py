@@ -161,7 +161,7 @@ def _load(*, tiny: bool = True) -> None:
     try:
         import torch
 
-        from train import loop  # noqa: F401 - the rows' processes are forked from this one
+        from launch_train.trainer import train  # noqa: F401 - the rows' processes are forked from this one
 
         if tiny:  # elsewhere it might touch CUDA
             import torch._dynamo  # noqa: F401

@@ -18,7 +18,7 @@ from benchmarks import jobs
 from benchmarks.gpu_acceptance.sizes import flops_per_token, peak, sizes
 from benchmarks.gpu_acceptance.small import all_of, check
 from benchmarks.gpu_acceptance.tasks import Measured, Place, SkipRow, Task, Verdict
-from train.config import Attention
+from launch_train.common.config import Attention
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _tried(place: Place, variant: Variant) -> Measured:
     """Train 50 steps; the reference is the default's loss if it was measured before."""
     if not place.gpus and (variant.attention in ("efficient", "cudnn") or variant.compile == "graphs"):
         raise SkipRow("needs a GPU")
-    from train.techniques import memory
+    from launch_train.performance import micro_batch as memory
 
     try:
         with memory.by_its_name():
@@ -167,7 +167,7 @@ def train(place: Place, variant: Variant, batch: int) -> dict[str, Any]:
 
     from benchmarks import plain_loop
     from benchmarks.loops import job as as_job
-    from train.techniques import attention
+    from launch_train.performance import attention
 
     of = sizes(tiny=place.tiny)
     steps, batch = (10, 8) if place.tiny else (50, batch)

@@ -137,7 +137,7 @@ def _nvml(place: Place) -> Measured:
     """Read the GPU with our monitor and with nvidia-smi, while 8 GB are allocated."""
     import torch
 
-    from train.monitoring.nvml import open_gpus
+    from launch_train.monitoring.nvml import open_gpus
 
     free, _ = torch.cuda.mem_get_info(place.device)
     held = torch.ones(int(min(8e9, free / 2)) // 4, device=place.device)
@@ -185,10 +185,10 @@ def _compared(ours: Mapping[str, Any], said: Mapping[str, str]) -> Verdict:
 
 
 def _health(place: Place) -> Measured:
-    from train.node import checks
+    from launch_train.node import health_check
 
-    facts = checks.gather(os.environ)
-    findings = checks.judge(facts, processes=None, wanted={}, cloud=True)
+    facts = health_check.gather(os.environ)
+    findings = health_check.judge(facts, processes=None, wanted={}, cloud=True)
     cards = [{"name": card.name, "memory_gb": card.memory_gb, "slowed": card.slowed} for card in facts.cards]
     kept = {name: getattr(facts, name) for name in ("gpus", "gpu", "driver", "cuda", "image_cuda", "shm_bytes", "lost")}
     return {**kept, "cards": cards, "unfit": findings.unfit, "warnings": list(findings.warnings), "here": place.gpus}
@@ -213,7 +213,7 @@ def judge_health(measured: Measured) -> Verdict:
 def _bench(place: Place) -> Measured:
     """Run the program behind `launch bench`; on a CPU only its shortest part."""
     parts = [] if place.gpus else ["--only=memory"]
-    program([sys.executable, "-m", "train.bench", "--quick", "--json", "bench.json", *parts], place, 200)
+    program([sys.executable, "-m", "launch_train.bench", "--quick", "--json", "bench.json", *parts], place, 200)
     found = json.loads((place.folder / "bench.json").read_text())
     figures = {name: [one["value"], one["unit"], one["peak"]] for name, one in found["figures"].items()}
     troubles = [trouble for rank in found["ranks"] for trouble in rank["troubles"]]
@@ -267,5 +267,15 @@ TASKS: Final = (
     Task(1, "health", "the node's checks of its GPUs", _health, judge_health, 8),
     Task(1, "nvml", "the monitor's figures beside nvidia-smi's", _nvml, judge_nvml, 10, alone=True),
     Task(1, "nccl", "collectives on all GPUs", _nccl, judge_nccl, 25, 240, on_cpu="gloo, two processes"),
-    Task(1, "bench", "python -m train.bench --quick", _bench, judge_bench, 45, 220, on_cpu="memory only", alone=True),
+    Task(
+        1,
+        "bench",
+        "python -m launch_train.bench --quick",
+        _bench,
+        judge_bench,
+        45,
+        220,
+        on_cpu="memory only",
+        alone=True,
+    ),
 )

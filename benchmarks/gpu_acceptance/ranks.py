@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train import dist as ranked
-from train.bench import collective
-from train.dist import Ranks
+from launch_train.bench import collective
+from launch_train.distributed import process_group as ranked
+from launch_train.distributed.process_group import Ranks
 
 SIZES = (1, 1000, 1 << 20)
 

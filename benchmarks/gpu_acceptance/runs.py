@@ -19,11 +19,11 @@ from benchmarks.gpu_acceptance.small import TINY_GPT, all_of, check, config, rea
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
 
 PREEMPTED: Final = 75
-"""Exit code of a run that was preempted after a save (train.contract.Exit)."""
+"""Exit code of a run that was preempted after a save (launch_train.common.contract.Exit)."""
 
 
 class Node:
-    """`python -m train.node` with a run of the trainer; its output goes to a file."""
+    """`python -m launch_train.node` with a run of the trainer; its output goes to a file."""
 
     def __init__(
         self, place: Place, name: str, settings: Mapping[str, Any], *argv: str, cwd: Path | None = None
@@ -40,7 +40,7 @@ class Node:
         }
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "train.node", *argv],
+                [sys.executable, "-m", "launch_train.node", *argv],
                 cwd=cwd or place.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -175,8 +175,9 @@ SCRIPT: Final = ROOT / "job_specs" / "examples" / "script"
 
 def _script(place: Place) -> Measured:
     """Start the documentation's example twice: the second start finds the work done."""
-    from train import checkpoint, contract
-    from train.storage import LocalFolder
+    from launch_train import checkpoint
+    from launch_train.common import contract
+    from launch_train.common.storage import LocalFolder
 
     argv = ("--script", "train_own.py", "--", "--steps", "60")
     codes = [Node(place, "script", {}, *argv, cwd=SCRIPT).ended(place.within(120)) for _ in range(2)]
@@ -293,7 +294,15 @@ TASKS: Final = (
         on_cpu="",
         alone=True,
     ),
-    Task(1, "script", "a custom script with train.checkpoint and train.metrics", _script, judge_script, 25, on_cpu=""),
+    Task(
+        1,
+        "script",
+        "a custom script with launch_train.checkpoint and launch_train.metrics",
+        _script,
+        judge_script,
+        25,
+        on_cpu="",
+    ),
     Task(
         *(1, "ddp", "torchrun on all GPUs beside a single process", _ddp, judge_ddp),
         seconds=30,

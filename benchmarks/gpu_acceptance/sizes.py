@@ -75,15 +75,15 @@ def sizes(*, tiny: bool) -> Sizes:
 FORMULA: Final = (
     "MFU = tokens/s × (6 × parameters without positions + 12 × layers × width × block) / peak FLOP/s (dense, bf16)"
 )
-"""nanoGPT's estimate_mfu, after appendix B of the PaLM paper (train.models.gpt.flops_per_token)."""
+"""nanoGPT's estimate_mfu, after appendix B of the PaLM paper (launch_train.models.gpt.flops_per_token)."""
 
 
 def flops_per_token(shape: Mapping[str, Any]) -> float:
     """Return a GPT's FLOPs per token, forward and backward."""
     import torch
 
-    from train.config.settings import Gpt
-    from train.models import gpt
+    from launch_train.common.config.settings import Gpt
+    from launch_train.models import gpt
 
     with torch.device("meta"):
         return gpt.flops_per_token(Gpt(**shape), gpt.GPT(Gpt(**shape)))
@@ -91,7 +91,7 @@ def flops_per_token(shape: Mapping[str, Any]) -> float:
 
 def peak(device: str) -> float | None:
     """Return the dense bf16 FLOP/s of the GPU that CUDA calls `device`; None if unknown."""
-    from train.bench import peaks
+    from launch_train.bench import peaks
 
     teraflops = peaks.tflops(device).get("bf16")
     return teraflops * 1e12 if teraflops else None

@@ -35,20 +35,21 @@ def config(place: Place, **more: Any) -> dict[str, Any]:
 
 def trained(place: Place, name: str, **more: Any) -> dict[str, Any]:
     """Train in this process. Return losses and seconds of each step, peak memory, and the trainer's choices."""
-    from train import contract, loop
-    from train.config import parse
-    from train.dist import Ranks
+    from launch_train.common import contract
+    from launch_train.common.config import parse
+    from launch_train.distributed.process_group import Ranks
+    from launch_train.trainer import train
 
     folder = place.folder / name
     before = _peaked(place)
-    loop.train(parse(config(place, **more)), Ranks(device=place.device), {contract.RUN_FOLDER: str(folder)})
+    train.train(parse(config(place, **more)), Ranks(device=place.device), {contract.RUN_FOLDER: str(folder)})
     found = read(folder)
     return {**found, "peak_gb": _peak_gb(place) - before if place.gpus else None}
 
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the metrics of all starts of a run; of a repeated step the last one counts."""
-    from train.storage import LocalFolder
+    from launch_train.common.storage import LocalFolder
 
     storage = LocalFolder(folder)
     rows = [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
@@ -81,13 +82,13 @@ def _peaked(place: Place) -> float:
     """Free the memory of earlier runs; return the GB that are still held."""
     import torch
 
-    from train.techniques import memory
+    from launch_train.performance import micro_batch
 
     if "_dynamo" in vars(torch):
         torch._dynamo.reset()
     if not place.gpus:
         return 0.0
-    memory.free(place.device)
+    micro_batch.free(place.device)
     torch.cuda.reset_peak_memory_stats(place.device)
     return torch.cuda.memory_allocated(place.device) / 1e9
 
@@ -103,9 +104,9 @@ def limited(place: Place, size: float) -> Iterator[None]:
     """Limit this process to `size` bytes of the GPU inside the context."""
     import torch
 
-    from train.techniques import memory
+    from launch_train.performance import micro_batch
 
-    memory.free(place.device)
+    micro_batch.free(place.device)
     total = torch.cuda.get_device_properties(place.device).total_memory
     torch.cuda.set_per_process_memory_fraction(size / total, place.device)
     try:

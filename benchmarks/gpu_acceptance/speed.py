@@ -178,7 +178,7 @@ def _gpt(place: Place, batch: int, micro: int | str, name: str = "gpt", **more: 
 
 def _micro_batch(place: Place, micro: int) -> Measured:
     """Train with one micro-batch per step."""
-    from train.errors import OutOfMemoryError
+    from launch_train.common.errors import OutOfMemoryError
 
     try:
         return _gpt(place, micro, micro)
@@ -228,7 +228,7 @@ MODELS: Final = ("gpt", "resnet50", "bert-large")
 
 def _model(of: Sizes, name: str) -> tuple[dict[str, Any], int, int]:
     """Return a model's settings, its batch, and the units (tokens, images) per sample."""
-    from train.config import parse
+    from launch_train.common.config import parse
 
     if name == "gpt":
         return {"name": "gpt", **of.gpt}, of.gpt_batch, of.gpt["block_size"]
@@ -366,7 +366,7 @@ def _first_step(place: Place) -> Measured:
 
 
 def _started(place: Place, folder: Path, config: Mapping[str, Any], cache: Path) -> float:
-    from train.storage import LocalFolder
+    from launch_train.common.storage import LocalFolder
 
     env = {"LAUNCH_CONFIG": json.dumps(config), "LAUNCH_RUN_FOLDER": str(folder)}
     env |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}

@@ -58,7 +58,7 @@ def _fp16(place: Place) -> Measured:
     """Train from a loss scale at which gradients overflow."""
     import torch
 
-    from train.techniques import precision
+    from launch_train.performance import precision
 
     reference = trained(place, "reference", precision="fp32")
     high = torch.amp.GradScaler("cuda", init_scale=2.0**24)
@@ -96,7 +96,7 @@ def judge_attention(measured: Measured) -> Verdict:
 
 def _compiled(place: Place, mode: str, **more: Any) -> Measured:
     """Train compiled; on a CPU without the compiler's last stage, which takes a minute there."""
-    from train.techniques import compiling
+    from launch_train.performance import compile as compiling
 
     backend = nullcontext() if place.gpus else replaced(compiling, BACKEND="aot_eager")
     reference = trained(place, "eager")
@@ -166,7 +166,7 @@ def _fsdp(place: Place) -> Measured:
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
-    from train.techniques import fsdp
+    from launch_train.performance import fsdp
 
     device = place.device
     reference = trained(place, "reference", precision="fp32")
@@ -190,16 +190,16 @@ def judge_fsdp(measured: Measured) -> Verdict:
 
 LIMIT_GB: Final = 3.0
 ROOM: Final = 0.9
-"""Share of the memory that the probe may fill (train.techniques.memory)."""
+"""Share of the memory that the probe may fill (launch_train.performance.micro_batch)."""
 
 
 def _probe(place: Place) -> Measured:
     """Train with `micro_batch_size: auto` in 3 GB of the card: return the peaks of the probe and of training."""
     import torch
 
-    from train.techniques import memory
+    from launch_train.performance import micro_batch
 
-    real, peaks = memory.probed, dict[int, float]()
+    real, peaks = micro_batch.probed, dict[int, float]()
 
     def probed(ranks: Any, share: int, attempt: Callable[[int], None], reserved: int) -> Any:
         def noted(size: int) -> None:
@@ -209,7 +209,7 @@ def _probe(place: Place) -> Measured:
 
         return real(ranks, share, noted, reserved)
 
-    with limited(place, LIMIT_GB * 1e9), replaced(memory, probed=probed):
+    with limited(place, LIMIT_GB * 1e9), replaced(micro_batch, probed=probed):
         found = trained(place, "probed", batch_size=4096, micro_batch_size="auto", steps=6)
     size = int(found["choices"]["micro-batch"])
     return {"chosen": size, "share": 4096, "tried": len(peaks), "predicted_gb": peaks.get(size), **_kept(found)}
@@ -245,20 +245,20 @@ def _out_of_memory(place: Place) -> Measured:
 def _filled(place: Place) -> Iterator[None]:
     import torch
 
-    from train import loop
-    from train.techniques import memory
+    from launch_train.performance import micro_batch
+    from launch_train.trainer import train
 
-    real, taken = loop.train_step, list[Any]()
+    real, taken = train.train_step, list[Any]()
 
     def step(run: Any) -> None:
         if run.state["step"] == FULL_AT - 1:
             pass_takes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            memory.free(place.device)
+            micro_batch.free(place.device)
             left = int(1e9) - torch.cuda.memory_reserved() - pass_takes * 3 // 4
             taken.append(torch.empty(left, dtype=torch.uint8, device=place.device))
         real(run)
 
-    with limited(place, 1e9), replaced(loop, train_step=step):
+    with limited(place, 1e9), replaced(train, train_step=step):
         torch.cuda.reset_peak_memory_stats()
         yield
     taken.clear()
@@ -268,16 +268,16 @@ def _filled(place: Place) -> Iterator[None]:
 def _pretended(place: Place) -> Iterator[None]:
     import torch
 
-    from train import loop
+    from launch_train.trainer import train
 
-    real, whole = loop.gradients, config(place)["micro_batch_size"]
+    real, whole = train.gradients, config(place)["micro_batch_size"]
 
     def gradients(run: Any, batch: Any) -> Any:
         if run.state["step"] >= FULL_AT - 1 and run.portions.size == whole:
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return real(run, batch)
 
-    with replaced(loop, gradients=gradients):
+    with replaced(train, gradients=gradients):
         yield
 
 

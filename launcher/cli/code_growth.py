@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from launch_train.common import contract
 from launcher.cli.ui.progress_bars import in_bytes
 from launcher.images.source_files import File
 from launcher.plan.binding import read
 from launcher.plan.model import Content, Plan
-from train import contract
 
 MUCH: Final = 1_000_000
 """Bytes more than last time that are worth a line."""

@@ -14,6 +14,8 @@ from copy import copy
 from functools import partial
 from typing import Any, Final
 
+from launch_train.common.contract import Exit
+from launch_train.common.storage import Storage
 from launcher.backend import request
 from launcher.backend.base import GoneError, Listing
 from launcher.clock import REAL, Clock
@@ -39,8 +41,6 @@ from launcher.gcp.storage import open_folder
 from launcher.jobs.job import RUN_LABEL, Job
 from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
-from train.contract import Exit
-from train.storage import Storage
 
 FOLDER_SECONDS: Final = 20.0
 """For one question to a run folder."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from launch_train.common import contract
+from launch_train.common.storage import Storage
+from launch_train.common.storage import UnreachableError as NoAnswer
 from launcher.gcp.api import UnreachableError
 from launcher.gcp.storage import use_errors
-from train import contract
-from train.storage import Storage
-from train.storage import UnreachableError as NoAnswer
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from launch_train.common.contract import Exit
 from launcher.compute.end_record import Record
 from launcher.compute.operations import Operation
 from launcher.diagnosis.vm_end import HOST_ERROR, MAINTENANCE, PREEMPTED, STARTUP, STOPPED
 from launcher.jobs.job import GONE, RUN_LABEL, Failure, Job
 from launcher.jobs.vm import DOWN, Machine
-from train.contract import Exit
 
 WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
 RUNNING: Final = frozenset({"RUNNING", "REPAIRING"})

@@ -148,8 +148,8 @@ def ssh(net: Net, network: str, rules: Sequence[Mapping[str, Any]], account: str
 def between_nodes(
     net: Net, network: str, subnetwork: Mapping[str, Any], rules: Sequence[Mapping[str, Any]], account: str
 ) -> Finding | None:
-    """Whether the nodes reach each other: train.node's control store and torchrun's rendezvous on node 0, and NCCL's
-    sockets, which take any free port. Without it they hang at rendezvous."""
+    """Whether the nodes reach each other: launch_train.node's control store and torchrun's rendezvous on node 0, and
+    NCCL's sockets, which take any free port. Without it they hang at rendezvous."""
     peers = subnetwork.get("ipCidrRange", "")
     if not peers:
         return None

@@ -6,6 +6,7 @@ import re
 
 from msgspec.structs import replace
 
+from launch_train.common.contract import Exit
 from launcher.diagnosis.api_error import LONGEST, recognised
 from launcher.diagnosis.capacity import stockout
 from launcher.diagnosis.model import Diagnosis, Kind, Refusal, Scope, Tried
@@ -13,7 +14,6 @@ from launcher.diagnosis.permissions import number
 from launcher.diagnosis.text import first, plain
 from launcher.diagnosis.vm_end import HTTP, of_vm
 from launcher.jobs.job import GONE, Job, command
-from train.contract import Exit
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
 """google.rpc.Code: time, machines or quota are over; INTERNAL, UNAVAILABLE and DATA_LOSS are the service's own."""
@@ -147,7 +147,7 @@ def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: s
 
 
 def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
-    """What a container's exit code says: by train.node's own, then as a shell reads it (128 + the signal)."""
+    """What a container's exit code says: by launch_train.node's own, then as a shell reads it (128 + the signal)."""
     if re.search(MEMORY, text, re.IGNORECASE):
         return "permanent", "user", "it ran out of the machine's memory"
     if code in MEANINGS:

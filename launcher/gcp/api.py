@@ -12,10 +12,10 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from launch_train.common.loopback import is_plain_loopback
 from launcher.clock import REAL, Clock, stopwatch
 from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, NotAuthorised
-from train.loopback import is_plain_loopback
 
 REQUEST_SECONDS = 30.0
 """For one request without an answer."""

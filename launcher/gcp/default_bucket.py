@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from launch_train.common.storage import GcsFolder, OutputError
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import Api, Service, open_session, status_of
 from launcher.gcp.storage import explain_error
 from launcher.plan.names import default_output
-from train.storage import GcsFolder, OutputError
 
 PROJECTS: Final = Service("cloudresourcemanager", "Cloud Resource Manager", "roles/browser")
 BUCKET_READER: Final = "roles/storage.legacyBucketReader"

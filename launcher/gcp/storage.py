@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from launch_train.common.storage import OutputError, Storage, open_storage
+from launch_train.common.storage import UnreachableError as FolderUnreachable
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.gcp.api import LOG_IN, UnreachableError, status_of
-from train.storage import OutputError, Storage, open_storage
-from train.storage import UnreachableError as FolderUnreachable
 
 
 def open_folder(folder: str) -> Storage:

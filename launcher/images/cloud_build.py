@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from launch_train.common.loopback import is_loopback, is_plain_loopback
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.api import Api, Service, UnreachableError, open_client
@@ -20,7 +21,6 @@ from launcher.gcp.default_bucket import NAME_IT, check_default_bucket
 from launcher.images.cloud_build_bucket import LOGS, WITH_DOCKER, Log, Sent, send
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
-from train.loopback import is_loopback, is_plain_loopback
 
 SERVICE = Service("cloudbuild", "Cloud Build", "roles/cloudbuild.builds.editor")
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD"

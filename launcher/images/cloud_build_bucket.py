@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Final, NamedTuple
 
+from launch_train.common.storage import OutputError, open_storage
+from launch_train.common.storage.objects import Objects
+from launch_train.common.storage.sources import checksum
 from launcher.errors import LaunchError
-from train.storage import OutputError, open_storage
-from train.storage.objects import Objects
-from train.storage.sources import checksum
 
 SOURCES = "source"
 LOGS = "logs/cloud-build"

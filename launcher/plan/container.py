@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher.catalog import Gpu, Nccl
 from launcher.plan.model import Chosen, Container, Shared
 from launcher.spec.models import JobSpec, Run
-from train import contract
 
-ENTRYPOINT = ("python", "-m", "train.node")
+ENTRYPOINT = ("python", "-m", "launch_train.node")
 
 
 def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) -> Container:
@@ -42,7 +42,7 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
 
 
 def node_args(run: Run) -> tuple[str, ...]:
-    """The arguments of `train.node`: how to start, what to start, then what it gets."""
+    """The arguments of `launch_train.node`: how to start, what to start, then what it gets."""
     launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
     if run.command:
         return ("--command", "--", *run.command, *run.args)

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher.plan.model import Attempt, Plan
-from train import contract
 
 
 def on_cpu(made: Plan, machine_type: str) -> Plan:

@@ -1,6 +1,7 @@
 """Refusals of models that are not the built-in trainer's own: transformers' (hf:…) and the user's.
 
-The trainer would find each of these on the paid machine (train/models/hugging_face.py, train/data/__init__.py).
+The trainer would find each of these on the paid machine (train/launch_train/models/hugging_face.py,
+train/launch_train/data/__init__.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
 
 if TYPE_CHECKING:
-    from train.config import Data, Foreign
+    from launch_train.common.config import Data, Foreign
 
 TOKENS = ("causal-lm", "masked-lm")
 """The tasks whose data is text."""
@@ -27,7 +28,7 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """
     if not spec.run.is_builtin:
         return
-    from train.config import Foreign, parse
+    from launch_train.common.config import Foreign, parse
 
     config = parse(spec.run.config)
     model = config.model

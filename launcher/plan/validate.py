@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
 from launcher.plan import iam_commands, names
@@ -11,7 +12,6 @@ from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.placement import SERVICE
 from launcher.plan.waiting import LEAST
 from launcher.spec.models import JobSpec
-from train.loopback import is_loopback
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
@@ -151,7 +151,7 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
     """A global batch that the built-in trainer can't share evenly: it would find out on the paid machine."""
     if not spec.run.is_builtin:
         return
-    from train.config import parse
+    from launch_train.common.config import parse
 
     config = parse(spec.run.config)
     processes = chosen.gpus * spec.machine.nodes
@@ -173,8 +173,8 @@ def of_processes(spec: JobSpec, chosen: Chosen) -> None:
 
 
 def of_precision(spec: JobSpec, context: Context, chosen: Chosen) -> None:
-    """Numbers that the GPU hasn't, which train.techniques.precision would refuse on the paid machine. A figure that is
-    unknown for all kinds of numbers says nothing."""
+    """Numbers that the GPU hasn't, which launch_train.performance.precision would refuse on the paid machine. A figure
+    that is unknown for all kinds of numbers says nothing."""
     if not spec.run.is_builtin or context.target == "local":
         return
     asked, peaks = spec.run.config.get("precision"), chosen.gpu.peak_tflops

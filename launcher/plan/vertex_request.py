@@ -8,12 +8,12 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from launch_train.common import contract
 from launcher.catalog import MachineType
 from launcher.plan import waiting
 from launcher.plan.container import escaped
 from launcher.plan.model import Chosen, Place, Shared
 from launcher.spec.models import JobSpec, Psc
-from train import contract
 
 STRATEGY = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
@@ -144,8 +144,8 @@ def reduction_image(region: str) -> str:
 def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, Any]:
     """Time limits, and who restarts what (docs/reliability.md).
 
-    train.node restarts failed processes, so Vertex must not restart the whole job for one worker; it may start the
-    job again after it lost a machine, unless the spec allows no restarts at all.
+    launch_train.node restarts failed processes, so Vertex must not restart the whole job for one worker; it may start
+    the job again after it lost a machine, unless the spec allows no restarts at all.
     """
     wait = waiting.of_attempt(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
     return {

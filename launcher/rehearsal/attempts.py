@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from train import contract
-from train.storage import Storage
+from launch_train.common import contract
+from launch_train.common.storage import Storage
 
 
 class End(Struct, frozen=True, kw_only=True):

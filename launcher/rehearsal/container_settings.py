@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from launch_train.common.loopback import is_loopback
 from launcher.errors import UsageError
 from launcher.rehearsal.on_host import ENDPOINTS
 from launcher.rehearsal.replicas import Own, Replica, shares
 from launcher.rehearsal.request import Job
-from train.loopback import is_loopback
 
 LABEL: Final = "launch.job"
 """On all that is made for a job, with the job's id: what a killed launch leaves is found by it."""

@@ -4,7 +4,7 @@ Run as `python -m launcher.rehearsal.docker_cleanup JOB`.
 
 It waits at a pipe whose other end launch alone holds: the kernel closes it whatever ends launch. A word that came
 before says that nothing is left to do. Containers live on without whoever started them, so no leash
-(train/node/leash.py) can hold them.
+(train/launch_train/node/parent_death.py) can hold them.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def host_config(api: Any, one: Settings) -> Any:
         mounts=[Bound(path, path, type="bind", read_only=not writable) for path, writable in one.mounts],
         device_requests=[DeviceRequest(device_ids=list(one.gpus), capabilities=[["gpu"]])] if one.gpus else None,
         log_config=LogConfig(type="none"),
-        init=False,  # PID 1 is train.node, which takes the place of an init
+        init=False,  # PID 1 is launch_train.node, which takes the place of an init
     )
 
 

@@ -14,13 +14,13 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from launch_train.common import contract
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal import supervisor
 from launcher.rehearsal.replicas import Replica
 from launcher.rehearsal.subreaper import no_process_left
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
-from train import contract
 
 DRAIN_SECONDS = 5
 LEASH: Final = str(Path(contract.__file__).parent / "node" / "leash.py")
@@ -83,7 +83,8 @@ class Started:
 def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> Started:
     """Start one replica in a process group of its own, so that the terminal's Ctrl-C reaches launch alone.
 
-    On a leash (train/node/leash.py): the kernel ends it with this process, so a killed launch leaves nothing running.
+    On a leash (train/launch_train/node/parent_death.py): the kernel ends it with this process, so a killed launch
+    leaves nothing running.
     """
     env = {**env, **replica.env}
     try:

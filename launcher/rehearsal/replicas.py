@@ -13,16 +13,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from launch_train.common import contract
 from launcher.plan.container import expand
 from launcher.rehearsal.request import Container, Job, Pool
-from train import contract
 
 
 class Own(Struct, frozen=True, kw_only=True):
     """What an image itself says: its environment, and what it runs when the request doesn't."""
 
     env: dict[str, str]
-    entrypoint: tuple[str, ...] = ("python", "-m", "train.node")
+    entrypoint: tuple[str, ...] = ("python", "-m", "launch_train.node")
     """Left out: that of our image."""
     command: tuple[str, ...] = ()
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.plan.container import escaped, expand
-from train import contract
 
 NODE_POOLS = 2
 """Pools 0 and 1 are nodes; 2 are reduction servers and 3 evaluators, whose images are not ours to rehearse."""

@@ -22,6 +22,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.common import contract
+from launch_train.common.storage import OutputError, Storage
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Diagnosis
 from launcher.gcp.api import status_of
@@ -31,8 +33,6 @@ from launcher.plan.binding import Stored, digest, read
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
 from launcher.runs.logs.line import cut
-from train import contract
-from train.storage import OutputError, Storage
 
 T = TypeVar("T")
 

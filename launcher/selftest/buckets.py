@@ -42,7 +42,7 @@ def delete(project: str, name: str) -> None:
 
 def opened() -> Any:
     """Return Google's client."""
-    from train.storage.access import open_client
+    from launch_train.common.storage.client import open_client
 
     return open_client()
 
@@ -50,7 +50,7 @@ def opened() -> Any:
 @contextmanager
 def launch_errors(project: str) -> Iterator[None]:
     """Raise the client's errors as LaunchError."""
-    from train.storage import OutputError
+    from launch_train.common.storage import OutputError
 
     try:
         yield

@@ -14,11 +14,11 @@ from launcher.errors import LaunchError, NoCapacity
 if TYPE_CHECKING:
     import subprocess
 
+    from launch_train.common.storage import Storage
     from launcher.clock import Clock
     from launcher.compute.client import Compute
     from launcher.gcp.api import Api
     from launcher.vertex.backend import Vertex
-    from train.storage import Storage
 
 PREFIX: Final = "launch-selftest"
 """Every name begins with it."""
@@ -102,7 +102,7 @@ class Kit:
 
     def storage(self) -> Storage:
         """Open a folder of the selftest's bucket."""
-        from train.storage import open_storage
+        from launch_train.common.storage import open_storage
 
         return open_storage(f"{self.bucket}/objects")
 

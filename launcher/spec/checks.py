@@ -71,8 +71,8 @@ def own_trainer(spec: JobSpec) -> Iterator[Finding]:
         fix = "pass your program's settings with run.args or env"
         yield Finding(("run", "config"), "only the built-in trainer (run.module: train) reads it", fix)
         return
+    from launch_train.common.config import problems
     from launcher.spec.secretive import secrets_in
-    from train.config import problems
 
     secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
@@ -91,7 +91,7 @@ def own_functions(run: Run) -> dict[str, str]:
     """Functions of the user's (MODULE:FUNCTION) that `run.config` names, by their field; not those of PyTorch."""
     if not run.is_builtin or not run.config:
         return {}
-    from train.config import own_functions as named
+    from launch_train.common.config import own_functions as named
 
     found = {f"run.config.{key}": name for key, name in named(run.config).items()}
     return {key: name for key, name in found.items() if re.split("[.:]", name)[0] not in INSTALLED}
@@ -105,7 +105,7 @@ def own_files(run: Run) -> dict[str, str]:
     """Paths that `run.config` reads its data from, by their field; not those in buckets, nor what comes by itself."""
     if not run.is_builtin or not run.config:
         return {}
-    from train.config import own_paths
+    from launch_train.common.config import own_paths
 
     return {f"run.config.{key}": path for key, path in own_paths(run.config).items()}
 
@@ -247,7 +247,7 @@ def labels(spec: JobSpec) -> Iterator[Finding]:
 
 def environment(spec: JobSpec) -> Iterator[Finding]:
     """Variables of the spec don't collide with each other, the platform's or launch's."""
-    from train.contract import RESERVED, RESERVED_PREFIXES
+    from launch_train.common.contract import RESERVED, RESERVED_PREFIXES
 
     for section in ("env", "secrets"):
         for name in getattr(spec, section):

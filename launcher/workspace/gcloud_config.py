@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.loopback import is_plain_loopback
+from launch_train.common.loopback import is_plain_loopback
 
 Settings = Mapping[str, str]
 """`section/property` -> value, such as `core/project`."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.workspace import git
 from launcher.workspace.content import unreadable
 from launcher.workspace.dockerignore import DockerIgnore
 from launcher.workspace.ignore_file import parsed
-from train import contract
 
 NEVER = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common import contract
 from launcher.cli.gather import folder_of, full_path
 from launcher.errors import UsageError
 from tests.command import ROOT, WORLD, launch
-from train import contract
 
 SCRIPT = "name: a\nmachine: {type: l4}\nregions: any\nrun: {script: mine.py}\n"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.cli.commands import bench
 from launcher.cli.options import Output
 from launcher.cli.ui.documents import output_of
@@ -19,7 +20,6 @@ from launcher.signals import Stopped
 from tests.cli.cloudjobs import FAILED, RUNS, Job
 from tests.command import Ran, launch
 from tests.googlecloud import FakeClock, Fault, Status
-from train import contract
 
 ERROR = {"problem", "hint", "exit_code"}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch_train.common import contract
 from launcher.cli.commands.metrics import lines
 from launcher.cli.ui.data import progress_data
 from launcher.cli.ui.event_printer import progress_text
@@ -17,7 +18,6 @@ from launcher.cli.ui.run_summary import lines as summary_lines
 from launcher.runs.metrics.progress import summary
 from launcher.runs.metrics.results import results
 from tests.command import launch
-from train import contract
 
 SCRIPT = """
 from train import metrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from launch_train.common import contract
 from tests.cli.cloudjobs import FULL, WAITS, WELL, Job, scripts
 from tests.googlecloud import FakeClock
-from train import contract
 
 REGIONS = ["us-central1", "us-east4", "us-east1"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError
 from launcher.diagnosis import of_end, of_refusal
@@ -15,7 +16,6 @@ from launcher.gcp.api import status_of
 from launcher.jobs.job import GONE, Job
 from tests.compute.vm_site import ZONE, Site, attempt_of, plan_of
 from tests.googlecloud import Fault, Status
-from train import contract
 
 RUN = plan_of().run
 MINE = f'labels.launch-run="{RUN}"'

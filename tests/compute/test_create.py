@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from launch_train.common import contract
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError
 from launcher.diagnosis import of_refusal
@@ -15,7 +16,6 @@ from launcher.jobs.job import GONE
 from launcher.runs.endings import cancel_and_confirm
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, UUID, ZONE, Site, attempt_of, plan_of, work_body
 from tests.googlecloud import Fault, Reset, Status
-from train import contract
 
 RUN = plan_of().run
 MINE = f'labels.launch-run="{RUN}"'

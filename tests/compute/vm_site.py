@@ -6,6 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
+from launch_train.common import contract
+from launch_train.common.storage import GcsFolder
+from launch_train.common.storage.retry import World
 from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
@@ -13,9 +16,6 @@ from launcher.jobs.job import Job
 from launcher.plan.model import Attempt, Plan
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.plan.planning import planned
-from train import contract
-from train.storage import GcsFolder
-from train.storage.patience import World
 
 ZONE = "us-central1-a"
 UUID = "5c8a6a0e-7f3a-4f39-8c7e-0d8f1f5c9c1"

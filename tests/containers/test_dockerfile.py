@@ -21,7 +21,7 @@ BROKEN = [
     ("apt_leaves_nothing", " /var/cache/apt/*", ""),
     ("apt_leaves_nothing", " --yes", ""),
     ("pip_keeps_nothing", "PIP_NO_CACHE_DIR=1", "PIP_OTHER=1"),
-    ("exec_form", '["python", "-m", "train.node"]', "python -m train.node"),
+    ("exec_form", '["python", "-m", "launch_train.node"]', "python -m launch_train.node"),
     ("no_root", "USER 1000:1000", ""),
     ("no_root", "USER 1000:1000", "USER root"),
     ("no_root", "USER 1000:1000", "USER 0"),

@@ -98,7 +98,11 @@ def test_no_secret_is_in_any_layer_nor_in_what_the_image_says_of_itself(containe
         assert CANARY.encode() not in plain
         with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
             names.update(tar.getnames())
-    assert {"workspace/train.py", "workspace/pkg/__init__.py", "opt/launch/train/node/__main__.py"} <= names
+    assert {
+        "workspace/train.py",
+        "workspace/pkg/__init__.py",
+        "opt/launch/train/launch_train/node/__main__.py",
+    } <= names
     assert not {name for name in names if name.startswith("workspace/") and Path(name).name in (".env", "key.json")}
     assert not {name for name in names if Path(name).name.startswith("torch-") and name.endswith((".whl", ".lock"))}
     assert not [line for line in built.said if CANARY in line]
@@ -108,16 +112,22 @@ def test_the_image_runs_as_nobody_in_particular_and_has_all_it_needs(built: Buil
     config = built.engine.api.inspect_image(built.image.uri)["Config"]
     assert config["Labels"]["who"] == "me"
     assert (config["User"], config["WorkingDir"]) == ("1000:1000", "/workspace")
-    assert config["Entrypoint"] == ["python", "-m", "train.node"]
+    assert config["Entrypoint"] == ["python", "-m", "launch_train.node"]
     script = (
         "import os, sys, torch, tensorboard, google_crc32c, google.cloud.storage, train\n"
         "open('/workspace/mine', 'w'); open('/tmp/scratch', 'w')\n"
-        "try: open('/opt/launch/train/node/__main__.py', 'a'); print('may write our package')\n"
+        "try: open('/opt/launch/train/launch_train/node/__main__.py', 'a'); print('may write our package')\n"
         "except PermissionError: pass\n"
         "print(os.getuid(), torch.__version__, train.__file__, sys.executable, os.environ.get('SECRET_TOKEN'))"
     )
     said = run(built, "python", "-c", script)
-    assert said.split() == ["1000", "2.13.0+cpu", "/opt/launch/train/__init__.py", "/opt/venv/bin/python", "None"]
+    assert said.split() == [
+        "1000",
+        "2.13.0+cpu",
+        "/opt/launch/train/launch_train/__init__.py",
+        "/opt/venv/bin/python",
+        "None",
+    ]
 
 
 def test_a_user_with_another_id_writes_beside_the_code(built: Built) -> None:

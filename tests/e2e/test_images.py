@@ -186,7 +186,7 @@ def test_the_engines_image_holds_the_same_files(job: Job, pushed: dict[str, Any]
     for number, image in enumerate((pushed["reference"], built["reference"])):
         output = tmp_path / f"runs-{number}"
         config = api.inspect_image(image)["Config"]
-        assert config["Entrypoint"] == ["python", "-m", "train.node"]
+        assert config["Entrypoint"] == ["python", "-m", "launch_train.node"]
         assert config["User"] == "1000:1000"
         job.launch("local", job.spec, "--docker", "--output", str(output), "--image", image)
         assert len(losses(only_run(output))) == 12
@@ -273,4 +273,4 @@ def test_a_vm_runs_by_its_digest_what_was_pushed_and_deletes_itself(
     record = json.loads(stored[f"runs/{found['run']}/machines/{number}.json"])
     assert (record["exit"], record["reason"], record["cleanup"]) == (0, "", "")
     assert json.loads(stored[f"runs/{found['run']}/attempts/0001.claim"])["job"] == number
-    assert any("train.node: done" in entry.text for entry in cloud.logs.entries)
+    assert any("launch_train.node: done" in entry.text for entry in cloud.logs.entries)

@@ -19,10 +19,10 @@ from typing import Any
 import docker
 import pytest
 
+from launch_train.common import contract
 from launcher.rehearsal.container_settings import LABEL
 from tests.e2e.engine import Running
 from tests.e2e.running import run, started
-from train import contract
 
 pytestmark = pytest.mark.e2e
 
@@ -231,7 +231,7 @@ def test_a_script_runs_as_without_an_image(engine: Docker) -> None:
     code = {"src/main.py": WRITES, "src/helper.py": "MINE = 'beside'", "other.py": "MINE = 'of the code'"}
     files = ours | {f"workspace/{name}": text.encode() for name, text in code.items()}
     variables = ("PYTHONPATH=/opt/launch", "PYTHONSAFEPATH=1", "PYTHONDONTWRITEBYTECODE=1")
-    command = ["python3", "-m", "train.node", "--launcher", "python", "--script", "src/main.py"]
+    command = ["python3", "-m", "launch_train.node", "--launcher", "python", "--script", "src/main.py"]
     image = engine.changed(*(f"ENV {one}" for one in variables), "WORKDIR /workspace", files=files)
     ran = engine.local(engine.request("", image=image, command=command), "-o", "json")
     assert ran.returncode == 0, ran.stderr

@@ -10,11 +10,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from launch_train.common.storage import open_storage
 from launcher.runs.metrics.results import Results, results
 from tests.command import SPECS
 from tests.e2e.running import TINY, only_run, run, succeeded
 from tests.googlecloud import GoogleCloud
-from train.storage import open_storage
 
 pytestmark = pytest.mark.e2e
 
@@ -124,7 +124,7 @@ def test_two_nodes_preempted_with_their_run_in_a_bucket(
     for node in (0, 1):
         said = b"".join(data for name, data in sorted(content.items()) if name.startswith(f"text/0001-000{node}-"))
         assert b"stopped from outside after saving" in said
-        assert said.rstrip().endswith(b"train.node: done")
+        assert said.rstrip().endswith(b"launch_train.node: done")
     assert any(name.startswith("logs/events.out.tfevents") for name in content)
     assert "this run had ended" in start(output, "99s").stderr
     check_same(found, check_whole(parts_of(only_run(tmp_path / "plain")), STEPS))

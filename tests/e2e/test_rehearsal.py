@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common.storage import open_storage
 from tests.e2e.running import TINY, losses, only_run, records, run, started, succeeded
 from tests.googlecloud import GoogleCloud
-from train.storage import open_storage
 
 pytestmark = pytest.mark.e2e
 

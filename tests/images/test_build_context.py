@@ -28,7 +28,10 @@ def source(folder: Path) -> Source:
     (folder / "run.sh").chmod(0o700)
     return Source(
         recipe=tuple(File(name, folder / name) for name in ("train.Dockerfile", "requirements.lock")),
-        trainer=(File("train/node/__main__.py", folder / "node.py"), File("train/data/a.py", folder / "a.py")),
+        trainer=(
+            File("train/launch_train/node/__main__.py", folder / "node.py"),
+            File("train/data/a.py", folder / "a.py"),
+        ),
         code=(
             File("run.sh", folder / "run.sh"),
             File("pkg/deep/a.py", folder / "a.py"),
@@ -47,7 +50,7 @@ def entries(made: Source) -> dict[str, tarfile.TarInfo]:
 def test_everything_lies_where_the_dockerfile_looks_for_it(tmp_path: Path) -> None:
     found = entries(source(tmp_path / "a"))
     assert {name for name, one in found.items() if not one.isdir()} == {
-        "train.Dockerfile", "requirements.lock", "requirements.txt", "train/node/__main__.py", "train/data/a.py",
+        "train.Dockerfile", "requirements.lock", "requirements.txt", "train/launch_train/node/__main__.py", "train/data/a.py",
         "code/run.sh", "code/pkg/deep/a.py", "code/link", "torch/torch.whl",
     }  # fmt: skip
     assert {name for name, one in found.items() if one.isdir()} == {

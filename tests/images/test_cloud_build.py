@@ -87,7 +87,7 @@ def source(tmp_path: Path) -> Source:
     (tmp_path / "code.py").write_text("print()\n")
     recipe = tuple(File(path.name, path) for path in CONTAINERS.iterdir() if path.is_file())
     code = tmp_path / "code.py"
-    return Source(recipe, (File("train/node/__main__.py", code),), (File("code.py", code),))
+    return Source(recipe, (File("train/launch_train/node/__main__.py", code),), (File("code.py", code),))
 
 
 @pytest.fixture

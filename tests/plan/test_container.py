@@ -1,4 +1,4 @@
-"""The container's first process is train.node itself: a shell there would not hand SIGTERM on."""
+"""The container's first process is launch_train.node itself: a shell there would not hand SIGTERM on."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from launch_train.common import contract
 from launcher.plan.cpu import on_cpu
 from tests.googlecloud import parse_custom_job
 from tests.plan.planning import env_of, planned
-from train import contract
 
 
 def test_the_request_has_no_gpu_and_its_node_looks_for_none() -> None:

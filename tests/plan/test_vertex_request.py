@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch_train.common import contract
 from launcher.errors import PlanRefused
 from launcher.plan.container import escaped, expand
 from launcher.plan.vertex_request import gcloud_command
 from tests.googlecloud.custom_jobs import parse_custom_job
 from tests.plan.planning import CATALOG, env_of, planned, request
-from train import contract
 
 QUIET: dict[str, Any] = {
     "output": "gs://b-1/o",
@@ -36,7 +36,7 @@ def test_two_h100s() -> None:
         "acceleratorCount": 2,
     }
     assert pool["replicaCount"] == "1"
-    assert pool["containerSpec"]["command"] == ["python", "-m", "train.node"]
+    assert pool["containerSpec"]["command"] == ["python", "-m", "launch_train.node"]
     assert pool["containerSpec"]["args"] == ["--module", "mine"]
     assert pools(request(run={}))[0]["containerSpec"]["args"] == ["--module", "train"]
 

@@ -6,9 +6,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from launch_train.common import contract
+from launch_train.common.storage import open_storage
 from launcher.rehearsal.attempts import End, facts_of, lock, newest, newest_checkpoint, read_end, write_end
-from train import contract
-from train.storage import open_storage
 
 
 def test_attempts_are_numbered_and_say_what_they_are(tmp_path: Path) -> None:

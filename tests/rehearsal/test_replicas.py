@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.plan.container import expand
 from launcher.rehearsal.replicas import Own, replicas
 from launcher.rehearsal.request import parsed
 from tests.plan.planning import request
-from train import contract
 
 OWN = Own(env={"PYTHONPATH": "/site"})
 ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003"]
@@ -73,4 +73,4 @@ def test_a_value_may_use_those_before_it() -> None:
 def test_a_request_without_a_command_gets_the_images_entrypoint() -> None:
     body = {"jobSpec": {"workerPoolSpecs": [{"containerSpec": {"imageUri": "x", "args": ["--module", "m"]}}]}}
     (one,) = started(body)
-    assert one.argv == ("python", "-m", "train.node", "--module", "m")
+    assert one.argv == ("python", "-m", "launch_train.node", "--module", "m")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.rehearsal.request import parsed, rebased, with_image
 from tests.plan.planning import env_of, request
-from train import contract
 
 
 def by_hand(*, pool: Any = None, container: Any = None, **fields: Any) -> dict[str, Any]:

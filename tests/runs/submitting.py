@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch_train.common.storage import GcsFolder
+from launch_train.common.storage.retry import World
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
@@ -15,8 +17,6 @@ from launcher.runs.submission import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud, Stage
 from tests.plan.planning import planned
-from train.storage import GcsFolder
-from train.storage.patience import World
 
 JOBS = "aiplatform.projects.locations.customJobs."
 CREATE, LIST, GET, CANCEL = (f"{JOBS}{verb}" for verb in ("create", "list", "get", "cancel"))

@@ -267,7 +267,7 @@ def test_several_nodes_are_all_there_or_none(site: VmSite) -> None:
 
 def test_no_vm_is_left_of_a_set_when_one_is_taken_away(site: VmSite) -> None:
     site.plan = plan_of(machine={"type": "l4", "gpus": 2, "nodes": 2})
-    site.does = [is_preempted, exits(75), exits(0)]  # the other node leaves too: train.node sees to that
+    site.does = [is_preempted, exits(75), exits(0)]  # the other node leaves too: launch_train.node sees to that
     assert site.drive().state == "SUCCEEDED"
     assert site.cloud.compute.names() == []
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import GcsFolder, LocalFolder
+from launch_train.common.storage.retry import World
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import NotAuthorised, UsageError
@@ -23,9 +26,6 @@ from launcher.runs.ledger import BucketLedger, Facts, Ledger, MemoryLedger
 from launcher.spec.reader import read
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of
-from train import contract
-from train.storage import GcsFolder, LocalFolder
-from train.storage.patience import World
 
 URL = "gs://my-bucket/runs/r-1"
 INSERT = "storage.objects.insert"

@@ -7,6 +7,7 @@ import json
 import grpc
 import pytest
 
+from launch_train.common import contract
 from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
@@ -17,7 +18,6 @@ from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc
 from tests.runs.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
-from train import contract
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))
 NO_MACHINES = (8, "Resources are insufficient in region: us-central1. Please try a different region.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.backend import request
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
@@ -23,7 +24,6 @@ from launcher.runs.submission import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of
-from train import contract
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))
 BROKEN = (3, "The replica workerpool0-0 exited with a non-zero status of 1.")

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from launch_train.common import contract
 from launcher.jobs.job import Job
 from launcher.plan.model import Plan
 from launcher.runs.identity import facts_of
 from launcher.runs.ledger import BucketLedger
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Stage, Status
 from tests.runs.submitting import LIST, LONG, Site
-from train import contract
 
 NO_MACHINES = (8, "Resources are insufficient in region: us-central1. Please try a different region.")
 STOCKOUT = (Stage("JOB_STATE_PENDING", 0), Stage("JOB_STATE_FAILED", 5, NO_MACHINES))

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from requests.adapters import HTTPAdapter
 
+from launch_train.common.storage import GcsFolder, client
+from launch_train.common.storage.retry import World
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
@@ -24,8 +26,6 @@ from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Statu
 from tests.googlecloud.effects import Serve, Step
 from tests.googlecloud.wire import Call, Response
 from tests.runs.submitting import CREATE, DIGEST, LIST, LONG, plan_of
-from train.storage import GcsFolder, access
-from train.storage.patience import World
 
 SHORT = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 1))
 
@@ -134,7 +134,7 @@ class Trials:
 @pytest.fixture
 def trials(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Trials:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    return Trials(cloud, clock, random.Random(5), access.open_client())
+    return Trials(cloud, clock, random.Random(5), client.open_client())
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.fuzz) for part in range(1, PARTS))])

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch_train.common import contract
+from launch_train.common.storage import GcsFolder
+from launch_train.common.storage.retry import World
 from launcher.backend.router import Services
 from launcher.clock import Clock
 from launcher.compute.backend import Vms
@@ -22,9 +25,6 @@ from tests.googlecloud.compute import YOU
 from tests.googlecloud.vms import Vm
 from tests.plan.planning import planned
 from tests.runs.submitting import DIGEST
-from train import contract
-from train.storage import GcsFolder
-from train.storage.patience import World
 
 ZONES = ["us-central1-a", "us-central1-b", "us-central1-c", "us-east4-a", "us-east4-c", "us-east1-b", "us-east1-c"]
 Does = Callable[["VmSite", Vm], None]

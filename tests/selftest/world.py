@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from launch_train.common import contract
 from launcher.cli.commands.selftest import kit_of
 from launcher.clock import Clock
 from launcher.images.registry import parse
@@ -28,7 +29,6 @@ from tests.googlecloud.cloudbuild import Outcome, played
 from tests.googlecloud.vms import Vm
 from tests.images.test_append import manifest_of, put, put_base
 from tests.registry import OciRegistry
-from train import contract
 
 Record = dict[str, Any]
 BUILDING = (1, 2)

@@ -107,7 +107,7 @@ def test_the_container_gets_exactly_what_the_spec_says(tmp_path: Path) -> None:
     image = words.index(plan.image.uri if plan.image else "")
     assert words[image - 2 : image] == ["--entrypoint", "python"]
     expanded = [expand(text, env) for text in texts]
-    assert words[image + 1 :] == ["-m", "train.node", "--command", "--", *expanded, *expanded]
+    assert words[image + 1 :] == ["-m", "launch_train.node", "--command", "--", *expanded, *expanded]
     given = {words[at + 1] for at, word in enumerate(words[:image]) if word == "--env"}
     assert given >= {f"{name}={expand(text, env)}" for name, text in env.items()}
     options = words[:image]

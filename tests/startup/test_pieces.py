@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
+from launch_train.node import cluster
 from tests.plan.planning import request
 from tests.startup.shell import SCRIPT, call, told_text
-from train import contract
-from train.node import cluster
 
 TRAINING: dict[str, Any] = {"provisioning": ["spot"], "output": "gs://b-b/a folder"}
 ME = ("42", "job-1", "my-project", "us-central1-a")

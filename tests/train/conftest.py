@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True, scope="session")
 def _no_node_here() -> Iterator[None]:
     """A node ends and buries whatever descends from its process: here that would be what other tests have running."""
-    from train.node.process import Child
+    from launch_train.node.process import Child
 
     start, here = Child.__init__, os.getpid()
 

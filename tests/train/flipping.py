@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from launch_train.common.config import parse
+from launch_train.common.errors import DisagreementError, PreemptedError
+from launch_train.distributed import consensus, process_group
+from launch_train.trainer import replica_check
+from launch_train.trainer import train as loop
+from launch_train.trainer.build import Run
 from tests.train import trials
 from tests.train.sharing import Session
-from train import agreement, dist, loop, replicas
-from train.config import parse
-from train.errors import DisagreementError, PreemptedError
-from train.setup import Run
 
 BAD = 5
 """The step in which the bit flips."""
@@ -45,8 +47,8 @@ What = Literal["parameters", "moments"]
 
 def main(base: Path) -> None:
     torch.set_num_threads(1)
-    agreement.APART_SECONDS = 0.0  # a run is over in less
-    session = Session(base, dist.join(os.environ))
+    consensus.APART_SECONDS = 0.0  # a run is over in less
+    session = Session(base, process_group.join(os.environ))
     last = session.ranks.world - 1
     train(session, "same", CONFIG)
     with every_step():
@@ -61,7 +63,7 @@ def main(base: Path) -> None:
         with trials.sigterm_after(BAD):
             differs(session, "preempted", CONFIG, "parameters", last)
     train(session, "fsdp", {**CONFIG, "parallel": "fsdp"})
-    dist.finish(session.ranks)
+    process_group.finish(session.ranks)
 
 
 def train(session: Session, name: str, config: dict[str, Any]) -> None:
@@ -95,7 +97,7 @@ def flipped(what: str, here: bool) -> Iterator[None]:
 @contextmanager
 def every_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replicas, "SHARE", 1e9)
+        patch.setattr(replica_check, "SHARE", 1e9)
         yield
 
 
@@ -103,7 +105,7 @@ def every_step() -> Iterator[None]:
 def never() -> Iterator[None]:
     """After the comparison of the first step the next one is far away."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replicas, "SHARE", 1e-9)
+        patch.setattr(replica_check, "SHARE", 1e-9)
         yield
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train import contract
+from launch_train.common import contract
 
 ROOT = Path(contract.__file__).parents[1]
-PRELOADED = ("train.loop", "torch._dynamo", "torch.utils.flop_counter", "pytest")
+PRELOADED = ("launch_train.trainer.train", "torch._dynamo", "torch.utils.flop_counter", "pytest")
 LIMIT_S = 900.0
 """After which a job is given up: far more than the longest takes on a busy machine."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from train.contract import Exit
+from launch_train.common.contract import Exit
 
 GPT: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8}
 USUAL: dict[str, Any] = {

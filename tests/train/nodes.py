@@ -1,4 +1,4 @@
-"""Real nodes on loopback: `python -m train.node` as processes, with a CLUSTER_SPEC as Vertex would set it."""
+"""Real nodes on loopback: `python -m launch_train.node` as processes, with a CLUSTER_SPEC as Vertex would set it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 # The clocks are the only thing that a test may change of a node.
 _WITH_TIMING = """
 import json, os, sys
-from train.node.control import Timing
-from train.node.__main__ import main
+from launch_train.node.control_store import Timing
+from launch_train.node.__main__ import main
 code = main(sys.argv[2:], timing=Timing(**json.loads(sys.argv[1])))
 sys.stdout.flush()
 os._exit(code)
@@ -32,7 +32,7 @@ os._exit(code)
 
 @dataclass
 class Node:
-    """One running train.node and the file that takes its output."""
+    """One running launch_train.node and the file that takes its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -90,9 +90,10 @@ class Machines:
         timing: Mapping[str, float] | None = None,
         apart: bool = False,
     ) -> Node:
-        """`train.node ARGV` as node `node`; its output goes to a file of its own, with `apart` stderr to another."""
+        """`launch_train.node ARGV` as node `node`; its output goes to a file of its own, with `apart` stderr to
+        another."""
         log = self.folder / f"node-{node}-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "train.node", *argv]
+        command = [sys.executable, "-m", "launch_train.node", *argv]
         if timing is not None:
             command = [sys.executable, "-c", _WITH_TIMING, json.dumps(timing), *argv]
         with log.open("wb") as sink, log.with_suffix(".err").open("wb") as other:

@@ -60,13 +60,16 @@ class Pausing(nn.Module):
 
 def patch() -> None:
     """In the server, before it forks a rank."""
-    from train import agreement, leaving, loop, models
-    from train.data.feed import Feed
-    from train.techniques import optim
+    from launch_train import models
+    from launch_train.data.loader import Feed
+    from launch_train.distributed import consensus
+    from launch_train.performance import optimizer
+    from launch_train.trainer import shutdown
+    from launch_train.trainer import train as loop
 
-    agreement.APART_SECONDS = 0.0  # the run is over in less
-    leaving.PEER_SECONDS = 0.3  # type: ignore[attr-defined]  # a rank whose peer has failed gets less than the pause
-    build, rate, evaluate, train = models.build, optim.learning_rate, loop.evaluate, Feed.train
+    consensus.APART_SECONDS = 0.0  # the run is over in less
+    shutdown.PEER_SECONDS = 0.3  # type: ignore[attr-defined]  # a rank whose peer has failed gets less than the pause
+    build, rate, evaluate, train = models.build, optimizer.learning_rate, loop.evaluate, Feed.train
 
     def learning_rate(number: int, *rest: Any) -> float:
         begin(number, evaluates=False)
@@ -82,7 +85,7 @@ def patch() -> None:
 
     for module, name, new in (
         (models, "build", lambda config, source=None: Pausing(build(config, source))),
-        (optim, "learning_rate", learning_rate),
+        (optimizer, "learning_rate", learning_rate),
         (loop, "evaluate", evaluated),
         (Feed, "train", batch),
     ):

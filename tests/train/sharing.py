@@ -22,14 +22,18 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 
+from launch_train import models
+from launch_train.common import contract
+from launch_train.common.config import parse
+from launch_train.common.errors import PreemptedError
+from launch_train.distributed import consensus, process_group
+from launch_train.distributed.process_group import Ranks
+from launch_train.performance import fsdp, precision
+from launch_train.trainer import resume
+from launch_train.trainer import train as loop
+from launch_train.trainer.build import Run, setup
 from tests.train import trials
 from tests.train.forked import Forked
-from train import agreement, begin, contract, dist, loop, models
-from train.config import parse
-from train.dist import Ranks
-from train.errors import PreemptedError
-from train.setup import Run, setup
-from train.techniques import fsdp, precision
 
 CONFIG: dict[str, Any] = {
     **trials.CONFIG,
@@ -101,21 +105,21 @@ class Session:
         """Resume a copy of a run folder, and save at once what was read."""
         if self.ranks.rank == 0:
             shutil.copytree(self.base / source, self.base / name)
-        dist.meet(self.ranks)
+        process_group.meet(self.ranks)
         ranks, env = self.start(name, 5)
         run = setup(parse({**CONFIG, **config}), ranks, env)
         loop.warm_up(run)
-        run = begin.begin(run, env)
+        run = resume.begin(run, env)
         assert run.saver is not None
-        run.saver.save(run.state["step"], begin.to_save(run))
+        run.saver.save(run.state["step"], resume.to_save(run))
         run.sink.close()
-        dist.meet(ranks)
+        process_group.meet(ranks)
 
 
 def main(base: Path) -> None:
     torch.set_num_threads(1)
-    agreement.APART_SECONDS = 0.0  # a run is over in less
-    session = Session(base, dist.join(os.environ))
+    consensus.APART_SECONDS = 0.0  # a run is over in less
+    session = Session(base, process_group.join(os.environ))
     with gained():
         runs(session)
     for kind in ("ddp", "fsdp"):
@@ -128,7 +132,7 @@ def main(base: Path) -> None:
         session.train("sgd", parallel="fsdp", **{**SHORT, "optimizer": SGD})
     told = json.dumps(by_itself(session.ranks))
     (base / f"alone-{session.ranks.rank}.json").write_text(told)
-    dist.finish(session.ranks)
+    process_group.finish(session.ranks)
 
 
 def runs(session: Session) -> None:
@@ -153,7 +157,7 @@ def runs(session: Session) -> None:
 def copied(session: Session, source: str, name: str) -> None:
     if session.ranks.rank == 0:
         shutil.copytree(session.base / source, session.base / name)
-    dist.meet(session.ranks)
+    process_group.meet(session.ranks)
 
 
 @contextmanager

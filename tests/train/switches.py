@@ -17,11 +17,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from launch_train import models
+from launch_train.common.config import parse
+from launch_train.common.errors import DisagreementError, TrainError, UsageError
+from launch_train.distributed import process_group
+from launch_train.performance import compile as compiling
+from launch_train.trainer import parameters_digest
+from launch_train.trainer import train as loop
 from tests.train.sharing import Session
-from train import digest, dist, loop, models
-from train.config import parse
-from train.errors import DisagreementError, TrainError, UsageError
-from train.techniques import compiling
 
 GPT: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 16, "dropout": 0.2}
 CONFIG: dict[str, Any] = {
@@ -79,7 +82,7 @@ class Scarce(nn.Module):
 
 def main(base: Path) -> None:
     torch.set_num_threads(1)
-    session = Session(base, dist.join(os.environ))
+    session = Session(base, process_group.join(os.environ))
     train(session, "plain")
     train(session, "selective", activation_checkpointing="selective")
     train(session, "own-ddp", ddp={"bucket_mib": 7, "static_graph": False, "gradient_as_bucket_view": False})
@@ -94,7 +97,7 @@ def main(base: Path) -> None:
         train(session, "no-longer", model={"name": f"{__name__}:Spare", "late": True}, **spare)
     with told(session, "disagreed", DisagreementError), parameters_changed_behind_ddps_back(session):
         train(session, "disagreed", steps=2)
-    dist.finish(session.ranks)
+    process_group.finish(session.ranks)
 
 
 def train(session: Session, name: str, **config: Any) -> None:
@@ -112,7 +115,7 @@ def told(session: Session, name: str, kind: type[TrainError]) -> Iterator[None]:
 @contextmanager
 def parameters_changed_behind_ddps_back(session: Session) -> Iterator[None]:
     """On rank 1, before the end."""
-    real = digest.parameters_sha256
+    real = parameters_digest.parameters_sha256
 
     def changed(model: nn.Module) -> str:
         if session.ranks.rank == 1:

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from launch_train.bench import peaks
+from launch_train.common import contract
+from launch_train.common.config import parse
+from launch_train.common.errors import OutOfMemoryError, UsageError
+from launch_train.distributed.process_group import Ranks
+from launch_train.performance import micro_batch, precision
+from launch_train.trainer import train as loop
+from launch_train.trainer.build import Run, setup
 from tests.command import ROOT
-from tests.train.test_loop import events, read, steps
-from train import contract, loop
-from train.bench import peaks
-from train.config import parse
-from train.dist import Ranks
-from train.errors import OutOfMemoryError, UsageError
-from train.setup import Run, setup
-from train.techniques import memory, precision
+from tests.train.trainer.test_train import events, read, steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # torch names kernels that aren't deterministic
 
@@ -47,7 +48,7 @@ def gpu() -> Iterator[Ranks]:
     yield Ranks(device=torch.device("cuda", 0))
     torch.use_deterministic_algorithms(False)
     torch.set_float32_matmul_precision("highest")
-    memory.free(torch.device("cuda", 0))
+    micro_batch.free(torch.device("cuda", 0))
     if "_dynamo" in vars(torch):
         torch._dynamo.reset()
 
@@ -151,7 +152,7 @@ def test_blocks_that_keep_less_take_less_memory(kind: str, gpu: Ranks, tmp_path:
     wide = {**GPT, "n_layer": 12, "block_size": 512}
     peaks, losses = list[float](), list[list[float]]()
     for asked in ("none", kind):
-        memory.free(gpu.device)
+        micro_batch.free(gpu.device)
         torch.cuda.reset_peak_memory_stats()
         losses.append(train(gpu, tmp_path / asked, model=wide, activation_checkpointing=asked, steps=3)[0])
         peaks.append(torch.cuda.max_memory_allocated())
@@ -205,7 +206,7 @@ def test_less_at_a_time_where_the_memory_runs_out_later(
     def step(run: Run) -> None:
         if run.state["step"] == 3:
             pass_takes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            memory.free(gpu.device)
+            micro_batch.free(gpu.device)
             left = int(1e9) - torch.cuda.memory_reserved() - pass_takes * 3 // 4
             taken.append(torch.empty(left, dtype=torch.uint8, device=gpu.device))
         real(run)
@@ -233,7 +234,7 @@ class only:  # noqa: N801 - read as a word
         self.device, self.size = gpu.device, size
 
     def __enter__(self) -> None:
-        memory.free(self.device)
+        micro_batch.free(self.device)
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(self.size / total, self.device)
 

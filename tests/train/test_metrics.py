@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from launch_train import metrics
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import Buffer, GcsFolder, LocalFolder, open_storage
+from launch_train.telemetry import rows, upload_queue
+from launch_train.telemetry.upload_queue import Direct
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
-from train import contract, metrics
-from train.errors import OutputError
-from train.output import rows, spool
-from train.output.spool import Direct
-from train.storage import Buffer, GcsFolder, LocalFolder, open_storage
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -371,7 +372,7 @@ def test_no_outage_reaches_the_training(
 ) -> None:
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
     monkeypatch.setattr(metrics, "LIST_SECONDS", 0.1)
-    monkeypatch.setattr(spool, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
     cloud.faults.down(until=clock() + 1)
     out = metrics.open_sink(bucket)
     for step in range(1, 301):
@@ -387,7 +388,7 @@ def test_no_outage_reaches_the_training(
 def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
     cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
     out = metrics.open_sink(bucket, tensorboard=False)
     out.put([{"step": 1}])
     assert out.flush(20)
@@ -397,7 +398,7 @@ def test_the_end_does_not_wait_for_ever_and_says_what_is_left(
     with pytest.raises(OutputError, match=rf"-000001.jsonl \(0.000 MB\) did not reach gs://my-bucket/r in .*{place}"):
         out.close(0.5)
     cloud.faults.clear()
-    assert spool.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert upload_queue.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
     assert [[row["step"] for row in rows] for rows in stored(cloud).values()] == [[1], [2]]
 
 
@@ -455,7 +456,7 @@ def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeCl
     assert done.returncode == -9, done.stderr
     assert stored(cloud) == {}
     clock.advance(2)
-    assert spool.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
+    assert upload_queue.sweep(Path(bucket[contract.SPOOL]), GcsFolder(bucket[contract.RUN_FOLDER]), 20) == 0
     assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, 101))
 
 

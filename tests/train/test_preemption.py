@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from tests.train.forked import ROOT, Forked
-from tests.train.test_determinism import by_hand, environment, start
+from tests.train.trainer.test_determinism import by_hand, environment, start
 from tests.train.trials import differences, losses, read
-from train import contract
 
 CONFIG: dict[str, Any] = {
     "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "dropout": 0.1},
@@ -28,16 +28,16 @@ CONFIG: dict[str, Any] = {
 }
 HOOK = """
 import os, signal, time
-import train.agreement, train.techniques.optim, train.setup
-train.agreement.APART_SECONDS = 0.0  # the run is over in less
-real = train.techniques.optim.learning_rate
+import launch_train.distributed.consensus, launch_train.performance.optimizer, launch_train.trainer.build
+launch_train.distributed.consensus.APART_SECONDS = 0.0  # the run is over in less
+real = launch_train.performance.optimizer.learning_rate
 def learning_rate(step, *rest):
     if step > int(os.environ['STOP_AT']):
         time.sleep(0.2)  # else all is over before torchrun has passed a signal on
     if step == int(os.environ['STOP_AT']) and os.environ.get('RANK', '0') == os.environ['STOP_RANK']:
         exec(os.environ['STOP_HOW'])
     return real(step, *rest)
-train.techniques.optim.learning_rate = learning_rate
+launch_train.performance.optimizer.learning_rate = learning_rate
 """
 """Does STOP_HOW in the rank STOP_RANK when it begins the step STOP_AT."""
 
@@ -45,7 +45,7 @@ LATE = f"""
 import os, sys
 class Late:
     def find_spec(self, name, path=None, target=None):
-        if name == 'train.loop' and os.environ.get('STOP_AT'):
+        if name == 'launch_train.trainer.train' and os.environ.get('STOP_AT'):
             exec({HOOK!r}, {{}})
 sys.meta_path.insert(0, Late())
 """

@@ -18,15 +18,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from launch_train import checkpoint, models
+from launch_train.checkpointing import multipart_writer
+from launch_train.common import contract
+from launch_train.common.config import parse
+from launch_train.common.errors import PreemptedError
+from launch_train.common.storage import LocalFolder
+from launch_train.distributed.process_group import Ranks
+from launch_train.performance import precision
+from launch_train.trainer import train as loop
+from launch_train.trainer.build import Run
 from launcher.runs.metrics.results import Results, results
-from train import checkpoint, contract, loop, models
-from train.config import parse
-from train.dist import Ranks
-from train.errors import PreemptedError
-from train.saving import cutter
-from train.setup import Run
-from train.storage import LocalFolder
-from train.techniques import precision
 
 STEPS = 24
 CONFIG: dict[str, Any] = {
@@ -147,7 +149,9 @@ def noisy_and_scaled() -> Iterator[None]:
 # --- In a process of its own -----------------------------------------------------------------------------------------
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["train.loop", "torch._dynamo", "tensorboard.summary.writer.event_file_writer"])
+_CONTEXT.set_forkserver_preload(
+    ["launch_train.trainer.train", "torch._dynamo", "tensorboard.summary.writer.event_file_writer"]
+)
 
 
 class Effects:
@@ -187,7 +191,7 @@ class Effects:
 
 def _child(folder: str, kill: tuple[str, int, bool] | None, generation: int, config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    cutter.PART_BYTES = 1 << 15  # several parts in each save
+    multipart_writer.PART_BYTES = 1 << 15  # several parts in each save
     if kill:
         effects = Effects(*kill)
         for verb in Effects.VERBS:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from launch_train.common.config import parse
+from launch_train.distributed import process_group
+from launch_train.performance import compile as compiling
+from launch_train.trainer import train as loop
 from tests.train.sharing import Session
-from train import dist, loop
-from train.config import parse
-from train.techniques import compiling
 
 TOKENS, WIDTH, SAMPLES, LENGTH = 20, 12, 40, 5
 
@@ -166,6 +167,6 @@ def train(session: Session, name: str, case: dict[str, Any], size: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    two = Session(Path(sys.argv[1]), dist.join(os.environ))
+    two = Session(Path(sys.argv[1]), process_group.join(os.environ))
     runs(two)
-    dist.finish(two.ranks)
+    process_group.finish(two.ranks)

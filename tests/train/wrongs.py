@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import re
 
+from launch_train.common.contract import Exit
 from tests.command import ROOT
 from tests.train.material import GPT, NOWHERE, OWN, TEXT, USUAL, Wrong, llama, own
 from tests.train.wrongdata import DATA
-from train.contract import Exit
 
 SETTINGS: dict[str, Wrong] = {
     "key": Wrong(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.workspace import code_files, content
 from tests.workspace.test_content import written
 from tests.workspace.test_git import git
-from train import contract
 
 
 def names(folder: Path, *without: Path) -> list[str]:

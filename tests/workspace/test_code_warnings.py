@@ -181,7 +181,7 @@ def test_a_module_that_is_nowhere(tmp_path: Path, image: str) -> None:
         assert ran.err.startswith(f"error: job.yaml:{5 if not image else 6}: run.module: own.main")
 
 
-@pytest.mark.parametrize("module", ["train.bench", "torch.distributed.run", "http.server"])
+@pytest.mark.parametrize("module", ["launch_train.bench", "torch.distributed.run", "http.server"])
 def test_a_module_of_the_image(tmp_path: Path, module: str) -> None:
     assert warned(tmp_path, HEAD + f"run: {{module: {module}}}\n") == []
 

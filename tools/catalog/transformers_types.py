@@ -18,7 +18,7 @@ def table() -> str:
     import transformers
     from transformers.models.auto import configuration_auto, modeling_auto
 
-    from train.models.hugging_face import HEADS
+    from launch_train.models.hugging_face import HEADS
 
     heads = {task: getattr(modeling_auto, names) for task, (_, names) in HEADS.items()}
     text = io.StringIO()

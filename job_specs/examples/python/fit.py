@@ -9,7 +9,7 @@ import argparse
 
 import numpy as np
 
-from train import metrics
+from launch_train import metrics
 
 
 def main(steps: int, lr: float) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from train import checkpoint, metrics
+from launch_train import checkpoint, metrics
 
 ARMS = 3
 

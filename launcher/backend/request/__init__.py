@@ -8,12 +8,12 @@ from math import ceil
 from types import ModuleType
 from typing import Any
 
+from launch_train.common import contract
 from launcher.backend.request import vertex, vm
 from launcher.backend.request.model import JobRequest
 from launcher.diagnosis import Tried
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
-from train import contract
 
 __all__ = ["Asked"]
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from launch_train.common import contract
 from launcher.backend.request.model import JobRequest
 from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
-from train import contract
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:

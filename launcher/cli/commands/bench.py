@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from launch_train.common import contract
 from launcher.cli.help_page import MACHINE, OUTPUT, RUN, option
 from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
-from train import contract
 
 TORCHRUN = str(Path(contract.__file__).parent / "node" / "torchrun.py")
 
@@ -51,7 +51,7 @@ def bench(
 
 def check_parts(only: str | None) -> None:
     """Check the parts of --only before torch is loaded. Raises UsageError."""
-    from train.bench.figures import PARTS
+    from launch_train.bench.figures import PARTS
 
     for part in [] if only is None else only.split(","):
         if part.strip() not in PARTS:
@@ -61,9 +61,9 @@ def check_parts(only: str | None) -> None:
 def program(gpus: int | None) -> list[str]:
     """What runs the bench: this Python, with torchrun in between where processes are asked for."""
     if gpus is None:
-        return [sys.executable, "-P", "-m", "train.bench"]
+        return [sys.executable, "-P", "-m", "launch_train.bench"]
     rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
-    return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "train.bench"]
+    return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "launch_train.bench"]
 
 
 def measured(argv: Sequence[str], output: Output) -> str:

@@ -13,9 +13,9 @@ from launcher.cli.options import Output, Regions
 from launcher.errors import LaunchError
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.cli.ui.gpu_monitor import Node
     from launcher.runs.metrics.results import Record, Results
-    from train.storage import Storage
 
 ROWS = 20
 """Steps in the table, spread over the whole run, unless all are asked for."""

@@ -19,7 +19,7 @@ from launcher.vertex.backend import Vertex
 from launcher.workspace.gcloud_config import account
 
 if TYPE_CHECKING:
-    from train.storage import Storage
+    from launch_train.common.storage import Storage
 
 
 class CloudContext(Struct, frozen=True, kw_only=True):

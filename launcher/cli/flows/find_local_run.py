@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from launch_train.common import contract
 from launcher.errors import UsageError
-from train import contract
 
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""

@@ -27,10 +27,10 @@ from launcher.runs.stored_plan import refusal
 from launcher.signals import Stopped, signals_stop
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.backend.router import Services
     from launcher.runs.ledger import Ledger
     from launcher.runs.watch.loop import Event, JobView
-    from train.storage import Storage
 
 
 class Screen:

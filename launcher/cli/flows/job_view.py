@@ -12,10 +12,10 @@ from launcher.runs.metrics.progress import ProgressReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from launch_train.common.storage import Storage
     from launcher.backend.router import Services
     from launcher.cli.flows.cloud import CloudContext
     from launcher.runs.watch.loop import Line, Progress
-    from train.storage import Storage
 
 
 class CloudJobView:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from launch_train.common.contract import Exit
 from launcher.errors import UsageError
-from train.contract import Exit
 
 if TYPE_CHECKING:
     from launcher.rehearsal.supervisor import Ended, Preemption

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launch_train.common import contract
 from launcher.cli.flows.preemption import say
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from train import contract
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from launch_train.common.storage import Storage
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import Job
     from launcher.runs.metrics.results import Results
-    from train.storage import Storage
 
 READERS = 8
 """Parts of the metrics that are read at once."""

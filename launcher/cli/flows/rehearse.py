@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launch_train.common import contract
+from launch_train.common.faults import NEEDS_GPU
 from launcher.cli.flows import preemption, rehearsal_folder
 from launcher.cli.flows.preemption import Preempted, Ran, say
 from launcher.cli.options import Output
@@ -23,10 +25,9 @@ from launcher.cli.ui.line_printer import Cause, LinePrinter
 from launcher.cli.ui.run_summary import relative
 from launcher.errors import JobFailed, LaunchError
 from launcher.rehearsal.workdirs import Code
-from train import contract
-from train.faults import NEEDS_GPU
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.cli.flows.suggestions import Typed
     from launcher.plan.model import Plan
     from launcher.rehearsal.attempts import End
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from launcher.rehearsal.supervisor import Ended, Preemption
     from launcher.rehearsal.workdirs import Left
     from launcher.runs.metrics.results import Results
-    from train.storage import Storage
 
 
 WORKDIRS = "workdirs"

@@ -89,7 +89,7 @@ def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
 
 
 def pool_text(pool: Pool) -> str:
-    """`2 replicas, 8 GPUs each: python -m train.node --module train`."""
+    """`2 replicas, 8 GPUs each: python -m launch_train.node --module train`."""
     count, gpus = pool.replica_count, pool.machine_spec.accelerator_count
     each = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}{' each' if count > 1 else ''}" if gpus else "no GPUs"
     container = pool.container_spec

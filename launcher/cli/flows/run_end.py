@@ -14,8 +14,8 @@ from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.runs.metrics.results import Results
-    from train.storage import Storage
 
 
 ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted: seen to run for"}

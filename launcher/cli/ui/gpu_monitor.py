@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from train import contract
+from launch_train.common import contract
 
 if TYPE_CHECKING:
+    from launch_train.common.storage import Storage
     from launcher.runs.metrics.results import Record
-    from train.storage import Storage
 
 PART: Final = re.compile(rf"^{contract.MONITOR}/(\d+)-(\d+)-(\d+)-(\d+)(?:-\d+)?\.jsonl$")
 """The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""
@@ -28,7 +28,7 @@ SHOWN = 4
 
 class Node(NamedTuple):
     """The newest looks at one node, over so many seconds: how many GPUs it has, what the looks come to
-    (train.monitoring.sums), and in words what is wrong, and which errors its GPUs had."""
+    (launch_train.monitoring.summary), and in words what is wrong, and which errors its GPUs had."""
 
     number: int
     seconds: float
@@ -82,8 +82,8 @@ def _time(row: Record) -> float:
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:
-    from train.monitoring.alarms import Alarms
-    from train.monitoring.sums import Sums
+    from launch_train.monitoring.alerts import Alarms
+    from launch_train.monitoring.summary import Sums
 
     alarms, sums, told = Alarms(number), Sums(), []
     for row in rows:

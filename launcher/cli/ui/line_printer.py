@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from train.faults import PEER, explained
+from launch_train.common.faults import PEER, explained
 
 ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
 """The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
@@ -26,19 +26,19 @@ NOTICE = re.compile(
 """In words of the trainer's, or of the monitor's, that are about no end of its own."""
 
 KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
-"""What train/node/torchrun.py says of the first rank that failed, where a signal ended it."""
+"""What train/launch_train/node/torchrun.py says of the first rank that failed, where a signal ended it."""
 
 REASON = re.compile(r"train\.node: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last words of a node that has not ended well."""
 
 FAILED = re.compile(r"train\.node: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
-"""What a node says of an exception, whether or not its traceback was printed (train/faults.py)."""
+"""What a node says of an exception, whether or not its traceback was printed (train/launch_train/common/faults.py)."""
 
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
 """The last line of argparse, before exit code 2."""
 
 BY_ITSELF = "(its own lines say why)"
-"""In a node's reason: the trainer ended on purpose (train/node/outcome.py)."""
+"""In a node's reason: the trainer ended on purpose (train/launch_train/node/exit_status.py)."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
 """A node's reason that names no more than the code."""
@@ -86,7 +86,7 @@ class LinePrinter:
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
-            if line.startswith("train.node: ") and "; starting again (" in line:
+            if line.startswith("launch_train.node: ") and "; starting again (" in line:
                 self.restarts += 1
                 self.reset()
             else:

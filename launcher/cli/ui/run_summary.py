@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launch_train.common.contract import MEAN_STEPS
 from launcher.cli.ui.plan_page import labelled
 from launcher.runs.metrics.results import figure
-from train.contract import MEAN_STEPS
 
 if TYPE_CHECKING:
     from launcher.runs.metrics.results import Results

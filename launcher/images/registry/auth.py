@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
+from launch_train.common.loopback import is_plain_loopback
 from launcher.images.registry.credentials import Credentials, SourceError, sources
 from launcher.images.registry.errors import RegistryError, denied, said
 from launcher.images.registry.http import Ask, Http
 from launcher.images.registry.retry import Passing, Patience, raise_if_passing
-from train.loopback import is_plain_loopback
 
 if TYPE_CHECKING:
     from requests import Response

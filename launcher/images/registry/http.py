@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urljoin, urlsplit
 
+from launch_train.common.loopback import is_loopback
 from launcher.errors import LaunchError
 from launcher.images.registry.errors import RegistryError
 from launcher.images.registry.retry import Passing
-from train.loopback import is_loopback
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response

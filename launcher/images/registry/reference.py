@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from launch_train.common.loopback import is_loopback
 from launcher.errors import UsageError
-from train.loopback import is_loopback
 
 HUB: Final = "docker.io"
 """Docker Hub's name in references; a name without a host is there."""

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from launch_train.common import contract
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import Api, Service, UnreachableError, http_date, open_session
 from launcher.jobs.job import Job
 from launcher.jobs.vm import of_instance
 from launcher.runs.logs.line import Line, cut
-from train import contract
 
 LOGGING: Final = Service("logging", "Cloud Logging", "roles/logging.viewer")
 SECOND: Final = 10**9
@@ -213,8 +213,9 @@ class CloudLog:
 
 
 def source(job: Job, project: str) -> str:
-    """The filter that finds a job's entries: on a VM its node has written them (train/output/cloudlog.py). Where there
-    are several VMs, or nobody knows any more, their entries have the run in common, until the job's end."""
+    """The filter that finds a job's entries: on a VM its node has written them
+    (train/launch_train/telemetry/cloud_logging.py). Where there are several VMs, or nobody knows any more, their
+    entries have the run in common, until the job's end."""
     if job.zone is None:
         return f'resource.type="ml_job" AND resource.labels.job_id="{job.id}"'
     log = f'resource.type="gce_instance" AND logName="projects/{project}/logs/{contract.LOG}"'

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
+from launch_train.common.storage import Storage
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, status_of
@@ -13,7 +14,6 @@ from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLog
 from launcher.runs.logs.line import Line
 from launcher.runs.logs.run_folder import TextLog
-from train.storage import Storage
 
 __all__ = ["Line", "Lines"]
 

@@ -1,5 +1,5 @@
-"""What the nodes of a run print, from the parts in the run folder (train/output/text.py): for who may not read Cloud
-Logging.
+"""What the nodes of a run print, from the parts in the run folder (train/launch_train/telemetry/log_capture.py): for
+who may not read Cloud Logging.
 
 It has no times, and comes some seconds later.
 """
@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from launch_train.common import contract
+from launch_train.common.storage import Storage
 from launcher.gcp.storage import read_errors
 from launcher.runs.logs.line import Line, cleaned, last_drawn
-from train import contract
-from train.storage import Storage
 
 NAME: Final = re.compile(rf"{contract.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
 PARTS: Final = 8

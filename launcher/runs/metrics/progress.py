@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from launch_train.common import contract
+from launch_train.common.storage import Storage
 from launcher.backend.request import is_vm, read
 from launcher.clock import REAL, Clock
 from launcher.gcp.storage import read_errors
 from launcher.jobs.job import Job
 from launcher.plan.container import expand
 from launcher.runs.metrics.results import PART, Record, figure, records
-from train import contract
-from train.storage import Storage
 
 ROWS: Final = 50
 """The last rows, from which speed and time left are taken."""

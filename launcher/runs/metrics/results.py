@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from train import contract
+from launch_train.common import contract
 
 PART = re.compile(rf"^{contract.METRICS}/(\d+)-(\d+)-(\d+)-(\d+)(?:-(\d+))?\.jsonl$")
 """The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""

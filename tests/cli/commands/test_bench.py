@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.bench import collective
+from launch_train.bench.figures import PARTS
+from launch_train.common import contract
 from launcher.cli.commands import bench
 from launcher.cli.options import Output
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.workspace import content
 from tests.command import launch
-from train import contract
-from train.bench import collective
-from train.bench.figures import PARTS
 
 
 def test_two_ranks_as_data() -> None:
@@ -74,12 +74,12 @@ def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.
 def test_the_spec_for_a_rented_machine() -> None:
     ran = launch("vertex", "job_specs/bench.yaml", "--type", "h100", "--gpus", "8", "--dry-run", "-o", "json")
     assert ran.code == 0, ran.shown
-    assert "train.bench" in ran.out
+    assert "launch_train.bench" in ran.out
 
 
 def test_the_image_has_the_table_of_peaks() -> None:
     names = {file.name for file in content.trainer()}
-    assert {"train/bench/__main__.py", "train/bench/peaks.csv"} <= names
+    assert {"train/launch_train/bench/__main__.py", "train/launch_train/bench/peaks.csv"} <= names
 
 
 SPEC = "name: x\nmachine: {type: l4}\nregions: [us-central1]\nrun: {script: a.py%s}\n"

@@ -58,8 +58,8 @@ def test_a_dry_run_of_a_request_starts_nothing(tmp_path: Path, output: str) -> N
 def test_the_page_of_a_planned_request(tmp_path: Path) -> None:
     body = request(output="gs://bucket/runs", machine={"type": "h100", "gpus": 8, "nodes": 3})
     ran = launch("local", "--request", saved(tmp_path, body), "--dry-run")
-    assert "pool 0    1 replica, 8 GPUs: python -m train.node --module" in ran.out
-    assert "pool 1    2 replicas, 8 GPUs each: python -m train.node --module" in ran.out
+    assert "pool 0    1 replica, 8 GPUs: python -m launch_train.node --module" in ran.out
+    assert "pool 1    2 replicas, 8 GPUs each: python -m launch_train.node --module" in ran.out
     assert f"output    gs://bucket/runs/{body['displayName']}" in ran.out
 
 

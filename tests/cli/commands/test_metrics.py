@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import open_storage
 from launcher.cli.commands.metrics import ROWS, fitting, spread
 from tests.cli.cloudjobs import Job
 from tests.command import launch
-from train import contract
-from train.storage import open_storage
 
 
 def part(*rows: Mapping[str, object]) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import launcher.clock
+from launch_train.common import contract
 from launcher.cli import stop_code
 from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import CloudContext
@@ -21,7 +22,6 @@ from launcher.errors import LaunchError
 from launcher.signals import Stopped
 from tests.cli.cloudjobs import CREATE, FAILED, FULL, RUNS, WAITS, WELL, Job, scripts
 from tests.googlecloud import FakeClock, Fault, Stage, Status
-from train import contract
 
 Interrupt = Callable[[int, float], None]
 

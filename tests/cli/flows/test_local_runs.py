@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import open_storage
 from launcher.rehearsal.attempts import End, lock, write_end
 from launcher.rehearsal.folder_lock import turn
 from tests.cli.cloudjobs import Job
 from tests.command import launch
-from train import contract
-from train.storage import open_storage
 
 ROW = {"step": 3, "loss": 0.5, "time": 1.7e9}
 NO_CLOUD = {"CLOUDSDK_CORE_PROJECT": ""}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common.contract import metrics_part
+from launch_train.common.storage import LocalFolder, open_storage
+from launch_train.common.storage.client import open_client
 from launcher.cli.flows import rehearsal_folder
 from launcher.errors import NotAuthorised
 from tests.googlecloud import GoogleCloud
-from train.contract import metrics_part
-from train.storage import LocalFolder, open_storage
-from train.storage.access import open_client
 
 
 def test_a_folder_that_the_console_made_is_no_part(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:

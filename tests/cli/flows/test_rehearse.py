@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import open_storage
 from launcher.cli.flows.rehearsal_folder import prepare
 from launcher.cli.flows.rehearse import Rehearsal, content, failure, meaning, page, run, show
 from launcher.cli.options import Flags, Output, words
@@ -19,8 +21,6 @@ from launcher.runs.metrics.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
 from tests.plan.planning import planned
-from train import contract
-from train.storage import open_storage
 
 NASTY = (
     *("1e-4", "1e5", "no", "y", "n", "on", "null", "~", "0o17", "017", "0x1f", "1_000", "1:30", "2026-01-01", ".inf"),
@@ -82,12 +82,12 @@ def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
             assert ("host/image:1" in capsys.readouterr().out) is docker
 
 
-ENDED = "train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
-ON_PURPOSE = "train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
+ENDED = "launch_train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
+ON_PURPOSE = "launch_train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
 GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
-LOST = "train.node: node 1: no word for 60 s (exit code 1)"
-CRASH = "train.node: rank 1 failed first: SIGSEGV (crash in native code)"
-ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
+LOST = "launch_train.node: node 1: no word for 60 s (exit code 1)"
+CRASH = "launch_train.node: rank 1 failed first: SIGSEGV (crash in native code)"
+ABORT = "launch_train.node: rank 1 failed first: SIGABRT (native code gave up)"
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,19 @@ ABORT = "train.node: rank 1 failed first: SIGABRT (native code gave up)"
             "node 0, GPU 3: Xid 79: it has fallen off the bus",
         ),
         (["train: node 0: GPU 3 is lost: take another machine", ENDED], "node 0: GPU 3 is lost: take another machine"),
-        ([GLOO, ABORT, ENDED], ABORT.removeprefix("train.node: ")),
+        ([GLOO, ABORT, ENDED], ABORT.removeprefix("launch_train.node: ")),
         ([GLOO, LOST], "node 1: no word for 60 s"),
         (
-            ["OldError: 1", "train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
+            ["OldError: 1", "launch_train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
             "NewError: 2",
         ),
         (["train: warning: step 3: loss is nan", LOST], "node 1: no word for 60 s"),
         (["work.py: error: unrecognized arguments: --x", ON_PURPOSE], "unrecognized arguments: --x"),
-        (["train.node: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED], "KeyError: 'x' (work.py:3)"),
-        (["train.node: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
+        (
+            ["launch_train.node: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED],
+            "KeyError: 'x' (work.py:3)",
+        ),
+        (["launch_train.node: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
     ],
 )
 def test_the_cause_is_an_error_that_is_not_about_a_peer(

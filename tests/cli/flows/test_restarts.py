@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch_train.common import contract
+from launch_train.common.storage import open_storage
 from launcher.cli.flows.rehearsal_folder import restarts
 from tests.command import launch
-from train import contract
-from train.storage import open_storage
 
 FAILS_AT_STEP_3 = """
 from train import metrics

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launcher.backend import request
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
@@ -26,7 +27,6 @@ from tests.compute.vm_site import ZONE, work_body
 from tests.googlecloud import FakeClock
 from tests.googlecloud.compute import YOU
 from tests.runs.vm_runs import VmSite, exits, is_preempted
-from train import contract
 
 EVIL = "registry.example.com/p/train@sha256:" + "e" * 64
 Change = Callable[[dict[str, Any]], None]

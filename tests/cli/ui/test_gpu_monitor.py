@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import LocalFolder, open_storage
 from launcher.cli.commands.metrics import happened
 from launcher.cli.ui.gpu_monitor import ALL, EACH, Node, lines, newest, nodes, read_nodes
 from tests.cli.cloudjobs import Job
 from tests.command import launch
-from train import contract
-from train.storage import LocalFolder, open_storage
 
 
 def looks(node: int, *gpus: dict[str, Any], count: int = 13, part: int = 0, generation: int = 0) -> dict[str, bytes]:

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import UnreachableError as AwayError
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
@@ -17,10 +21,6 @@ from launcher.runs.logs.line import cleaned, cut
 from launcher.runs.logs.reader import Line, Lines
 from launcher.runs.logs.run_folder import line_of
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
-from train import contract
-from train.errors import OutputError
-from train.storage import LocalFolder
-from train.storage import UnreachableError as AwayError
 
 LIST = "logging.entries.list"
 BEGAN = 1_700_000_000.0

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from launch_train.common import contract
+from launch_train.common.storage import LocalFolder
+from launch_train.node.gce_vm import machine_of, source_of
+from launch_train.telemetry.cloud_logging import Wire
+from launch_train.telemetry.log_entry import Chunk, Entries
 from launcher.clock import Clock
 from launcher.jobs.job import Job
 from launcher.runs.logs.cloud_logging import CloudLog, nanoseconds, source
 from launcher.runs.logs.reader import Lines
 from tests.googlecloud import FakeClock, GoogleCloud
-from train import contract
-from train.node.machine import machine_of, source_of
-from train.output.cloudlog import Wire
-from train.output.logentries import Chunk, Entries
-from train.storage import LocalFolder
 
 BEGAN = 1_700_000_000.0
 

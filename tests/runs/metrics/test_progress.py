@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch_train.common import contract
+from launch_train.common.config import as_data, parse
+from launch_train.common.storage import GcsFolder, LocalFolder, Storage
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError
@@ -17,9 +20,6 @@ from launcher.jobs.job import Job
 from launcher.plan.container import escaped
 from launcher.runs.metrics.progress import PARTS, Progress, ProgressReader, steps_asked, summary
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
-from train import contract
-from train.config import as_data, parse
-from train.storage import GcsFolder, LocalFolder, Storage
 
 BEGAN = 1_700_000_000.0
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
+from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
@@ -18,8 +20,6 @@ from launcher.runs.watch.loop import Back, Changed, Event, Line, Outage, Printed
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.plan.planning import planned
-from train import contract
-from train.storage import LocalFolder
 
 LIFE = (
     Stage("JOB_STATE_QUEUED", 0),

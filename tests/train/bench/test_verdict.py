@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch_train.bench import peaks
+from launch_train.bench.figures import Figure, Measured, Trouble
+from launch_train.bench.report import WIDTH, Report, cell, table, to_dict
+from launch_train.bench.verdict import judge, marks, pcie_gbs
 from launcher import catalog
-from train.bench import peaks
-from train.bench.figures import Figure, Measured, Trouble
-from train.bench.report import WIDTH, Report, cell, table, to_dict
-from train.bench.verdict import judge, marks, pcie_gbs
 
 H200 = "NVIDIA H200"
 WELL: dict[str, float] = {"matmul fp32": 52, "matmul tf32": 400, "matmul bf16": 790, "memory copy": 4200}

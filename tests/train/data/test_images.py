@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from train.config import Loader, parse
-from train.data import open_data
-from train.data.feed import Feed
-from train.data.images import Pictures, centre, cut, decoded
-from train.data.listing import holds_images, listed, scanned
-from train.data.source import generator, share
-from train.dist import Ranks
-from train.errors import UsageError
+from launch_train.common.config import Loader, parse
+from launch_train.common.errors import UsageError
+from launch_train.data import open_data
+from launch_train.data.image_index import holds_images, listed, scanned
+from launch_train.data.images import Pictures, centre, cut, decoded
+from launch_train.data.loader import Feed
+from launch_train.data.source import generator, share
+from launch_train.distributed.process_group import Ranks
 
 CPU = torch.device("cpu")
 

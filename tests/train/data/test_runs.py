@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from tests.train.forked import Ended, Forked
-from tests.train.test_determinism import environment, losses
-from train import contract
+from tests.train.trainer.test_determinism import environment, losses
 
 CODE = """
 import torch

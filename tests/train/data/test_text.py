@@ -15,17 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import parse
-from train.data import open_data, text
-from train.data import tokens as made
-from train.data.corpus import Corpus
-from train.data.masked import Masked, Rule, bits, hide
-from train.data.source import IGNORED, MASK, share
-from train.data.synthetic import SyntheticTokens
-from train.data.text import Text, prepare
-from train.data.tokenizers import Tokenizer, open_tokenizer
-from train.dist import Ranks
-from train.errors import UnfitError, UsageError
+from launch_train.common.config import parse
+from launch_train.common.errors import UnfitError, UsageError
+from launch_train.data import open_data, text
+from launch_train.data import tokenize as made
+from launch_train.data.masked_lm import Masked, Rule, bits, hide
+from launch_train.data.source import IGNORED, MASK, share
+from launch_train.data.synthetic import SyntheticTokens
+from launch_train.data.text import Text, prepare
+from launch_train.data.token_file import Corpus
+from launch_train.data.tokenizers import Tokenizer, open_tokenizer
+from launch_train.distributed.process_group import Ranks
 
 CPU = torch.device("cpu")
 WORDS = ["to be or not to be", "that is the question", "whether 'tis nobler in the mind", "to suffer"] * 8

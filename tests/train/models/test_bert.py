@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train.config import Bert, parse
-from train.models import blocks, build, flops_per_sample
-from train.models.bert import BertForMasked
-from train.models.losses import MaskedCrossEntropy
+from launch_train.common.config import Bert, parse
+from launch_train.models import blocks, build, flops_per_sample
+from launch_train.models.bert import BertForMasked
+from launch_train.models.losses import MaskedCrossEntropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import nn
 
-from train import contract
-from train.config import Foreign, parse
-from train.data import open_data
-from train.dist import Ranks
-from train.errors import UsageError
-from train.models import blocks, build, flops_per_sample, hub, resolved
+from launch_train.common import contract
+from launch_train.common.config import Foreign, parse
+from launch_train.common.errors import UsageError
+from launch_train.data import open_data
+from launch_train.distributed.process_group import Ranks
+from launch_train.models import blocks, build, flops_per_sample, hub, resolved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -278,9 +278,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
 
 PROGRAM = """
 import json, sys, time, torch
-from train.config import parse
-from train.errors import UsageError
-from train.models import build, hub
+from launch_train.common.config import parse
+from launch_train.common.errors import UsageError
+from launch_train.models import build, hub
 for text in sys.argv[1:]:
     hub.PATIENCE = 1.0 if "silent" in text else 10.0
     torch.manual_seed(5)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from train.config import Gpt, Optimizer, ResNet, parse
-from train.errors import UsageError
-from train.models import blocks, build, flops_per_sample
-from train.models.gpt import GPT, flops_per_token
-from train.models.losses import losses
-from train.models.parts import counted
-from train.models.resnet import Bottleneck, resnet50
-from train.techniques import optim
+from launch_train.common.config import Gpt, Optimizer, ResNet, parse
+from launch_train.common.errors import UsageError
+from launch_train.models import blocks, build, flops_per_sample
+from launch_train.models.gpt import GPT, flops_per_token
+from launch_train.models.introspection import counted
+from launch_train.models.losses import losses
+from launch_train.models.resnet import Bottleneck, resnet50
+from launch_train.performance import optimizer as optim
 
 SMALL = Gpt(n_layer=2, n_head=2, n_embd=32, block_size=16)
 

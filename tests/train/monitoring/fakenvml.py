@@ -40,7 +40,8 @@ class Device:
 
 @dataclass
 class FakeNvml:
-    """The functions that train.monitoring.nvml calls; what isn't here is pynvml's. `asked`: the names of all calls."""
+    """The functions that launch_train.monitoring.nvml calls; what isn't here is pynvml's. `asked`: the names of all
+    calls."""
 
     devices: list[Device]
     xids: list[tuple[int, int]] = field(default_factory=list)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launch_train.monitoring.health import Fault, cuda_fault, faults, is_gpu
+from launch_train.monitoring.nvidia_smi import Card, links, read
 from tests.train.monitoring.nvidiasmi import MIG_DEVICE, PROCESS, T4, eight, gpu, log, matrix
-from train.monitoring.health import Fault, cuda_fault, faults, is_gpu
-from train.monitoring.smi import Card, links, read
 
 
 def cards(text: str) -> tuple[Card, ...]:

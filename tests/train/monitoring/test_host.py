@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.monitoring import host
-from train.monitoring.cgroup import Cgroup, find_cgroup
-from train.monitoring.host import Host, family, open_host, physical
-from train.monitoring.rates import Rates
+from launch_train.monitoring import host
+from launch_train.monitoring.cgroup import Cgroup, find_cgroup
+from launch_train.monitoring.host import Host, family, open_host, physical
+from launch_train.monitoring.rates import Rates
 
 
 def test_this_machine(tmp_path: Path) -> None:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import GcsFolder, LocalFolder
+from launch_train.distributed.process_group import Ranks
+from launch_train.metrics import Null, Sink
+from launch_train.monitoring import monitor
+from launch_train.monitoring.bounded_call import Aside
+from launch_train.monitoring.monitor import Late, Off, Watch, open_monitor
+from launch_train.monitoring.nvml import open_gpus
+from launch_train.telemetry.rows import Row
+from launch_train.telemetry.upload_queue import sweep
 from tests.train.monitoring.fakenvml import Device, FakeNvml
-from train.dist import Ranks
-from train.errors import OutputError
-from train.metrics import Null, Sink
-from train.monitoring import monitor
-from train.monitoring.aside import Aside
-from train.monitoring.monitor import Late, Off, Watch, open_monitor
-from train.monitoring.nvml import open_gpus
-from train.output.rows import Row
-from train.output.spool import sweep
-from train.storage import GcsFolder, LocalFolder
 
 if TYPE_CHECKING:  # a GPU machine has no Google libraries
     from tests.googlecloud import FakeClock, GoogleCloud
@@ -97,7 +97,7 @@ def test_a_driver_that_hangs_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr("train.monitoring.alarms.SILENT_SECONDS", 0.03)
+    monkeypatch.setattr("launch_train.monitoring.alerts.SILENT_SECONDS", 0.03)
     released, rows, calls = threading.Event(), Kept(), []
 
     def hang() -> list[Row]:

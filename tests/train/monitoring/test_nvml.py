@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from launch_train.monitoring.nvml import READS, Gpus, open_gpus, shown
 from tests.train.monitoring.fakenvml import LOST, NOT_SUPPORTED, UNKNOWN, Device, FakeNvml
-from train.monitoring.nvml import READS, Gpus, open_gpus, shown
 
 
 def opened(nvml: FakeNvml, visible: str | None = None) -> Gpus:

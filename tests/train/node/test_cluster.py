@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.node.cluster import Cluster, ClusterError, NotANodeError, parse
+from launch_train.node.cluster import Cluster, ClusterError, NotANodeError, parse
 
 
 def spec(task: Any, **pools: Any) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from train.node.cluster import Cluster
-from train.node.command import (
+from launch_train.node.cluster import Cluster
+from launch_train.node.command import (
     TORCHRUN,
     Paths,
     Task,
@@ -20,7 +20,7 @@ from train.node.command import (
     parse_args,
     rehearsal_env,
 )
-from train.node.control import Order
+from launch_train.node.control_store import Order
 
 ORDER = Order(generation=4, attempt=2, port=31000, members=("aa", "bb"))
 PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)
@@ -47,7 +47,7 @@ def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         parse_args(argv)
     assert caught.value.code == 2
-    assert "train.node: error" in capsys.readouterr().err
+    assert "launch_train.node: error" in capsys.readouterr().err
 
 
 def shown(task: Task, cluster: Cluster) -> str:

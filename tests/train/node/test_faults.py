@@ -1,4 +1,4 @@
-"""Failures that no restart can repair, and how often a failure is printed: real processes under train.node."""
+"""Failures that no restart can repair, and how often a failure is printed: real processes under launch_train.node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from launch_train.common import faults
+from launch_train.common.contract import Exit
+from launch_train.common.faults import Fault
+from launch_train.node.exit_status import Outcome, recurring
 from tests.train.material import USUAL
 from tests.train.nodes import Machines, Node, machines
-from train import faults
-from train.contract import Exit
-from train.faults import Fault
-from train.node.outcome import Outcome, recurring
 
 GENERATION = "import os, sys; print('generation', os.environ['LAUNCH_GENERATION'], flush=True)\n"
 STEPS = (

@@ -1,4 +1,4 @@
-"""train.node on one machine, as real processes."""
+"""launch_train.node on one machine, as real processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common.contract import Exit
 from tests.train.nodes import REPOSITORY, Machines, cluster_spec, machines, until
-from train.contract import Exit
 
 
 @pytest.fixture
@@ -113,7 +113,9 @@ def test_a_users_error_is_not_tried_again_and_torchrun_does_not_hide_it(one: Mac
     node = one.start("--script", script)
     assert node.wait() == Exit.USAGE, node.text
     assert re.findall(r"^generation (\d)", node.text, re.M) == ["0"]
-    assert "exit code 2" not in node.text.rpartition("train.node: node 0")[0]  # it has said why; torchrun needn't
+    assert (
+        "exit code 2" not in node.text.rpartition("launch_train.node: node 0")[0]
+    )  # it has said why; torchrun needn't
     assert "Traceback" not in node.text
     assert "torch/distributed" not in node.text
     assert "can't work" in (one.run_folder / "terminal").read_text()
@@ -124,7 +126,7 @@ def test_a_terminal_run_is_not_started(one: Machines) -> None:
     (one.run_folder / "terminal").write_text("lr must be above 0\n")
     node = one.start(*python(one.script(FAILS)))
     assert node.wait() == Exit.TERMINAL
-    assert node.text == "train.node: this run must not be started again: lr must be above 0 (exit code 78)\n"
+    assert node.text == "launch_train.node: this run must not be started again: lr must be above 0 (exit code 78)\n"
 
 
 def test_generations_go_on_where_the_last_container_stopped(one: Machines) -> None:
@@ -313,7 +315,7 @@ def test_what_nobody_foresaw_is_one_line_too(one: Machines) -> None:
     (one.run_folder / "terminal").write_bytes(b"\xff")
     node = one.start(*python(one.script("")))
     assert node.wait() == Exit.FAILED
-    assert node.text.startswith("train.node: node 0: UnicodeDecodeError: ")
+    assert node.text.startswith("launch_train.node: node 0: UnicodeDecodeError: ")
     assert node.text.count("\n") == 1
 
 
@@ -334,7 +336,7 @@ def test_what_can_not_work_is_said_in_one_line(
     one.script("")
     node = one.start(*argv, env=env)
     assert node.wait() == Exit.USAGE
-    assert node.text.startswith("train.node: ")
+    assert node.text.startswith("launch_train.node: ")
     assert line in node.text
     assert node.text.count("\n") == 1, node.text
     # A wrong CLUSTER_SPEC may be this replica's alone; all else is wrong on every machine.
@@ -352,7 +354,7 @@ def test_a_reduction_server_is_not_a_node(one: Machines) -> None:
 
 def test_one_node_needs_no_torch(one: Machines) -> None:
     work = "main(['--command', '--', 'true']); print('torch' in sys.modules)"
-    code = f"import sys; from train.node.__main__ import main; {work}"
+    code = f"import sys; from launch_train.node.__main__ import main; {work}"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True
     )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launch_train.common.contract import Exit
 from tests.train.nodes import Machines, Node, machines, until
-from train.contract import Exit
 
 if TYPE_CHECKING:
     from tests.googlecloud import GoogleCloud
@@ -23,8 +23,8 @@ PART = "metrics/0001-0000-0000-000000.jsonl"
 # A process that can't reach the bucket, while its node can, and that dies with a row in its spool.
 DIES_WITH_A_ROW = f"""
 import os
-from train.output.spool import open_outbox
-from train.storage import open_storage
+from launch_train.telemetry.upload_queue import open_outbox
+from launch_train.common.storage import open_storage
 if os.environ["LAUNCH_GENERATION"] == "0":
     os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"] = "http://127.0.0.1:9/storage/v1/"
     outbox = open_outbox(open_storage(os.environ["LAUNCH_RUN_FOLDER"]), os.environ)
@@ -165,7 +165,7 @@ def test_what_a_killed_node_left_is_sent_before_the_first_start(bucket: Bucket) 
     node = bucket.start(killed)
     assert node.wait() == -signal.SIGKILL
     assert bucket.objects("metrics/") == {}
-    reads = "import os\nfrom train.storage import open_storage\n"
+    reads = "import os\nfrom launch_train.common.storage import open_storage\n"
     reads += f"print(open_storage(os.environ['LAUNCH_RUN_FOLDER']).read('{PART}'))\n"
     again = bucket.start(reads)
     assert again.wait() == Exit.OK, again.text

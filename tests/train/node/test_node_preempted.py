@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from launch_train.common.contract import Exit
 from tests.train.nodes import Machines, Node, machines, until
-from train.contract import Exit
 
 QUICK = {"lost": 3.0, "beat": 0.3, "line": 0.5}
 

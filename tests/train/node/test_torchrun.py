@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from train import contract
-from train.node import torchrun
+from launch_train.common import contract
+from launch_train.node import torchrun
 
 NONE = "<N/A>"
 """torch's name for no error file."""
@@ -61,7 +61,7 @@ def test_the_exit_file_is_the_contracts() -> None:
 
 def test_a_line_of_a_signal_fits_80_columns_behind_its_replicas_name() -> None:
     for name, words in torchrun.MEANINGS.items():
-        assert len(f"[workerpool0-0] train.node: rank 7 failed first: {name} ({words})") <= 80
+        assert len(f"[workerpool0-0] launch_train.node: rank 7 failed first: {name} ({words})") <= 80
 
 
 def test_the_loggers_that_are_quiet_are_torchs() -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train import contract, dist
-from train.config import Profile
-from train.metrics import Null
-from train.profiling.advice import Setup
-from train.profiling.profile import Recording
-from train.profiling.report import Report
+from launch_train.common import contract
+from launch_train.common.config import Profile
+from launch_train.distributed import process_group
+from launch_train.metrics import Null
+from launch_train.profiling.advice import Setup
+from launch_train.profiling.profiler import Recording
+from launch_train.profiling.report import Report
 
 LATE = 0.8
 """Seconds by which rank 1 is late in each step: rank 0 waits for longer than it works, on a slow machine too."""
@@ -38,7 +39,7 @@ class Large(nn.Module):
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    ranks = dist.join(os.environ)
+    ranks = process_group.join(os.environ)
     model = DistributedDataParallel(Large(), gradient_as_bucket_view=True, static_graph=True)
     report = Report({contract.RUN_FOLDER: folder}, Null(), Setup(world=2))
     recording = Recording(Profile(2, 1, 2), ranks.device, report)
@@ -57,7 +58,7 @@ def main(folder: str) -> None:
             recording.stepped(step)
     if ranks.rank == 0:
         recording.close()
-    dist.finish(ranks)
+    process_group.finish(ranks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Programs whose output nobody reads to its end (`python -m train.profiling.verdict TRACE | head`)."""
+"""Programs whose output nobody reads to its end (`python -m launch_train.profiling.__main__ TRACE | head`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 
 TRACE = str(Path(__file__).with_name("traces") / "gloo-2-ranks.json.gz")
 UNREAD = 141  # 128 + SIGPIPE, as a shell has it
-PRINTS = "import sys; from train.ending import done, leave; leave(done('x', lambda: print('a', flush=True), bool))"
+PRINTS = """
+from launch_train.common.process_exit import done, leave
+leave(done('x', lambda: print('a', flush=True), bool))
+"""
 ELSEWHERE = """
 import sys
-from train.ending import done, leave
+from launch_train.common.process_exit import done, leave
 def work():
     raise BrokenPipeError("of a socket")
 leave(done('x', work, bool))
@@ -33,7 +36,7 @@ def unread(*words: str) -> subprocess.CompletedProcess[str]:
         os.close(writer)
 
 
-@pytest.mark.parametrize("words", [("-m", "train.profiling.verdict", TRACE), ("-c", PRINTS)])
+@pytest.mark.parametrize("words", [("-m", "launch_train.profiling.__main__", TRACE), ("-c", PRINTS)])
 def test_a_reader_that_has_enough_is_no_error(words: tuple[str, ...]) -> None:
     ran = unread(*words)
     assert (ran.returncode, ran.stderr) == (UNREAD, "")

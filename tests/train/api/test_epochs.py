@@ -1,0 +1,82 @@
+"""docs/scripts.md's loop of epochs: preempted anywhere, the losses of all steps are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+from tests.train import trials
+from tests.train.api.user_script import run, run_ranks
+
+SECTION = (ROOT / "docs/scripts.md").read_text().partition("### Epochs")[2].partition("\n## ")[0]
+LOOP, DATASET = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+
+SETTING = """
+import multiprocessing, os
+import torch
+multiprocessing.set_start_method("fork", force=True)  # as in a script that an interpreter starts
+from train import checkpoint
+images, labels = torch.randn(22, 6, generator=torch.Generator().manual_seed(0)), torch.arange(22) % 3
+DATASET
+rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+torch.manual_seed(5 + rank)
+dataset, batch_size, epochs = Augmented(), 4 // world, 3
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+for parameter in model.parameters():
+    torch.nn.init.constant_(parameter, 0.1)
+forward = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+due = checkpoint.due
+checkpoint.due = lambda step: (step == STOP and os.kill(os.getpid(), 15), due(step))[1]
+LOOP
+metrics._default().close()
+"""
+PER_EPOCH = 6
+STEPS = 3 * PER_EPOCH
+
+
+def text(stop: int = 0, loop: str = LOOP) -> str:
+    return SETTING.replace("DATASET", DATASET).replace("LOOP", loop).replace("STOP", str(stop))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("epochs") / "whole"
+    assert run(text(), folder).code == 0
+    losses = trials.losses(folder)
+    assert list(losses) == list(range(1, STEPS + 1))
+    return losses
+
+
+@pytest.mark.parametrize("stop", [1, PER_EPOCH + 3, 2 * PER_EPOCH])
+def test_preempted_in_an_epoch_or_at_its_end(whole: dict[int, float], tmp_path: Path, stop: int) -> None:
+    assert run(text(stop), tmp_path / "run").code == 75
+    assert trials.losses(tmp_path / "run") == {step: whole[step] for step in range(1, stop + 1)}
+    assert run(text(), tmp_path / "run", 1).code == 0
+    assert trials.losses(tmp_path / "run") == whole
+
+
+def test_two_ranks_preempted_in_an_epoch(tmp_path: Path) -> None:
+    assert [said.code for said in run_ranks(text(), tmp_path / "whole")] == [0, 0]
+    assert [said.code for said in run_ranks(text(8), tmp_path / "run")] == [75, 75]
+    assert [said.code for said in run_ranks(text(), tmp_path / "run", 1)] == [0, 0]
+    assert trials.losses(tmp_path / "run") == trials.losses(tmp_path / "whole")
+    assert len(trials.losses(tmp_path / "run")) == STEPS
+
+
+@pytest.mark.parametrize("part", [", generator=draws", "[epoch * len(dataset) + index for index in sampler]"])
+def test_each_part_of_it_is_needed(whole: dict[int, float], tmp_path: Path, part: str) -> None:
+    """Without the loader's generator, or with a worker's own draws in place of the key's, a run differs."""
+    less = LOOP.replace(part, "" if "generator" in part else "list(sampler)")
+    assert less != LOOP
+    if "generator" not in part:
+        less = f"Augmented.__getitem__ = lambda _, key: (images[key] + torch.randn(6), labels[key])\n{less}"
+    assert run(text(0, less), tmp_path / "whole").code == 0
+    assert run(text(9, less), tmp_path / "run").code == 75
+    assert run(text(0, less), tmp_path / "run", 1).code == 0
+    assert trials.losses(tmp_path / "run") != trials.losses(tmp_path / "whole")

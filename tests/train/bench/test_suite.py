@@ -1,0 +1,250 @@
+"""The bench, measuring: each part in this process, and all of it as a program.
+
+tests/cli/commands/test_bench.py has it on two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch_train.bench import __main__ as program
+from launch_train.bench import amp, bandwidth, clock, collective, loader, matmul, suite
+from launch_train.bench.figures import PARTS, Figure, Measured
+from launch_train.bench.report import Report
+from launch_train.common import contract
+from launch_train.common.config import Gpt, ResNet
+from launch_train.common.errors import OutputError, UnfitError, UsageError
+from launch_train.distributed.process_group import Ranks
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _same_threads() -> Iterator[None]:
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
+
+
+def by_name(figures: list[Figure]) -> dict[str, float]:
+    return {figure.name: figure.value for figure in figures}
+
+
+# --- The parts --------------------------------------------------------------------------------------------------------
+
+
+def test_repeats_fit_the_budget_within_bounds() -> None:
+    assert [clock.repeats(each, 1.0) for each in (0.1, 1e-5, 5.0, 0.0)] == [10, clock.MOST, clock.LEAST, clock.MOST]
+
+
+def test_the_clock_gives_the_median_of_the_repeats() -> None:
+    naps = iter([0.0, 0.02, 0.02, 0.02, 0.3])  # two to warm up, and one that was disturbed
+    assert 0.02 <= clock.seconds(lambda: time.sleep(next(naps)), CPU, 0.02) < 0.1
+
+
+def test_matrix_products_in_each_kind_of_number() -> None:
+    found = by_name(matmul.measure(CPU, 0.01, host=True, size=128))
+    assert list(found) == ["matmul fp32", "matmul bf16"]
+    assert all(1e-6 < value < 100 for value in found.values())
+
+
+def test_a_products_operations_are_counted_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "seconds", lambda work, device, budget: work() is None or 1e-3)
+    assert matmul.tflops(CPU, "fp32", 100, 0.0) == pytest.approx(2 * 100**3 / 1e-3 / 1e12)
+    copy, triad = bandwidth.memory(CPU, 0.0, size=4000)
+    assert [copy.value, triad.value] == pytest.approx([2 * 4000 / 1e-3 / 1e9, 3 * 4000 / 1e-3 / 1e9])
+
+
+def test_tf32_is_switched_for_the_product_alone() -> None:
+    with matmul.tf32(True):
+        assert torch.get_float32_matmul_precision() == "high"
+        with matmul.tf32(False):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_memory_is_read_and_written() -> None:
+    found = by_name(bandwidth.memory(CPU, 0.01, size=1 << 22))
+    assert list(found) == ["memory copy", "memory triad"]
+    assert all(0.05 < value < 5000 for value in found.values())
+    assert bandwidth.host(CPU, 0.01) == []
+
+
+def test_the_bus_bandwidth_of_an_all_reduce_is_nccl_tests() -> None:
+    assert collective.bus_gbs(1 << 30, 0.01, 2) == pytest.approx((1 << 30) / 0.01 / 1e9)
+    assert collective.bus_gbs(1 << 30, 0.01, 8) == pytest.approx(1.75 * (1 << 30) / 0.01 / 1e9)
+    assert collective.measure(Ranks(), (1,), 0.01) == []
+
+
+@pytest.mark.parametrize(("device", "megabytes"), [("cpu", 64), ("cuda", 512)])
+def test_a_gpus_link_carries_more_than_the_host_takes_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, megabytes: int
+) -> None:
+    def noted(_: Ranks, count: int) -> torch.Tensor:
+        raise UnfitError(f"{4 * count >> 20} MB")
+
+    monkeypatch.setattr(collective, "_allocated", noted)
+    with pytest.raises(UnfitError, match=f"^{megabytes} MB$"):
+        collective.measure(Ranks(world=2, device=torch.device(device)), collective.QUICK, 0.1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_in_the_ring_of_a_node_everybody_receives_what_is_sent(size: int) -> None:
+    beside = range(8, 8 + size)  # the second node's
+    sent = {(rank, collective.neighbours(rank, beside)[0]) for rank in beside}
+    received = {(collective.neighbours(rank, beside)[1], rank) for rank in beside}
+    assert sent == received
+    assert len(sent) == size
+
+
+def test_mixed_precision_against_fp32_on_a_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = amp.Trial("GPT", Gpt(n_layer=1, n_head=2, n_embd=16, block_size=16), 2)
+    monkeypatch.setattr(amp, "trials", lambda memory_gb, quick: [small] if quick and memory_gb is None else [])
+    found = by_name(amp.measure(CPU, 0.05, quick=True))
+    assert list(found) == ["GPT fp32", "GPT bf16", "GPT bf16/fp32"]
+    assert found["GPT bf16/fp32"] == pytest.approx(found["GPT bf16"] / found["GPT fp32"])
+    assert all(value > 0.01 for value in found.values())
+
+
+def test_what_is_mixed_and_tried_depends_on_the_gpu() -> None:
+    assert [amp.numbers(of).name for of in (None, (6, 0), (7, 5), (9, 0))] == ["bf16", "fp16", "fp16", "bf16"]
+    assert [trial.batch for trial in amp.trials(80.0, quick=False)] == [32, 128]
+    assert [trial.batch for trial in amp.trials(16.0, quick=True)] == [4]
+    small = amp.Trial("ResNet-50", ResNet(image_size=32, width=4, num_classes=10), 2)
+    amp._step(small, amp.numbers(None), CPU)()
+
+
+def test_photographs_are_decoded_by_workers() -> None:
+    data = loader.Photographs(loader.photograph())
+    assert len(data._jpeg) > 50_000
+    assert (data[3].shape, data[3].dtype) == ((3, 224, 224), torch.float32)
+    assert not torch.equal(data[3], data[4])
+    assert all(1 < loader.rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
+
+
+def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def rate(*_: object) -> float:
+        used.append(torch.get_num_threads())
+        return 1.0
+
+    monkeypatch.setattr(loader, "rate", rate)
+    with matmul.threads(3):
+        loader.measure(0.0, quick=True)
+        assert torch.get_num_threads() == 3
+    assert set(used) == {1}
+
+
+@pytest.mark.parametrize(
+    ("most", "quick", "counts"),
+    [(1, False, (0, 1)), (2, True, (0, 2)), (6, False, (0, 1, 2, 4, 6)), (96, False, (0, 1, 2, 4, 8, 16))],
+)
+def test_numbers_of_workers(most: int, quick: bool, counts: tuple[int, ...]) -> None:
+    assert loader.counts(quick, most) == counts
+
+
+def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[Figure]:
+        raise RuntimeError("CUDA out of memory.\n  Tried to allocate 512 MiB")
+
+    monkeypatch.setattr(bandwidth, "memory", broken)
+    heard: list[str] = []
+    (found,) = suite.run(Ranks(), ["memory", "host", "allreduce"], quick=True, env={}, say=heard.append)
+    assert found.troubles == (("memory", "CUDA out of memory. Tried to allocate 512 MiB"),)
+    assert (heard, list(found.seconds)) == (["memory", "host", "allreduce"],) * 2
+
+
+@pytest.mark.parametrize(("text", "link"), [("4, 16\n", (4, 16)), ("[N/A], [N/A]\n", None), ("", None)])
+def test_what_nvidia_smi_says_of_the_link(text: str, link: tuple[int, int] | None) -> None:
+    assert suite.link(text) == link
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line() -> None:
+    assert program.parse([]) == program.Options(PARTS)
+    assert program.parse(["--only", "memory, matmul", "--quick"]).parts == ("matmul", "memory")
+    for words in (["--only", "gpu"], ["--only="], ["--fast"], ["memory"], ["--json"]):
+        with pytest.raises(UsageError):
+            program.parse(words)
+
+
+def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Measured(0, 0, 0, "h", "NVIDIA H200", (Figure("matmul bf16", 300.0, "TFLOP/s"),))
+    report = Report((slow,), {}, quick=True, torch="2", time=0.0, seconds=1.0)
+    options = program.Options(strict=True, json=str(tmp_path / "it.json"))
+    with pytest.raises(UnfitError, match="has 300 of 989: 30 %"):
+        program._told(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
+    kept = json.loads((tmp_path / "run" / contract.BENCH).read_text())
+    assert kept == json.loads((tmp_path / "it.json").read_text())
+    assert not kept["ok"]
+    assert "TOO SLOW: GPU 0 of node 0: matmul bf16 has 300" in capsys.readouterr().out
+    program._told(options._replace(strict=False), report, {})
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """Where that can be seen beforehand nothing is measured."""
+    with pytest.raises(UsageError, match=r"^--json /no/such/folder/it\.json: there is no folder /no/such/folder$"):
+        program.bench(program.Options(json="/no/such/folder/it.json"), Ranks(), {})
+    with pytest.raises(OutputError, match=f"^{tmp_path}: Is a directory$"):
+        program.bench(program.Options(("host",), json=str(tmp_path)), Ranks(), {})
+
+
+def test_nothing_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    program.bench(program.Options(("host", "allreduce")), Ranks(), {})
+    assert capsys.readouterr().out.splitlines()[1] == "nothing of what was asked for can be measured here"
+
+
+# --- As a program -----------------------------------------------------------------------------------------------------
+
+
+def ran(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "launch_train.bench", *words]
+    world = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(argv, env=world, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_alone(tmp_path: Path) -> None:
+    done = ran("--quick", "--only=memory,host", env={contract.RUN_FOLDER: str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:2] == ["memory", "copy"]
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    data = json.loads((tmp_path / contract.BENCH).read_text())
+    assert (data["schema"], data["world_size"], data["quick"], data["ok"], data["findings"]) == (1, 1, True, True, [])
+    assert list(data["figures"]) == ["memory copy", "memory triad"]
+    assert all(0 < one["least"] == one["value"] and one["unit"] == "GB/s" for one in data["figures"].values())
+    assert [(rank["rank"], rank["gpu"], rank["device"], rank["troubles"]) for rank in data["ranks"]] == [
+        (0, 0, "cpu", [])
+    ]
+
+
+def test_a_word_that_is_not_known_is_one_line() -> None:
+    done = ran("--only=gpus")
+    lines = "launch_train.bench: --only 'gpus': there are matmul, memory, host, allreduce, amp, loader\n"
+    assert (done.returncode, done.stdout, done.stderr) == (contract.Exit.USAGE, "", lines)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = ran("--quick", "--json", str(tmp_path / "it.json"))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 90
+    data = json.loads((tmp_path / "it.json").read_text())
+    assert data["ok"], data["findings"]
+    assert {"matmul fp32", "matmul fp16", "memory copy", "to GPU, pinned", matmul.SPEED_UP} <= set(data["figures"])
+    assert not any(rank["troubles"] for rank in data["ranks"])

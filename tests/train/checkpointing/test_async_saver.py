@@ -1,0 +1,263 @@
+"""Saves beside training, when the run folder gives trouble: training goes on, and what was durable stays so."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch_train import checkpoint
+from launch_train.checkpointing import async_saver, multipart_writer
+from launch_train.checkpointing import manifest as manifests
+from launch_train.common import contract
+from launch_train.common.errors import OutputError, PreemptedError
+from launch_train.common.storage import LocalFolder, Storage
+from launch_train.trainer import shutdown
+from launch_train.trainer import train as loop
+from launch_train.trainer.build import Run
+from launcher.runs.metrics.results import results
+from tests.googlecloud import GoogleCloud
+from tests.googlecloud.faults import Fault, Reset, Slow, Status
+from tests.train import trials
+from tests.train.trials import STEPS, differences, train, waiting_for_saves
+
+OFTEN = {"minutes": 1e-6, "keep": {"last": 2}}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """A bucket in this process's environment; it stays until no save is under way any more."""
+    for name, value in cloud.environ().items():
+        monkeypatch.setenv(name, value)
+    yield cloud
+    cloud.faults.clear()
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]:
+        thread.join(10)
+
+
+RUN = "gs://my-bucket/runs/one"
+
+
+def names(cloud: GoogleCloud) -> list[str]:
+    return [blob.name.removeprefix("runs/one/") for blob in cloud.objects.listed("my-bucket")]
+
+
+def test_a_bucket_is_like_a_folder(bucket: GoogleCloud, tmp_path: Path) -> None:
+    train(tmp_path / "whole")
+    with trials.sigterm_after(10), pytest.raises(PreemptedError):
+        train(RUN, checkpoint=OFTEN)
+    train(RUN, generation=1, checkpoint=OFTEN)
+    assert differences(tmp_path / "whole", RUN) == set()
+
+
+def test_what_a_save_takes_is_measured(tmp_path: Path) -> None:
+    """After a preemption notice the ranks wait for each other as long as such a save still fits."""
+    took = set[float]()
+    with waiting_for_saves(lambda run: took.add(run.saver.seconds if run.saver else 0.0)):
+        train(tmp_path / "run", checkpoint=OFTEN)
+    assert all(0 < seconds < async_saver.FIRST_SECONDS for seconds in took - {async_saver.FIRST_SECONDS})
+    assert len(took) >= 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("storage.objects.insert", Status(503), name="checkpoints/", times=3),
+        Fault("storage.objects.insert", Status(429), name="LATEST", times=3, after=1),
+        Fault("storage.objects.insert", Reset("before"), name="manifest", times=2),
+        Fault("storage.objects.insert", Reset("after"), name="manifest", times=1),
+        Fault("storage.objects.insert", Reset("after"), name="LATEST", times=1),
+        Fault("storage.objects.insert", Reset("after"), name="LATEST", times=2, after=1),
+        Fault("storage.objects.get", Status(503), name="LATEST", times=2),
+        Fault("storage.objects.delete", Reset("after"), name="checkpoints/", times=4),
+    ],
+    ids=lambda fault: f"{fault.effect}-{fault.name}",
+)
+def test_what_passes_by_itself_is_not_even_noticed(
+    bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], fault: Fault
+) -> None:
+    """A lost answer of the manifest or of the pointer is recognised: it isn't taken for another writer."""
+    bucket.faults.add(fault)
+    train(RUN, checkpoint=OFTEN)
+    assert bucket.faults.used[fault] == fault.times
+    assert "was not written" not in capsys.readouterr().err
+    assert checkpoint.load(RUN)["loop"]["step"] == STEPS
+
+
+def test_a_save_that_fails_costs_a_line_and_not_the_run(
+    bucket: GoogleCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch_train.checkpointing.async_saver.LIMIT_SECONDS", 0.5)
+    fault = bucket.faults.add(Fault("storage.objects.insert", Status(503), name=r"step-\d+/.*part", times=6))
+    with waiting_for_saves():
+        train(RUN, checkpoint=OFTEN)
+    err = capsys.readouterr().err
+    assert bucket.faults.used[fault] == 6
+    assert "train: the checkpoint of step 1 was not written: gs://my-bucket/runs/one/checkpoints/step-00000001" in err
+    assert "the run goes on" in err
+    assert checkpoint.load(RUN)["loop"]["step"] == STEPS
+    assert not [name for name in names(bucket) if "step-00000001/" in name]
+
+
+def test_training_does_not_wait_for_a_slow_bucket(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last save: while one takes a second, hundreds of steps are done."""
+    bucket.faults.add(Fault("storage.objects.insert", Slow(1.0), name=r"step-\d+/", times=1))
+    real, beside = loop.train_step, []
+
+    def counted(run: Any) -> None:
+        real(run)
+        beside.append(run.saver._busy())
+
+    monkeypatch.setattr(loop, "train_step", counted)
+    train(RUN, steps=400, eval={"every": 0}, checkpoint=OFTEN)
+    assert sum(beside[:60]) > 40
+
+
+def test_rows_are_durable_before_the_checkpoint_behind_them(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every manifest the bucket has the rows of all steps up to it: those are never done, and told, again."""
+    bucket.faults.add(Fault("storage.objects.insert", Slow(0.2), name="metrics/", times=None))
+    real, found = manifests.commit, []
+
+    def commit(storage: Storage, manifest: manifests.Manifest) -> None:
+        parts = {name: storage.read(name) for name in storage.list("metrics/")}
+        found.append(({row["step"] for row in results(parts).rows}, manifest.step))
+        real(storage, manifest)
+
+    monkeypatch.setattr(manifests, "commit", commit)
+    with waiting_for_saves():
+        train(RUN, steps=8, optimizer={"warmup_steps": 0}, checkpoint=OFTEN)
+    assert len(found) > 1
+    assert all(steps == set(range(1, step + 1)) for steps, step in found)
+
+
+def test_a_checkpoint_does_not_wait_for_rows_for_ever(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch_train.checkpointing.async_saver.ROWS_SECONDS", 0.3)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
+
+    def enough(run: Run) -> None:
+        if run.state["step"] == 3:
+            raise RuntimeError("enough")
+
+    with waiting_for_saves(enough), pytest.raises(RuntimeError, match="enough"):
+        train(RUN, checkpoint=OFTEN)
+    assert "the rows up to step 1 are not in the run folder yet" in capsys.readouterr().err
+    assert checkpoint.load(RUN)["loop"]["step"] >= 1
+
+
+def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is there: that is what counts. Its pointer gets what is left of the time."""
+    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 2.0)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="LATEST", times=None, after=1))
+    began = time.monotonic()
+    with trials.sigterm_after(9), pytest.raises(SystemExit):
+        train(RUN)
+    assert time.monotonic() - began < 10
+    assert checkpoint.load(RUN)["loop"]["step"] == 10
+
+
+def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the save before hangs in the network: the one of the preemption doesn't wait for it."""
+    monkeypatch.setattr("launch_train.checkpointing.async_saver.GIVE_UP_SECONDS", 0.2)
+    bucket.faults.add(Fault("storage.objects.insert", Slow(4.0), name=r"step-00000001/.*part", times=1))
+    began = time.monotonic()
+    with trials.sigterm_after(3), pytest.raises(PreemptedError):
+        train(RUN, checkpoint=OFTEN)
+    assert time.monotonic() - began < 4
+    assert checkpoint.load(RUN)["loop"]["step"] == 4
+
+
+def test_a_preempted_run_whose_rows_do_not_arrive_is_saved_all_the_same(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 3.0)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
+    with trials.sigterm_after(9), pytest.raises(PreemptedError):
+        train(RUN)
+    assert checkpoint.load(RUN)["loop"]["step"] == 10
+
+
+def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: GoogleCloud) -> None:
+    with pytest.raises(OutputError, match="gcloud storage buckets create gs://no-such-bucket"):
+        train("gs://no-such-bucket/runs/one")
+
+
+def test_no_permission_is_told_at_the_start(bucket: GoogleCloud) -> None:
+    bucket.objects.deny("my-bucket", "storage.objects.create")
+    with pytest.raises(OutputError, match=r"storage\.objects\.create.*roles/storage"):
+        train(RUN)
+
+
+def test_soft_delete_is_told_once(bucket: GoogleCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    with trials.sigterm_after(3), pytest.raises(PreemptedError):
+        train(RUN)
+    out = capsys.readouterr().out
+    assert out.count("gs://my-bucket keeps deleted checkpoints for 7 days and bills them (soft delete)") == 1
+    assert "gcloud storage buckets update gs://my-bucket --clear-soft-delete" in out
+    train(RUN, generation=1)
+    assert "soft delete" not in capsys.readouterr().out
+
+
+def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
+    bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with trials.sigterm_after(3), pytest.raises(PreemptedError):
+        train(RUN)
+    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 1.0)
+    bucket.faults.add(Fault("storage.objects.insert", Status(503), name="step-00000010/", times=None))
+    began = time.monotonic()
+    with trials.sigterm_after(9), pytest.raises(SystemExit) as stopped:
+        train(RUN, generation=1)
+    assert stopped.value.code == 143
+    assert time.monotonic() - began < 8
+    assert "preempted at step 10, and not saved in time" in capsys.readouterr().out
+    assert checkpoint.load(RUN)["loop"]["step"] == 4
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_disk / "run"
+    trials.preempted(folder, 5)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 60_000))
+
+    def room(run: Run) -> None:
+        if run.state["step"] == 12:
+            (small_disk / "ballast").unlink()
+
+    with waiting_for_saves(room):
+        train(folder, generation=1, checkpoint=OFTEN)
+    err = capsys.readouterr().err
+    assert "the checkpoint of step 7 was not written" in err
+    assert "No space left on device" in err or "the disk is full" in err
+    assert checkpoint.load(str(folder))["loop"]["step"] == STEPS
+
+
+def test_the_one_before_stays_when_the_disk_is_full(small_disk: Path) -> None:
+    storage, folder = LocalFolder(small_disk / "run"), small_disk / "run"
+    trials.preempted(folder, 5)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 8_000))
+    with pytest.raises(OutputError):
+        multipart_writer.write_shard(
+            storage,
+            contract.checkpoint_folder(9, "0001-0001"),
+            0,
+            {"tensors": {"w": torch.zeros(100_000)}},
+            deadline=time.monotonic() + 10,
+            cancelled=threading.Event(),
+        )
+    assert checkpoint.load(str(folder))["loop"]["step"] == 6
+    assert not [name for name in storage.list() if "step-00000009" in name]

@@ -1,0 +1,79 @@
+"""How often a run saves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from launch_train.checkpointing.interval import FIRST_SECONDS, Interval, chosen, expected_between, span, young
+from launch_train.common import contract
+from launch_train.common.config import parse
+
+
+def test_youngs_interval_loses_least() -> None:
+    """Lost per second at interval t: cost / t for the saves, t / 2 / between for what is done again."""
+    cost, between = 0.7, 8 * 3600.0
+
+    def lost(seconds: float) -> float:
+        return cost / seconds + seconds / 2 / between
+
+    best = young(cost, between)
+    assert best == pytest.approx(200.8, rel=1e-3)
+    assert all(lost(best) < lost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, 600.0), (0.5, 30.0)])
+def test_what_the_config_says(minutes: object, seconds: float) -> None:
+    settings = parse({"checkpoint": {"minutes": minutes}}).checkpoint
+    assert chosen(settings, {}).seconds == seconds
+
+
+def test_auto_is_short_for_its_section() -> None:
+    assert parse({"checkpoint": "auto"}) == parse({"checkpoint": {"minutes": "auto"}}) == parse({})
+    assert parse({"checkpoint": "off"}).checkpoint.minutes == "off"
+
+
+def test_launch_tells_how_often_machines_are_interrupted() -> None:
+    one = chosen(parse({}).checkpoint, {contract.MTBF: "8"})
+    assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
+        "a checkpoint every 2.83 min: one costs 0.5 s of training, and an interruption is expected every 8 h "
+        "(Young's rule)"
+    )
+    assert one.seconds == pytest.approx(math.sqrt(2 * 0.5 * 8 * 3600))
+
+
+def test_it_is_said_again_only_when_it_changes_by_much() -> None:
+    one = Interval(None, 8.0)
+    said = [one.learn(cost, 1.0, 0.0, 0) is not None for cost in (0.5, 0.51, 0.6, 1.5, 1.6)]
+    assert said == [True, False, False, True, False]
+
+
+def test_its_limits() -> None:
+    one = Interval(None, 8.0)
+    one.learn(cost=0.0, write=1.0, trained=0.0, interruptions=0)
+    assert one.seconds == 30
+    one.learn(cost=0.0, write=100.0, trained=0.0, interruptions=0)
+    assert one.seconds == 200
+    one.learn(cost=1e6, write=1.0, trained=0.0, interruptions=0)
+    assert one.seconds == 3600
+
+
+def test_a_fixed_one_learns_nothing() -> None:
+    one = Interval(600.0, 8.0)
+    assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) is None
+    assert one.seconds == 600
+
+
+def test_what_the_run_has_seen_counts() -> None:
+    assert expected_between(8, 0, 0) == 8 * 3600
+    assert expected_between(8, 24 * 3600, 3) == 8 * 3600
+    assert expected_between(8, 2 * 3600, 4) == 2 * 3600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(45.0, "45 s"), (0.06, "0.06 s"), (252.0, "4.2 min"), (8 * 3600.0, "8 h"), (1e6, "11.6 days")],
+)
+def test_spans(seconds: float, words: str) -> None:
+    assert span(seconds) == words

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from launch_train.common.config import Loader
+from launch_train.common.errors import OutOfMemoryError, TrainError, UsageError
+from launch_train.data import cuda_prefetcher
+from launch_train.data.batch import to
+from launch_train.data.cuda_prefetcher import Ahead
+from launch_train.data.loader import Feed
+from launch_train.data.map_dataset import Samples
+from launch_train.data.masked_lm import Masked
+from launch_train.data.source import share
+from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
+from launch_train.data.text import Text, prepare
+from launch_train.data.user_dataset import Own, seeded
+from launch_train.data.workers import Job, Key, Made, Plan, Pool
+
+CPU = torch.device("cpu")
+
+
+class Numbers:
+    """A dataset that draws at random, and fails or sleeps where it is told to."""
+
+    def __init__(self, count: int = 10, bad: int = -1, sleepy: int = -1, deadly: int = -1) -> None:
+        self.count, self.bad, self.sleepy, self.deadly = count, bad, sleepy, deadly
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if index == self.bad:
+            raise ValueError("this one is broken")
+        if index == self.sleepy:
+            time.sleep(60)
+        if index == self.deadly and parent_process():
+            os.kill(os.getpid(), signal.SIGKILL)
+        drawn = {"torch": torch.rand(2), "numpy": np.random.rand(), "plain": random.random()}
+        return drawn, index
+
+
+def source(dataset: Numbers, batch_size: int = 4, held_out: int = 6) -> Samples:
+    train, rest = Own(dataset, "numbers", 7, 0), Own(Numbers(held_out), "rest", 7, 1)
+    return Samples(train, rest, seed=7, batch_size=batch_size, facts={}, steps=10)
+
+
+@contextmanager
+def fed(dataset: Numbers, workers: int, part: slice = slice(0, 4), batch_size: int = 4) -> Iterator[Feed]:
+    feed = Feed(source(dataset, batch_size), part, CPU, Loader(workers=workers))
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+def train(feed: Feed, steps: int) -> None:
+    for step in range(1, steps + 1):
+        feed.train(step)
+
+
+def late() -> int:
+    """A sample that is not among the first."""
+    drawn = [source(Numbers()).drawn(step) for step in (1, 2)]
+    return next(one for one in drawn[1] if one not in (*drawn[0], 0))
+
+
+def plain(batch: Any) -> list[Any]:
+    inputs, targets = batch
+    return [{name: one.tolist() for name, one in inputs.items()}, targets.tolist()]
+
+
+def order_of_a_run(feed: Feed) -> list[Any]:
+    """Training, an evaluation in between, and a jump."""
+    made = [plain(feed.train(step)) for step in (1, 2, 3)]
+    made += [plain(feed.held_out(index, 3)) for index in range(3)]
+    made += [plain(feed.train(step)) for step in (4, 5)]
+    return made + [plain(feed.train(step)) for step in (9, 10, 2)] + [plain(feed.held_out(2, 3))]
+
+
+def test_any_number_of_processes_makes_the_same() -> None:
+    runs = []
+    for workers in (0, 1, 3):
+        with fed(Numbers(), workers) as feed:
+            runs.append(order_of_a_run(feed))
+    assert runs[0] == runs[1] == runs[2]
+    targets = [batch[1] for batch in runs[0]]
+    assert sorted(targets[0] + targets[1] + targets[2][:2]) == list(range(10))  # an epoch has each of them once
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    run = source(Numbers())
+    places = [place for step in range(1, 6) for place in run.drawn(step)]
+    first, second = places[:10], places[10:]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_two_ranks_share_what_one_has() -> None:
+    whole, parts = Feed(source(Numbers()), share(4, 0, 1), CPU, Loader(workers=0)), []
+    for rank in range(2):
+        with fed(Numbers(), rank, share(4, rank, 2)) as feed:
+            parts.append([plain(feed.train(step))[1] for step in (1, 2, 3, 4)])
+    both = [one + two for one, two in zip(*parts, strict=True)]
+    assert both == [plain(whole.train(step))[1] for step in (1, 2, 3, 4)]
+
+
+def test_what_training_draws_does_not_depend_on_who_makes_its_data() -> None:
+    drawn = []
+    for workers in (0, 1):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+        with fed(Numbers(), workers) as feed:
+            feed.train(1)
+            feed.held_out(0, 1)
+            drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert drawn[0] == drawn[1]
+
+
+def test_a_sample_is_drawn_anew_in_each_epoch_and_alike_in_the_same() -> None:
+    def at(*where: int) -> float:
+        with seeded(*where):
+            return float(torch.rand(1)) + np.random.rand() + random.random()
+
+    assert at(7, 0, 1, 2) == at(7, 0, 1, 2)
+    assert len({at(7, 0, 1, 2), at(8, 0, 1, 2), at(7, 1, 1, 2), at(7, 0, 2, 2), at(7, 0, 1, 3)}) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_that_fails_is_named_in_one_line(workers: int) -> None:
+    bad = late()
+    with fed(Numbers(bad=bad), workers) as feed, pytest.raises(UsageError) as caught:
+        train(feed, 5)
+    assert f"numbers [{bad}] failed at" in str(caught.value)
+    assert str(caught.value).endswith("ValueError: this one is broken")
+    assert "\n" not in str(caught.value)
+
+
+def test_processes_that_hang_are_not_waited_for() -> None:
+    feed = Feed(source(Numbers(sleepy=late())), slice(0, 4), CPU, Loader(workers=1))
+    feed.train(1)
+    assert feed._pool is not None
+    pids = feed._pool.pids
+    began = time.monotonic()
+    while not _is_asleep(pids[0]) and time.monotonic() - began < 20:
+        time.sleep(0.1)
+    began = time.monotonic()
+    feed.close()
+    assert time.monotonic() - began < 10
+    assert pids
+    assert not any(_is_there(pid) for pid in pids)
+
+
+def _is_asleep(pid: int) -> bool:
+    """In the dataset's sleep, rather than at its start."""
+    return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+def _is_there(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_process_that_dies_is_an_error_in_words() -> None:
+    with fed(Numbers(deadly=late()), 2) as feed:
+        feed.train(1)
+        assert feed._pool is not None
+        pids = feed._pool.pids
+        with pytest.raises(TrainError, match="a loader process has ended by itself"):
+            train(feed, 4)
+    assert len(pids) == 2
+    assert not any(_is_there(pid) for pid in pids)
+
+
+def test_a_dataset_that_can_not_travel_is_made_here(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Numbers()
+    dataset.lock = lambda: None  # type: ignore[attr-defined]  # what can't be pickled
+    with fed(dataset, 2) as feed:
+        assert feed.choice.chosen == "this process"
+        assert feed.choice.why == "the dataset can't be pickled"
+        assert len(feed.train(1)[1]) == 4
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("loader: the dataset can't be sent to another process: ")
+
+
+def test_a_dataset_that_refuses_to_travel_in_its_own_words_is_made_here(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing(Numbers):
+        def __getstate__(self) -> Any:
+            raise RuntimeError("there is an open connection")
+
+    with fed(Refusing(), 2) as feed:
+        assert feed.choice.why == "the dataset can't be pickled"
+    assert "another process: there is an open connection" in capsys.readouterr().out
+
+
+def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
+    def copied(made: Made) -> Made:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pool = Pool(Job(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))
+    try:
+        with pytest.raises(OutOfMemoryError, match="no memory for the next batch on the GPU: CUDA out of memory"):
+            pool.get(Key(1))
+    finally:
+        pool.close()
+
+
+class Counted(Numbers):
+    """It notes what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = list[int]()
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+def test_a_batch_that_is_asked_for_again_is_made_once() -> None:
+    dataset = Counted()
+    feed = Feed(source(dataset), slice(0, 4), CPU, Loader(workers=0))
+    dataset.asked.clear()
+    assert torch.equal(feed.once(1)[1], feed.once(1)[1])
+    assert len(dataset.asked) == 4
+    feed.train(1)
+    assert torch.equal(feed.once(2)[1], feed.train(2)[1])
+
+
+class Stream:
+    """A GPU's, without one."""
+
+    def record_event(self) -> None: ...
+
+    def wait_event(self, event: None) -> None: ...
+
+
+def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would hold all that the processes have ahead, beside what the memory probe knew of."""
+    copied = list[Any]()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(cuda_prefetcher, "to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
+    pool = Pool(Job(source(Numbers()), slice(0, 4)), 2, 2, ahead=lambda batches, wanted: Ahead(batches, CPU, wanted))
+    try:
+        pool.get(Key(1))
+        before = len(copied)
+        for index in range(2):
+            pool.get(Key(index, 2))
+        waiting = [key for key in pool._ready if not key.of]
+        assert len(waiting) >= 3
+        assert len(copied) - before <= 4  # the two, and what was on its way before and behind
+        assert torch.equal(pool.get(Key(2))[1], source(Numbers()).train(2, slice(0, 4))[1])
+    finally:
+        pool.close()
+
+
+RANK = """
+import os, sys, time
+from tests.train.data.test_loader import *
+if __name__ == "__main__":
+    feed = Feed(source(Numbers()), slice(0, 4), CPU, Loader(workers=2))
+    feed.train(1)
+    print(*feed._pool.pids, flush=True)
+    for line in sys.stdin:
+        step = 1
+        for step in range(2, 30):
+            feed.train(step)
+        print("fed", flush=True)
+"""
+
+
+def test_a_signal_to_the_group_takes_no_data_away_and_nothing_outlives_the_rank(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    root = str(Path(__file__).parents[3])
+    rank = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert rank.stdin
+    assert rank.stdout
+    pids = [int(pid) for pid in rank.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(os.getpgid(pid) != rank.pid for pid in pids)
+    (server,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    assert os.getpgid(server) == server
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+    assert rank.stdout.readline() == "fed\n"
+    rank.kill()
+    rank.wait()
+    rank.stdin.close()
+    rank.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_is_there(pid) for pid in (*pids, server)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_is_there(pid) for pid in (*pids, server))
+
+
+def test_what_is_quickly_made_is_made_here() -> None:
+    feed = Feed(SyntheticTokens(100, 8, 1, 4, CPU), slice(0, 4), CPU, Loader(workers=4))
+    assert feed.choice == ("loader", "this process", "the data is quickly made")
+    assert torch.equal(feed.train(3)[0], feed.once(3)[0])
+    assert feed.waited() > 0
+    assert feed.waited() == 0
+    feed.close()
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", False), ("cpu", True), ("mps", True)])
+def test_only_a_copy_to_an_nvidia_gpu_is_not_waited_for(
+    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back to the host, or to a Mac's GPU, would give numbers that haven't come yet."""
+    said: list[bool] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _to, non_blocking: said.append(not non_blocking))
+    to({"x": torch.zeros(1)}, torch.device(device))
+    assert said == [waits]
+
+
+def test_the_order_of_a_plan() -> None:
+    plan = Plan()
+    assert [next(plan) for _ in range(3)] == [Key(1), Key(2), Key(3)]
+    assert not plan.ensure(Key(2))
+    assert not plan.ensure(Key(0, 2))
+    assert [next(plan) for _ in range(3)] == [Key(0, 2), Key(1, 2), Key(4)]
+    assert plan.ensure(Key(7))
+    assert [plan.wants(key) for key in (Key(3), Key(0, 2), Key(0, 2))] == [False, True, False]
+    assert next(plan) == Key(7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_batch_waits_for_the_gpu(workers: int, tmp_path: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    (tmp_path / "text").write_bytes(b"to be or not to be " * 1000)
+    text = Text(prepare(str(tmp_path / "text"), tmp_path), 64, 1, 4, gpu)
+    tokens = SyntheticTokens(100, 8, 1, 4, gpu)
+    every: list[Any] = [text, tokens, Masked(text, 0.15, 1, 4, gpu), Masked(tokens, 0.15, 1, 4, gpu)]
+    every += [SyntheticImages(3, 32, 1, 4, gpu), source(Numbers())]
+    for one in every:
+        feed = Feed(one, slice(0, 4), gpu, Loader(workers=workers))
+        feed.train(1)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            made = [feed.train(step) for step in (2, 3)] + [feed.held_out(0, 1), feed.train(4)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            feed.close()
+        there = Feed(one, slice(0, 4), gpu, Loader(workers=0))
+        assert torch.equal(made[3][1], there.train(4)[1])
+        assert made[3][1].is_cuda

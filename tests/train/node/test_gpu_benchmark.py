@@ -1,0 +1,110 @@
+"""The node's check before a long run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from launch_train.common import contract
+from launch_train.common.errors import UnfitError, UsageError
+from launch_train.node import gpu_benchmark
+from launch_train.node.gpu_benchmark import Result, check, measured, wanted
+from tests.train.alone import alone
+from tests.train.nodes import machines
+
+ENV = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+BENCH = {contract.PREFLIGHT: "bench"}
+
+
+def never() -> bool:
+    return False
+
+
+def test_it_is_off_unless_it_is_asked_for() -> None:
+    assert [wanted(env) for env in ({}, {contract.PREFLIGHT: "off"}, BENCH)] == [False, False, True]
+    with pytest.raises(UsageError, match="LAUNCH_PREFLIGHT='yes' must be off or bench"):
+        wanted({contract.PREFLIGHT: "yes"})
+
+
+@alone
+def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of a user who has a train.py."""
+    (tmp_path / "train.py").write_text("raise SystemExit('not me')")
+    monkeypatch.chdir(tmp_path)
+    env = {**ENV, contract.RUN_FOLDER: str(tmp_path / "run"), contract.EXIT_FILE: str(tmp_path / "exit")}
+    done = measured(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
+    assert done.problem == ""
+    data = json.loads(done.report)
+    assert (data["ok"], [rank["node"] for rank in data["ranks"]]) == (True, [3])
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]  # what the run writes is the run's
+
+
+@alone
+def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
+    began = time.monotonic()
+    late = measured(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
+    assert late == Result("the measuring did not end within 0 s")
+    assert measured(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
+    assert time.monotonic() - began < 2 * gpu_benchmark.GRACE
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """What the measuring finds, one after the other."""
+    results: list[Result] = []
+    monkeypatch.setattr(gpu_benchmark, "measured", lambda *_, **__: results.pop(0))
+    return results
+
+
+def test_a_slow_machine_is_unfit_and_its_figures_are_kept(told: list[Result]) -> None:
+    told += [Result("", b"{1}"), Result("GPU 3 of node 1 is 28 % slower", b"{2}"), Result("dead")]
+    said: list[str] = []
+    kept: list[bytes] = []
+    check(BENCH, 1, 8, 8, said.append, never, kept.append)
+    assert said == ["preflight: measuring 8 GPUs", "preflight: the GPUs are as fast as they should be"]
+    with pytest.raises(UnfitError, match="preflight: GPU 3 of node 1 is 28 % slower"):
+        check(BENCH, 1, 8, 8, said.append, never, kept.append)
+    with pytest.raises(UnfitError, match="preflight: dead"):
+        check(BENCH, 1, 1, 1, said.append, never, kept.append)
+    assert kept == [b"{1}", b"{2}"]
+    check({}, 1, 8, 8, said.append, never, kept.append)  # not asked for
+
+
+def test_the_problem_is_what_the_verdict_calls_unfit() -> None:
+    findings = [{"unfit": True, "text": "a"}, {"unfit": False, "text": "b"}, {"unfit": True, "text": "c"}]
+    assert gpu_benchmark._problem(70, json.dumps({"findings": findings}).encode(), 1.0) == "a; c"
+
+
+def test_a_node_without_gpus_goes_on(told: list[Result]) -> None:
+    said: list[str] = []
+    check(BENCH, 0, 1, 0, said.append, never, print)
+    assert said == ["preflight: no GPU here, so there is nothing to measure; going on without"]
+
+
+def test_a_node_that_is_stopped_meanwhile_claims_nothing(told: list[Result]) -> None:
+    told += [Result()]
+    said: list[str] = []
+    check(BENCH, 0, 1, 1, said.append, lambda: True, print)
+    assert said == ["preflight: measuring the GPU"]
+
+
+def test_a_node_whose_gpus_are_ill_never_starts_the_program(tmp_path: Path) -> None:
+    """Its nvidia-smi finds a GPU, and torch can't use it."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA L4, 570.86.15'\n")
+    smi.chmod(0o755)
+    path = f"{smi.parent}:{os.environ['PATH']}"
+    with machines(tmp_path) as site:
+        site.script("print('at work')")
+        node = site.start("--script", "work.py", env={**BENCH, contract.PROCESSES: "1", "PATH": path})
+        assert node.wait() == contract.Exit.UNFIT, node.text
+        assert "launch_train.node: node 0: preflight: the measuring failed with exit code 70" in node.text
+        assert node.text.count("but torch") == 1, "one line of what is wrong"
+        assert "at work" not in node.text
+        assert not (site.run_folder / contract.TERMINAL).exists()  # another machine may do it
+        assert site.left_over() == []

@@ -1,0 +1,212 @@
+"""Processes that hang, whatever in: their stacks are in the run folder, and they are started again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch_train.common import contract, heartbeat
+from launch_train.common.contract import Exit
+from launch_train.common.heartbeat import Beat, Heartbeat
+from launch_train.node import hang_detection
+from launch_train.node.hang_detection import Hangs
+from tests.train.nodes import REPOSITORY, Machines, machines
+from tests.train.trials import CONFIG, losses
+
+QUICK = {"lost": 3.0, "beat": 0.3, "line": 0.5}
+
+SCRIPT = """
+import ctypes, os, sys, time
+sys.path.append(os.environ["REPOSITORY"])
+from launch_train.common.heartbeat import Heartbeat
+print("started", flush=True)
+def stuck():
+    HOW
+if os.environ["LAUNCH_GENERATION"] == "0":
+    Heartbeat(os.environ).expect(float(os.environ["EXPECTED"]))
+    stuck()
+"""
+WAYS = {
+    "sleeps": "time.sleep(60)",
+    "holds the interpreter": "ctypes.PyDLL(None).sleep(60)",
+    "ignores SIGTERM": "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)",
+}
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Machines]:
+    with machines(tmp_path) as found:
+        yield found
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {"REPOSITORY": str(REPOSITORY), "EXPECTED": "0.5", **more}
+
+
+def stacks(crew: Machines, node: int = 0) -> str:
+    return (crew.run_folder / contract.stacks(1, 0, node)).read_text()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
+    script = one.script(SCRIPT.replace("HOW", WAYS[how]))
+    node = one.start("--launcher", "python", "--script", script, env=environ(), timing=QUICK)
+    assert node.wait() == Exit.OK, node.text
+    assert "in stuck" in stacks(one)
+    assert node.text.count("hung: no progress for") == 1
+    assert "starting again (1 of 3" in node.text
+    assert not (one.run_folder / contract.TERMINAL).exists()
+
+
+def test_ranks_that_hang_all_write_their_stacks(tmp_path: Path) -> None:
+    """On every node, though the first that notices ends the others."""
+    with machines(tmp_path, 2) as two:
+        script = two.script(SCRIPT.replace("HOW", "time.sleep(60)"))
+        env = environ(LAUNCH_PROCESSES="2", EXPECTED="2")
+        nodes = [two.start("--script", script, node=node, env=env, timing=QUICK) for node in (0, 1)]
+        assert [node.wait() for node in nodes] == [Exit.OK, Exit.OK], nodes[0].text + nodes[1].text
+        assert [stacks(two, node).count("in stuck") for node in (0, 1)] == [2, 2]
+        ranks = [re.findall(r"^rank (\d)", stacks(two, node), re.MULTILINE) for node in (0, 1)]
+        assert [sorted(found) for found in ranks] == [["0", "1"], ["2", "3"]]
+
+
+@pytest.mark.parametrize(("after", "restarts"), [("", 0), ("1.5", 1)])
+def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, restarts: int) -> None:
+    """After its last line, or its last row."""
+    text = (
+        "import os, time\nprint('started')\n"
+        "for _ in range(4): time.sleep(0.6); print('works')\n"
+        "time.sleep(0 if os.environ['LAUNCH_GENERATION'] != '0' else 4)"
+    )
+    env = environ() | ({contract.HANG_AFTER: after} if after else {})
+    node = one.start("--launcher", "python", "--script", one.script(text), env=env, timing=QUICK)
+    assert node.wait() == Exit.OK, node.text
+    assert node.text.count("hung: no progress for") == restarts
+    assert node.text.count("works") == 4 * (1 + restarts)
+
+
+def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None:
+    command = ("sh", "-c", "echo started; [ $LAUNCH_GENERATION != 0 ] || sleep 60")
+    node = one.start("--command", "--", *command, env={contract.HANG_AFTER: "1"}, timing=QUICK)
+    assert node.wait() == Exit.OK, node.text
+    assert node.text.count("hung: no progress for") == 1
+    assert not (one.run_folder / "stacks").exists()
+
+
+def test_a_silent_script_that_logs_metrics_does_not_hang(one: Machines) -> None:
+    text = (
+        "import os, sys, time\nsys.path.append(os.environ['REPOSITORY'])\nfrom train import metrics\n"
+        "for step in range(1, 5): metrics.log(step, loss=1.0); time.sleep(0.8)\n"
+    )
+    env = environ() | {contract.HANG_AFTER: "1.5"}
+    node = one.start("--launcher", "python", "--script", one.script(text), env=env, timing=QUICK)
+    assert node.wait() == Exit.OK, node.text
+    assert "hung" not in node.text
+
+
+def test_the_trainer_hangs_in_a_step_and_goes_on_from_its_checkpoint(one: Machines) -> None:
+    hook = (
+        "import os, sys, time\n"
+        "class Late:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'launch_train.trainer.train':\n"
+        "            import launch_train.performance.optimizer as optim\n"
+        "            real = optim.learning_rate\n"
+        "            def learning_rate(step, *rest):\n"
+        "                if step == 9 and os.environ['LAUNCH_GENERATION'] == '0':\n"
+        "                    time.sleep(60)\n"
+        "                return real(step, *rest)\n"
+        "            optim.learning_rate = learning_rate\n"
+        "sys.meta_path.insert(0, Late())\n"
+    )
+    one.script(hook, "sitecustomize.py")
+    short = {"steps": 10, "optimizer": {"warmup_steps": 2}, "eval": {"every": 0}}
+    config = {**CONFIG, **short, "monitor": 0, "hang_after": 10, "checkpoint": {"minutes": 1e-6}}
+    env = environ(OMP_NUM_THREADS="1", PYTHONPATH=f"{one.folder}:{REPOSITORY}")
+    env |= {contract.CONFIG: json.dumps(config)}
+    node = one.start(env=env, timing=QUICK)
+    assert node.wait() == Exit.OK, node.text
+    assert node.text.count("hung: no progress for") == 1
+    assert "in train_step" in stacks(one)
+    assert list(losses(one.run_folder)) == list(range(1, 11))
+
+
+# --- Without processes -----------------------------------------------------------------------------------------------
+
+
+def test_the_heartbeat_is_read_from_another_process(tmp_path: Path) -> None:
+    heartbeat.create(tmp_path)
+    assert heartbeat.newest(tmp_path).deadline == math.inf
+    line, before = Heartbeat({contract.WATCH: str(tmp_path)}), time.monotonic()
+    line.expect(5)
+    assert before <= heartbeat.newest(tmp_path).last <= time.monotonic()
+    assert heartbeat.newest(tmp_path).deadline == heartbeat.newest(tmp_path).last + 5
+    line.expect(math.inf)
+    assert heartbeat.newest(tmp_path).deadline == math.inf
+
+
+def test_without_a_node_there_is_no_heartbeat(tmp_path: Path) -> None:
+    Heartbeat({}).expect(1)
+    Heartbeat({contract.WATCH: str(tmp_path / "gone")}).expect(1)
+    assert heartbeat.newest(tmp_path).deadline == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "late", "hung"),
+    [
+        (b'File "/x/train/launch_train/trainer/train.py", line 1 in gradients', 1, True),
+        (b'File "/x/torch/_dynamo/convert_frame.py", line 1 in __call__', 1, False),
+        (b'File "/x/torch/_dynamo/eval_frame.py", line 1 in _fn', 1, True),
+        (b'File "/x/torch/_inductor/graph.py", line 1 in run', 1, False),
+        (b'File "/x/torch/_inductor/graph.py", line 1 in run', hang_detection.COMPILE_S + 1, True),
+    ],
+)
+def test_compiling_again_is_no_hang_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, late: float, hung: bool
+) -> None:
+    found, now = Hangs(tmp_path, None, lambda: -math.inf), time.monotonic()
+    monkeypatch.setattr(heartbeat, "newest", lambda folder: Beat(now - late - 60, now - late))
+    monkeypatch.setattr(found, "stacks", lambda: text)
+    assert found.found() == (text if hung else None)
+
+
+def test_progress_while_the_stacks_are_written_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, line = Hangs(tmp_path, None, lambda: -math.inf), Heartbeat({contract.WATCH: str(tmp_path)})
+    line.expect(-1)
+
+    def stacks() -> bytes:
+        line.expect(60)
+        return b"stacks"
+
+    monkeypatch.setattr(found, "stacks", stacks)
+    assert found.found() is None
+
+
+def test_a_line_of_output_does_not_shorten_what_was_announced(tmp_path: Path) -> None:
+    """A checkpoint that a script waits for; another of its processes prints meanwhile."""
+    heard = time.monotonic() + 1
+    found, line = Hangs(tmp_path, 5.0, lambda: heard), Heartbeat({contract.WATCH: str(tmp_path)})
+    assert found._beat() == Beat(heard, heard + 5.0)
+    line.expect(1800)
+    assert found._beat() == Beat(heard, heartbeat.newest(tmp_path).deadline)
+    line.expect(1)
+    assert found._beat() == Beat(heard, heard + 5.0)
+
+
+def test_stacks_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Hangs(tmp_path, None, lambda: -math.inf)
+    monkeypatch.setattr(hang_detection, "WRITE_S", 0.0)
+    monkeypatch.setattr(hang_detection, "descendants", lambda root: set(range(1, 100)))
+    monkeypatch.setattr(hang_detection, "_listens", lambda pid: True)
+    monkeypatch.setattr(hang_detection, "_rank", lambda pid: "")
+    monkeypatch.setattr(os, "kill", lambda pid, signum: (tmp_path / str(pid)).write_bytes(b"x" * 100_000))
+    for pid in range(1, 100):
+        (tmp_path / str(pid)).touch()
+    assert len(found.stacks()) == hang_detection.STACKS_BYTES

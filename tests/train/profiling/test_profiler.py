@@ -1,0 +1,379 @@
+"""What a profile does to a run, and its own trouble; test_bottlenecks.py has what it finds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from launch_train.common import contract
+from launch_train.common.config import Config, Profile, parse
+from launch_train.common.errors import PreemptedError
+from launch_train.common.storage import LocalFolder
+from launch_train.data.loader import Feed
+from launch_train.distributed.process_group import Ranks
+from launch_train.metrics import Null
+from launch_train.profiling import __main__, report
+from launch_train.profiling.advice import Setup
+from launch_train.profiling.profiler import Off, Recording, open_profiler, setup_of
+from launch_train.profiling.report import Report
+from launch_train.telemetry.rows import Row
+from launch_train.trainer import train as loop
+from launch_train.trainer.metrics_buffer import Recorder, Step
+from launcher.runs.metrics.results import results
+
+SHORT = Profile(1, 1, 2)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Rows:
+    """A sink that keeps its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def put(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+
+    def flush(self, seconds: float) -> bool:
+        return True
+
+    def close(self, limit: float | None = None) -> None: ...
+
+
+# --- In a run ---------------------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 16},
+    "data": "synthetic",
+    "steps": 12,
+    "batch_size": 8,
+    "eval": {"every": 5, "batches": 2},
+    "log_every": 3,
+    "profile": {"wait": 2, "warmup": 1, "active": 3},
+}
+
+
+def run(folder: Path, generation: int = 1, **config: Any) -> dict[str, list[dict[str, Any]]]:
+    """Train in this process; returns the run folder's events by name, and its steps."""
+    env = {contract.RUN_FOLDER: str(folder), contract.ATTEMPT: "2", contract.GENERATION: str(generation)}
+    loop.train(parse({**TINY, **config}), Ranks(), env)
+    return read(folder)
+
+
+def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    storage = LocalFolder(folder)
+    found = results({name: storage.read(name) for name in storage.list("metrics/")})
+    events: dict[str, list[dict[str, Any]]] = {"steps": list(map(dict, found.rows))}
+    for name in storage.list("metrics/"):
+        for line in storage.read(name).splitlines():
+            row = json.loads(line)
+            events.setdefault(row.get("event", ""), []).append(row)
+    return events
+
+
+def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (said,) = run(tmp_path / "run")["profile"]
+    assert (said["step"], said["steps"], len(said["sentences"])) == (6, 3, len(said["sentences"]))
+    assert sum(said["shares"].values()) == pytest.approx(1, abs=0.001)
+
+    profile = tmp_path / "run" / "profile"
+    (trace,) = (profile / "0002-0001").iterdir()
+    assert said["trace"] == f"profile/0002-0001/{trace.name}"
+    assert trace.name.startswith("rank0.")
+    assert trace.name.endswith(".pt.trace.json.gz")
+    names = [event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    assert sum(name.startswith("ProfilerStep#") for name in names) == 3
+    assert {"data", "forward", "backward", "optimizer", "evaluation"} <= set(names)
+
+    out, err = capsys.readouterr()
+    text = (profile / "verdict.txt").read_text()
+    assert text in out
+    assert text.startswith("profile of steps 4-6: bound by ")
+    assert "  The trace is in profile/0002-0001/\n" in out
+    assert max(map(len, text.splitlines())) <= 60
+    assert json.loads((profile / "verdict.json").read_text())["bound"] == said["bound"]
+    assert err == ""
+    assert not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_the_numbers_do_not_change(tmp_path: Path) -> None:
+    with_it, without = (run(tmp_path / name, profile=given) for name, given in (("a", TINY["profile"]), ("b", "off")))
+    assert [row["loss"] for row in with_it["steps"]] == [row["loss"] for row in without["steps"]]
+    assert with_it["end"][0]["parameters_sha256"] == without["end"][0]["parameters_sha256"]
+    assert "profile" not in without
+
+
+def test_slow_data_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Feed.train
+
+    def slow(feed: Feed, step: int) -> Any:
+        time.sleep(0.03)
+        return train(feed, step)
+
+    monkeypatch.setattr(Feed, "train", slow)
+    (said,) = run(tmp_path / "run")["profile"]
+    assert (said["bound"], said["change"]) == ("input", "loader.workers")
+
+
+def test_recorded_steps_do_not_count_as_the_runs_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[Step] = []
+    add = Recorder.add
+
+    def adds(recorder: Recorder, step: Step) -> None:
+        added.append(step)
+        add(recorder, step)
+
+    monkeypatch.setattr(Recorder, "add", adds)
+    monkeypatch.setattr(Report, "send", lambda report, recorded: recorded.export(str(tmp_path / "trace.json")))
+    run(tmp_path / "run", steps=40)
+    counts = [step.counts for step in added]
+    assert counts[:6] == [True, True, False, False, False, False]
+    assert counts[-20:] == [True] * 20
+
+
+@pytest.mark.parametrize("wait", [20, 11])
+def test_a_run_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait: int) -> None:
+    (said,) = run(tmp_path / "run", profile={"wait": wait, "warmup": 1, "active": 3})["profile"]
+    assert said["error"] == (f"no step was recorded: 12 steps were left, and wait, warmup and active take {wait + 4}")
+    out = capsys.readouterr().out
+    assert said["error"] in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 60 + len(str(tmp_path))
+    assert not (tmp_path / "run" / "profile").exists()
+    assert len(run(tmp_path / "run", generation=2)["profile"]) == 1, "there was nothing left to do"
+
+
+def test_a_run_that_ends_amid_the_profile_is_judged_by_what_there_is(tmp_path: Path) -> None:
+    (said,) = run(tmp_path / "run", profile={"wait": 0, "warmup": 10, "active": 30})["profile"]
+    assert (said["steps"], said["step"]) == (2, 12)
+
+
+def test_without_warm_up_and_from_the_first_step(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (said,) = run(tmp_path / "run", profile={"wait": 0, "warmup": 0, "active": 1})["profile"]
+    assert (said["steps"], said["step"]) == (1, 1)
+    assert (tmp_path / "run" / "profile" / "verdict.txt").read_text().startswith("profile of step 1: bound by ")
+
+
+def test_without_a_run_folder_the_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    loop.train(parse(TINY), Ranks(), {})
+    out = capsys.readouterr().out
+    assert "profile of steps 4-6: bound by " in out
+    assert "The trace" not in out
+
+
+@pytest.mark.parametrize("amid", [3, 5])
+def test_a_preemption_amid_the_profile_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amid: int
+) -> None:
+    """And the start after it records again."""
+    from tests.train.trials import sigterm_after
+
+    with sigterm_after(amid), pytest.raises(PreemptedError):
+        run(tmp_path / "run")
+    events = run(tmp_path / "run", generation=2)
+    assert [row["step"] for row in events["steps"]] == list(range(1, 13))
+    (said,) = events["profile"]
+    assert said["steps"] == 3
+
+
+def test_out_of_memory_amid_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients, failed = loop.gradients, list[int]()
+
+    def once(run: Any, batch: Any) -> Tensor:
+        if run.state["step"] == 4 and not failed:
+            failed.append(run.state["step"])
+            with run.profiler.range("forward"):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return gradients(run, batch)
+
+    monkeypatch.setattr(loop, "gradients", once)
+    events = run(tmp_path / "run")
+    assert failed == [4]
+    assert events["profile"][0]["steps"] == 3
+    assert events["out_of_memory"][0]["step"] == 5
+
+
+def test_an_error_amid_the_profile_is_the_runs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = loop.update
+
+    def breaks(run: Any) -> Tensor:
+        if run.state["step"] == 4:
+            raise RuntimeError("the device has left")
+        return update(run)
+
+    monkeypatch.setattr(loop, "update", breaks)
+    with pytest.raises(RuntimeError, match="has left"):
+        run(tmp_path / "run")
+    monkeypatch.undo()
+    assert "profile" not in capsys.readouterr().out
+    assert run(tmp_path / "again")["profile"][0]["steps"] == 3
+
+
+# --- Trouble of its own -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+def stepped(recording: Recording, number: int = sum(SHORT)) -> None:
+    recording.start()
+    for step in range(1, number + 1):
+        with recording.range("forward"):
+            torch.ones(3).sum()
+        recording.stepped(step)
+
+
+def test_a_profiler_that_can_not_start(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch_train.profiling.profiler.profile", lambda **_: 1 / 0)
+    recording = Recording(SHORT, torch.device("cpu"), Report({}, rows, Setup()))
+    stepped(recording)
+    recording.close()
+    assert not recording.records
+    assert [row["error"] for row in rows.rows] == ["no verdict: division by zero"]
+    assert capsys.readouterr().out == "profile: no verdict: division by zero\n"
+
+
+def test_a_trace_without_the_gpu_is_no_verdict(rows: Rows, tmp_path: Path) -> None:
+    """The driver lets administrators profile only."""
+    env = {contract.RUN_FOLDER: str(tmp_path)}
+    recording = Recording(SHORT, torch.device("cpu"), Report(env, rows, Setup(gpu=True)))
+    stepped(recording)
+    recording.close()
+    (said,) = rows.rows
+    assert "NVreg_RestrictProfilingToAdminUsers" in str(said["error"])
+    assert (tmp_path / str(said["trace"])).exists()
+    assert not (tmp_path / "profile" / "verdict.json").exists()
+
+
+def test_a_trace_that_is_too_large_is_kept_unread(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_BYTES", 10)
+    recording = Recording(SHORT, torch.device("cpu"), Report({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup()))
+    stepped(recording)
+    recording.close()
+    (said,) = rows.rows
+    assert "record fewer steps" in str(said["error"])
+    assert (tmp_path / str(said["trace"])).exists()
+
+
+def test_a_run_folder_that_takes_nothing_is_a_line(rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "profile").write_text("in the way")
+    recording = Recording(SHORT, torch.device("cpu"), Report({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup()))
+    stepped(recording)
+    recording.close()
+    assert str(rows.rows[-1]["error"]).startswith("no verdict: ")
+
+
+def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    for_ever = threading.Event()
+    monkeypatch.setattr(Report, "send", lambda report, recorded: for_ever.wait(30))
+    recording = Recording(SHORT, torch.device("cpu"), Report({}, rows, Setup()))
+    stepped(recording)
+    assert recording.records
+    began = time.monotonic()
+    try:
+        raise RuntimeError
+    except RuntimeError:
+        recording.close()
+    assert time.monotonic() - began < 5
+    for_ever.set()
+
+
+def test_only_rank_0_records_and_only_when_asked() -> None:
+    def opened(config: Config, ranks: Ranks) -> Any:
+        return open_profiler(config, ranks, {}, Null(), {}, accumulates=False)
+
+    assert isinstance(opened(parse({}), Ranks()), Off)
+    assert isinstance(opened(parse({"profile": {}}), Ranks(rank=1, world=2)), Off)
+    assert isinstance(opened(parse({"profile": {}}), Ranks(world=2)), Recording)
+
+
+def test_what_the_advice_knows_of_the_run() -> None:
+    facts = {
+        "precision": "bf16",
+        "choices": [{"what": "compile", "chosen": "regional"}, {"what": "loader", "chosen": "3 workers"}],
+    }
+    config = parse({"activation_checkpointing": "full", "log_every": 4})
+    setup = setup_of(config, Ranks(world=8), {"LOCAL_WORLD_SIZE": "4"}, facts, accumulates=True)
+    assert setup == Setup(False, 8, 2, "bf16", True, False, 3, "full", "ddp", 4, True)
+
+
+def test_no_profile_costs_nothing() -> None:
+    """Microseconds for all that a step asks of a profiler that isn't there; the least of several tries."""
+    profiler = Off()
+
+    def step() -> None:
+        for name in ("data", "forward", "backward", "optimizer"):
+            with profiler.range(name):
+                pass
+        profiler.stepped(1)
+
+    def tried() -> float:
+        began = time.perf_counter()
+        for _ in range(1000):
+            step()
+        return (time.perf_counter() - began) * 1e3
+
+    assert min(tried() for _ in range(5)) < 20
+
+
+# --- By hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_any_trace_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.train.profiling.chrome import steps
+    from tests.train.profiling.test_bottleneck import input_bound
+
+    trace = tmp_path / "a.pt.trace.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": steps(input_bound)}))
+    assert __main__.main([str(trace), "--pack"]) == 0
+    assert capsys.readouterr().out.startswith("profile of 4 steps: bound by input\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt.trace.json.gz"]
+    assert __main__.main([f"{trace}.gz", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bound"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "a.json can't be used: "),
+        ("{}", "it has no traceEvents"),
+        ('{"traceEvents": []}', "no whole step is in the trace"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "an event is not as it writes them"),
+        ('{"traceEvents": [1]}', "an event is not as it writes them"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, words: str) -> None:
+    trace = tmp_path / "a.json"
+    if content is not None:
+        trace.write_text(content)
+    assert __main__.main([str(trace)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_trace_that_was_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "a.json.gz"
+    trace.write_bytes(gzip.compress(b'{"traceEvents": []}')[:20])
+    assert __main__.main([str(trace)]) == 2
+    assert "it was cut off, or is damaged" in capsys.readouterr().err
+    for words in (["--setup", "[]"], ["--setup", '{"x": 1}'], ["--setup", "{"], ["--nice", "-1"]):
+        with pytest.raises(SystemExit):
+            __main__.main([str(trace), *words])

@@ -1,0 +1,63 @@
+"""A preemption while one rank takes far longer than a step: the others wait for it, and the step is saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch_train.common import contract
+from launch_train.common.storage import LocalFolder
+from tests.command import ROOT
+from tests.train.pausing import PHASES
+from tests.train.trials import CONFIG, read
+
+CASES = tuple(product(PHASES, (0, 1)))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[Path, dict[str, Any]]]:
+    """By phase and the rank that pauses in it: the run folder, and how the ranks ended. They run side by side."""
+    base = tmp_path_factory.mktemp("pauses")
+    (base / "notice").touch()
+    outs = {case: base / f"{case[0]}-{case[1]}" for case in CASES}
+    jobs = []
+    for number, ((phase, rank), out) in enumerate(outs.items()):
+        out.mkdir()
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(base),
+            "PAUSE_IN": phase,
+            "PAUSE_RANK": str(rank),
+            contract.NOTICE: str(base / "notice"),
+            contract.RUN_FOLDER: str(out / "run"),
+            contract.EXIT_FILE: str(out / "exit"),
+            contract.CONFIG: json.dumps({**CONFIG, "monitor": 0}),
+        }
+        jobs.append(json.dumps({"number": number, "out": str(out), "ranks": 2, "env": env}))
+    server = [sys.executable, "-m", "tests.train.pausing"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(server, input="\n".join(jobs), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    return {CASES[end["number"]]: (outs[CASES[end["number"]]] / "run", end) for end in ended}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_preemption_in_a_long_phase_saves_and_exits_with_75(
+    case: tuple[str, int], runs: dict[tuple[str, int], tuple[Path, dict[str, Any]]]
+) -> None:
+    folder, end = runs[case]
+    assert set((folder.parent / "exit").read_text().split()) == {"75"}, "\n".join(end["errors"])
+    assert set(end["codes"]) <= {contract.Exit.PREEMPTED, -signal.SIGTERM}  # rank 1 exits last, and is signalled again
+    stopped = read(folder).event("preempted")
+    assert stopped
+    step, _ = PHASES[case[0]]
+    assert step <= stopped["step"] <= step + 2
+    assert any(name.startswith(f"checkpoints/step-{stopped['step']:08d}/") for name in LocalFolder(folder).list())

@@ -1,1 +1,0 @@
-"""What this machine can do, measured, and held against what its kind should give: `python -m train.bench --help`."""

@@ -1,0 +1,160 @@
+"""What a script of your own keeps in its checkpoints, by name: read when it saves, put back when it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launch_train.api import encoding
+from launch_train.api.state_comparison import Layout, layout_of, tensors_of
+from launch_train.checkpointing import rng_state
+from launch_train.checkpointing.loader import Resumed
+from launch_train.checkpointing.partition import Split, joined, split
+from launch_train.common.errors import UsageError
+from launch_train.distributed import dtensor
+from launch_train.distributed.process_group import Ranks
+
+State = MutableMapping[str, Any]
+"""Objects with `state_dict` and `load_state_dict`, torch's generators, and plain values."""
+
+
+def named(state: Any) -> Any:
+    """Return `state`, if its names are valid in a checkpoint. Raises UsageError."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"a checkpoint's state must be a dict by name, not a {type(state).__name__}")
+    for name in state:
+        if not isinstance(name, str) or not name or "/" in name or name.startswith("$") or name == "ranks":
+            raise UsageError(f"{name!r} can't be a name in a checkpoint: use text without / or $, and not 'ranks'")
+    return state
+
+
+def bare(model: Any) -> Any:
+    """What is inside DDP and torch.compile."""
+    while isinstance(model, nn.Module):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def check(state: Any, own: Any) -> Layout:
+    """Return the layout of `state` before training. Raises UsageError if a checkpoint can't hold `state` or `own`.
+
+    Objects in `own` are not asked for their state: a data loader would start its workers to answer.
+    """
+    for name, value in named(own).items():
+        if not _keeps_state(value):
+            _split_own(name, value)
+    return layout(state, content(state), strict=True)
+
+
+def content(state: Any) -> dict[str, Any]:
+    """What a checkpoint holds of it: tensors and plain values. Raises UsageError, with the place, for anything else."""
+    return {name: encoding.encoded(_read(value), f"state[{name!r}]") for name, value in named(state).items()}
+
+
+def own_content(own: Any) -> dict[str, Any]:
+    """Return the same for one rank's `own` values, with tensors copied to host memory. Raises UsageError."""
+    return {name: _copied(_split_own(name, value)) for name, value in named(own).items()}
+
+
+def _split_own(name: str, value: Any) -> Split:
+    parts = split(encoding.encoded(_read(value), f"own[{name!r}]"))
+    if any(dtensor.is_shared_out(tensor) for tensor in parts.tensors.values()):
+        raise UsageError(f"own[{name!r}] is sharded over the ranks: pass it in the state")
+    return parts
+
+
+def _copied(parts: Split) -> Any:
+    return joined({path: tensor.to("cpu", copy=True) for path, tensor in parts.tensors.items()}, parts.rest)
+
+
+def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool = False) -> Layout:
+    """Return the layout of `state`; `content` is its encoding in a checkpoint."""
+    return layout_of(content, [name for name, value in state.items() if isinstance(value, torch.Generator)], strict)
+
+
+def of_rank_0(state: Mapping[str, Any], layout: Layout, settled: Collection[str]) -> frozenset[str]:
+    """Return the paths of tensors that rank 0 saves for all ranks, as they may differ between ranks: batch norm's
+    running averages, `settled` differences, plain values that belong to no object."""
+    modules = {name: bare(value) for name, value in state.items() if isinstance(value, nn.Module)}
+    buffers = {f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers()}
+    loose = {name for name, value in state.items() if not _keeps_state(value)}
+    values = {path for path, entry in layout.items() if entry.plain and path.partition("/")[0] in loose}
+    return frozenset(buffers.union(*map(tensors_of, values | set(settled))))
+
+
+def _read(value: Any) -> Any:
+    value = bare(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.state_dict() if _keeps_state(value) else value
+
+
+def _keeps_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
+    """`own` and the random states are left alone if the run had another number of ranks.
+
+    Raises UsageError if the checkpoint is one of another state.
+    """
+    folder = found.manifest.folder
+    try:
+        _put_all(state, encoding.decoded(found.laid_out(_like(state))))
+        if (mine := found.own(ranks)) is not None:
+            _put_all(own, encoding.decoded(mine["own"]))
+            rng_state.restore(mine["random"], ranks.device)
+    except KeyError as error:
+        raise UsageError(f"{folder} doesn't fit this script: it has no {error}") from error
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+            raise  # memory, or a device: no fault of the script
+        raise UsageError(f"{folder} doesn't fit this script: {error}") from error
+
+
+def _like(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
+    """Return a function from a checkpoint path to the current tensor whose sharding it takes, or None. A new optimizer
+    has no moments yet: they take the sharding of its parameters."""
+    now = split(content(state)).tensors
+    moments = {
+        f"{name}/state/{number}": parameter
+        for name, value in state.items()
+        if isinstance(value, torch.optim.Optimizer)
+        for number, parameter in enumerate(parameter for group in value.param_groups for parameter in group["params"])
+    }
+    return lambda path: now.get(path, moments.get(path.rpartition("/")[0]))
+
+
+def _put_all(state: State, saved: Mapping[str, Any]) -> None:
+    for name, value in list(state.items()):
+        _put(state, name, bare(value), saved[name])
+
+
+def _put(state: State, name: str, value: Any, saved: Any) -> None:
+    """Into objects that keep a state; anything else takes the place of what was there."""
+    if isinstance(value, torch.Generator):
+        value.set_state(saved)
+    elif _keeps_state(value):
+        value.load_state_dict(saved)
+    else:
+        state[name] = _placed(saved, value)
+
+
+def _placed(saved: Any, before: Any) -> Any:
+    """Return `saved` with its tensors on the devices of the tensors that they replace."""
+    if isinstance(saved, Tensor) and isinstance(before, Tensor):
+        return saved.to(before.device)
+    if isinstance(saved, Mapping) and isinstance(before, Mapping):
+        return {key: _placed(item, before.get(key)) for key, item in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(before, list | tuple):
+        return type(saved)(map(_placed, saved, chain(before, repeat(None))))
+    return saved

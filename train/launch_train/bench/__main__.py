@@ -1,0 +1,142 @@
+"""Measure this machine: `python -m launch_train.bench`, or `torchrun … -m launch_train.bench` for all of its GPUs at
+once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from launch_train.bench import peaks
+from launch_train.bench.figures import PARTS
+from launch_train.common import contract
+from launch_train.common.errors import OutputError, UsageError
+from launch_train.common.process_exit import done, leave
+
+if TYPE_CHECKING:
+    from launch_train.bench.report import Report
+    from launch_train.distributed.process_group import Ranks
+
+
+class Options(NamedTuple):
+    """The command line. `json` is a file, or - for stdout instead of the table."""
+
+    parts: tuple[str, ...] = PARTS
+    quick: bool = False
+    strict: bool = False
+    json: str = ""
+
+
+def main() -> NoReturn:
+    """The command line is checked before torch, which takes seconds to load."""
+    rank = int(os.environ.get("RANK") or 0)
+    ranks: Ranks | None = None
+
+    def work() -> NoReturn:
+        nonlocal ranks
+        options = parse(sys.argv[1:])
+        from launch_train.distributed import process_group
+
+        ranks = process_group.join(os.environ)
+        bench(options, ranks, os.environ)
+        process_group.finish(ranks)
+
+    leave(done("launch_train.bench", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
+
+
+def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
+    """Whether this rank prints its error. A wrong command line is so on all ranks, and told without torch; which may
+    be what can't be loaded."""
+    if ranks is None:
+        return rank == 0 or not isinstance(error, UsageError)
+    from launch_train.distributed import process_group
+
+    return process_group.speaks(ranks, error)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Raises UsageError, in one line; SystemExit after --help."""
+    parser = _Parser(prog="python -m launch_train.bench", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="half a minute: less of everything")
+    parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; -: print them", default="")
+    parser.add_argument("--strict", action="store_true", help="end with 70 where something is far too slow")
+    found = parser.parse_args(argv)
+    return Options(_parts(found.only), found.quick, found.strict, found.json)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help shows what there is)")
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    wanted = {word.strip() for word in text.split(",")}
+    if unknown := sorted(wanted - set(PARTS)):
+        raise UsageError(f"--only {unknown[0]!r}: there are {', '.join(PARTS)}")
+    return tuple(part for part in PARTS if part in wanted)
+
+
+def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
+    """Measure, show and write. Raises, on all ranks alike, UnfitError where --strict finds a fault, and OutputError."""
+    import torch
+
+    from launch_train.bench.report import Report
+    from launch_train.bench.suite import run
+    from launch_train.distributed.process_group import on_first
+
+    on_first(ranks, lambda: _writable(options.json))
+    began = time.monotonic()
+    found = run(ranks, options.parts, quick=options.quick, env=env, say=_say if ranks.rank == 0 else _mute)
+    asked = peaks.asked(env.get(contract.GPU, ""), found[0].device)
+    seconds = round(time.monotonic() - began, 1)
+    report = Report(tuple(found), asked, options.quick, torch.__version__, round(time.time(), 1), seconds)
+    on_first(ranks, lambda: _told(options, report, env))
+
+
+def _writable(path: str) -> None:
+    """Before anything is measured. Raises UsageError."""
+    if path not in ("", "-") and not Path(path).parent.is_dir():
+        raise UsageError(f"--json {path}: there is no folder {Path(path).parent}")
+
+
+def _told(options: Options, report: Report, env: Mapping[str, str]) -> None:
+    """On rank 0: print, write, and judge."""
+    from launch_train.bench.report import table, to_dict
+    from launch_train.common.errors import UnfitError
+
+    data = json.dumps(to_dict(report), indent=1) + "\n"
+    sys.stdout.write(data if options.json == "-" else "".join(f"{line}\n" for line in table(report)))
+    sys.stdout.flush()
+    if options.json not in ("", "-"):
+        _write(options.json, data)
+    if folder := env.get(contract.RUN_FOLDER):
+        from launch_train.common.storage import open_storage
+
+        open_storage(folder).write(contract.BENCH, data.encode())
+    if options.strict and report.unfit:
+        raise UnfitError("; ".join(report.unfit))
+
+
+def _write(path: str, data: str) -> None:
+    try:
+        Path(path).write_text(data)
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror or error}") from error
+
+
+def _say(part: str) -> None:
+    print(f"launch_train.bench: {part} …", file=sys.stderr, flush=True)
+
+
+def _mute(_part: str) -> None:
+    """The other ranks say nothing."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Whole training steps of a real model: in fp32, and with the mixed precision that the trainer would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from launch_train import models
+from launch_train.bench import clock
+from launch_train.bench.figures import Figure
+from launch_train.bench.matmul import tf32
+from launch_train.common.config import Config, Gpt, ResNet
+from launch_train.performance import precision
+
+LARGE_GB: Final = 36.0
+"""GPUs with so much memory take larger batches: in small ones they wait for the host to start kernels."""
+
+
+class Trial(NamedTuple):
+    """A model and how many samples it gets at a time."""
+
+    name: str
+    shape: Gpt | ResNet
+    batch: int
+
+    @property
+    def unit(self) -> str:
+        return "tokens/s" if isinstance(self.shape, Gpt) else "images/s"
+
+
+def trials(memory_gb: float | None, quick: bool) -> list[Trial]:
+    """What is tried on a GPU with that memory, or, where it is None, on a CPU. A quick run has the GPT alone."""
+    if memory_gb is None:
+        found = [Trial("GPT", Gpt(), 12), Trial("ResNet-50", ResNet(image_size=64, width=16), 8)]
+    else:
+        large = memory_gb >= LARGE_GB
+        gpt = Gpt(n_layer=6, n_head=12, n_embd=768, block_size=512, vocab_size=50304)
+        found = [Trial("GPT", gpt, 32 if large else 4), Trial("ResNet-50", ResNet(), 128 if large else 32)]
+    return found[:1] if quick else found
+
+
+def measure(device: torch.device, budget: float, quick: bool) -> list[Figure]:
+    """Samples' units a second in fp32 (without TF32) and mixed, and how much faster that is."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
+    mixed = numbers(capability)
+    return [figure for trial in trials(memory, quick) for figure in _compared(trial, mixed, device, budget)]
+
+
+def numbers(capability: tuple[int, int] | None) -> precision.Numbers:
+    """What the trainer mixes on a GPU; bf16 on a CPU (None), and fp16 on a GPU without tensor cores, as there is
+    nothing else to compare there."""
+    if capability is None:
+        return precision.KINDS["bf16"]
+    chosen = precision.choose("auto", "cuda", capability)
+    return chosen if chosen.autocast else precision.KINDS["fp16"]
+
+
+def _compared(trial: Trial, mixed: precision.Numbers, device: torch.device, budget: float) -> list[Figure]:
+    slow, fast = (_rate(trial, used, device, budget) for used in (precision.KINDS["fp32"], mixed))
+    return [
+        Figure(f"{trial.name} fp32", slow, trial.unit),
+        Figure(f"{trial.name} {mixed.name}", fast, trial.unit),
+        Figure(f"{trial.name} {mixed.name}/fp32", fast / slow, "x"),
+    ]
+
+
+def _rate(trial: Trial, used: precision.Numbers, device: torch.device, budget: float) -> float:
+    """Units a second, forward and backward and update."""
+    per_sample = trial.shape.block_size if isinstance(trial.shape, Gpt) else 1
+    with tf32(used.tf32):
+        return trial.batch * per_sample / clock.seconds(_step(trial, used, device), device, budget)
+
+
+def _step(trial: Trial, used: precision.Numbers, device: torch.device) -> Callable[[], None]:
+    """A step on a batch that is always the same."""
+    model: nn.Module = models.build(Config(model=trial.shape)).to(device)
+    inputs, targets = _batch(trial, device)
+    if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both, so that the precision alone differs
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inputs = inputs.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    scaler = precision.scaler(used, device)
+
+    def step() -> None:
+        with precision.autocast(used, device):
+            loss = model(inputs, targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _batch(trial: Trial, device: torch.device) -> tuple[Tensor, Tensor]:
+    shape = trial.shape
+    if isinstance(shape, Gpt):
+        drawn = torch.randint(shape.vocab_size, (2, trial.batch, shape.block_size), device=device)
+        return drawn[0], drawn[1]
+    images = torch.randn(trial.batch, 3, shape.image_size, shape.image_size, device=device)
+    return images, torch.randint(shape.num_classes, (trial.batch,), device=device)

@@ -1,0 +1,108 @@
+"""The all-reduce over all ranks, as training has it: bus bandwidth by size. And the links between a node's ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from launch_train.bench import clock
+from launch_train.bench.figures import Figure
+from launch_train.common.errors import UnfitError
+from launch_train.distributed.process_group import Ranks, gather
+
+SIZES: Final = (1, 4, 16, 64, 256)
+QUICK: Final = (1, 16, 64)
+"""MB (2^20 bytes). DDP's buckets have 25 of them."""
+
+
+LINK: Final = "link to the next"
+"""The figure's name."""
+LINK_MB: Final = 256
+"""On GPUs, in each direction. The host takes 0.2 ms to start an exchange, in which NVLink carries 100 MB."""
+
+
+def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[Figure]:
+    """GB/s for each size, and of the link to the next rank; nothing for one rank alone.
+
+    Raises UnfitError on all ranks if one has no memory for it.
+    """
+    if ranks.world == 1:
+        return []
+    linked = 2 * LINK_MB if ranks.device.type == "cuda" else 0
+    buffer = _allocated(ranks, max(*sizes, linked) << 18)
+    found = [Figure(name(size), _bus(ranks, buffer[: size << 18], budget), "GB/s") for size in sizes]
+    return [*found, *_ring(ranks, buffer, budget)]
+
+
+def name(size: int) -> str:
+    """The figure's name; `size` in MB."""
+    return f"all-reduce {size} MB"
+
+
+def bus_gbs(moved: int, seconds: float, ranks: int) -> float:
+    """Bus bandwidth in GB/s: what each rank's link carries, whatever their number. `moved`: bytes that were reduced.
+
+    2 (n - 1) / n of them pass each link, once summed up and once handed out:
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    return 2 * (ranks - 1) / ranks * moved / seconds / 1e9
+
+
+def _allocated(ranks: Ranks, count: int) -> torch.Tensor:
+    """Zeros, which stay what they are however often they are summed; on all ranks or on none."""
+    problem, buffer = "", torch.empty(0)
+    try:
+        buffer = torch.zeros(count, device=ranks.device)
+    except RuntimeError as error:  # torch.OutOfMemoryError among them
+        problem = f"rank {ranks.rank}: {error}".partition("\n")[0]
+    problems = [one for one in gather(ranks, problem) if one]
+    if problems:
+        raise UnfitError(problems[0])
+    return buffer
+
+
+def _bus(ranks: Ranks, buffer: torch.Tensor, budget: float) -> float:
+    """Of the rank that took longest."""
+    taken = _seconds(ranks, lambda: dist.all_reduce(buffer), budget)
+    return bus_gbs(buffer.numel() * buffer.element_size(), max(gather(ranks, taken)), ranks.world)
+
+
+def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[Figure]:
+    """GB/s that each rank sends to the next one on its node while it receives as much from the one before it, all at
+    once: a slow link shows at both of its ends. Nothing where no node has two ranks."""
+    firsts = gather(ranks, ranks.node_rank)
+    if max(Counter(firsts).values()) == 1:
+        return []
+    beside = [rank for rank, first in enumerate(firsts) if first == ranks.node_rank]
+    out, into = buffer.chunk(2)
+    taken = _seconds(ranks, lambda: _pass_on(ranks, beside, out, into), budget)
+    moved = out.numel() * out.element_size()
+    return [Figure(LINK, moved / taken / 1e9, "GB/s")] if len(beside) > 1 else []
+
+
+def neighbours(rank: int, beside: Sequence[int]) -> tuple[int, int]:
+    """The ranks after and before one of those that are `beside` each other, in a ring."""
+    at = beside.index(rank)
+    return beside[(at + 1) % len(beside)], beside[at - 1]
+
+
+def _pass_on(ranks: Ranks, beside: Sequence[int], out: torch.Tensor, into: torch.Tensor) -> None:
+    if len(beside) == 1:
+        return
+    after, before = neighbours(ranks.rank, beside)
+    both = [dist.P2POp(dist.isend, out, after), dist.P2POp(dist.irecv, into, before)]
+    for request in dist.batch_isend_irecv(both):
+        request.wait()
+
+
+def _seconds(ranks: Ranks, work: clock.Work, budget: float) -> float:
+    """This rank's median. All ranks repeat it equally often: as rank 0's clock has it."""
+    clock.times(work, ranks.device, 2)
+    each = statistics.median(clock.times(work, ranks.device, 2))
+    count = gather(ranks, clock.repeats(each, budget))[0]
+    return statistics.median(clock.times(work, ranks.device, count))

@@ -1,0 +1,87 @@
+"""Matrix products: TFLOP/s in each kind of number, and how much faster the GPU is than all of the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from launch_train.bench import clock
+from launch_train.bench.figures import Figure
+
+DTYPES: Final = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+GPU_SIZE: Final = 8192
+"""Rows and columns: a product of 1.1 TFLOP, large enough for every GPU to be busy as a whole."""
+CPU_SIZE: Final = 1024
+ON_CPU: Final = "matmul CPU fp32"
+SPEED_UP: Final = "GPU/CPU fp32"
+
+
+def measure(device: torch.device, budget: float, *, host: bool, size: int | None = None) -> list[Figure]:
+    """TFLOP/s of this process's device in each kind of number, for `budget` seconds each; with `host` also those of the
+    CPU, on all cores that this process may use, if the device is a GPU."""
+    is_gpu = device.type == "cuda"
+    size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
+    found = [Figure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
+    if host and is_gpu:
+        with threads(cores()):
+            on_cpu = tflops(torch.device("cpu"), "fp32", 2 * CPU_SIZE, budget)
+        found += [Figure(ON_CPU, on_cpu, "TFLOP/s"), Figure(SPEED_UP, found[0].value / on_cpu, "x")]
+    return found
+
+
+def name(kind: str) -> str:
+    """The figure's name."""
+    return f"matmul {kind}"
+
+
+def kinds(device: torch.device) -> tuple[str, ...]:
+    """fp32 first. bf16 and TF32 are there from Ampere on; older GPUs would only pretend. On a CPU bf16 is what the
+    processor makes of it."""
+    if device.type != "cuda":
+        return ("fp32", "bf16")
+    ampere = torch.cuda.get_device_capability(device) >= (8, 0)
+    return ("fp32", "tf32", "fp16", "bf16") if ampere else ("fp32", "fp16")
+
+
+def tflops(device: torch.device, kind: str, size: int, budget: float) -> float:
+    """10^12 floating-point operations a second of the product of two square matrices of `size`: 2 size^3 each.
+
+    Of random numbers: zeros take less power, so that a GPU would seem faster than it is.
+    """
+    a, b = (torch.randn(size, size, device=device).to(DTYPES[kind]) for _ in range(2))
+    out = torch.empty_like(a)
+    with tf32(kind == "tf32"):
+        return 2 * size**3 / clock.seconds(lambda: torch.mm(a, b, out=out), device, budget) / 1e12
+
+
+@contextmanager
+def tf32(wanted: bool) -> Iterator[None]:
+    """Inside, fp32 products on tensor cores as TF32, or not at all."""
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    torch.backends.cudnn.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch on so many threads of the CPU: under torchrun each process has one, elsewhere one for each core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,88 @@
+"""What each kind of GPU gives at best, by the name that CUDA has for it. A GPU that isn't in the table is unknown.
+
+The table (peaks.csv) repeats the catalog's figures, because train imports nothing of launcher: a test holds them equal.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from launch_train.monitoring.health import is_gpu
+
+TABLE: Final = Path(__file__).with_name("peaks.csv")
+KINDS: Final = ("bf16", "fp16", "tf32", "fp32")
+
+
+class Card(NamedTuple):
+    """One kind of GPU. `tflops` is dense, by kind of number; `memory_gbs` its memory's GB/s, `nvlink_gbs` NVLink's in
+    one direction, where all GPUs of a machine reach each other by a switch. None is unknown, or not there.
+
+    `floor` and `memory_floor` are the shares of these that a large matrix product and a large copy reach on a card that
+    is well. A card of 75 W or less can't hold its clocks in one: L4 reaches 35 to 49 %.
+    """
+
+    name: str
+    tflops: Mapping[str, float | None]
+    memory_gbs: float | None
+    nvlink_gbs: float | None
+    floor: float
+    memory_floor: float
+
+
+def of(device: str) -> Card | None:
+    """The card that CUDA calls `device` ("NVIDIA H100 80GB HBM3", "Tesla T4"); None if it is unknown."""
+    return next((card for words, without, card in _table() if _fits(words, without, device)), None)
+
+
+def asked(gpu: str, device: str) -> Mapping[str, float | None]:
+    """The peaks that the request has (contract.GPU, JSON), if `device` is the GPU that was asked for, as a whole; else
+    none."""
+    try:
+        facts: Any = json.loads(gpu or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(facts, dict) or "MIG" in _words(device):
+        return {}
+    return dict(facts.get("peak_tflops") or {}) if is_gpu(str(facts.get("name") or ""), device) else {}
+
+
+def tflops(device: str) -> Mapping[str, float | None]:
+    """The peaks of a card by CUDA's name for it; none if it is unknown."""
+    card = of(device)
+    return card.tflops if card else {}
+
+
+def _fits(words: frozenset[str], without: frozenset[str], device: str) -> bool:
+    found = _words(device)
+    return words <= found and not without & found
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Z0-9]+", text.upper()))
+
+
+@cache
+def _table() -> tuple[tuple[frozenset[str], frozenset[str], Card], ...]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return tuple((_words(row["words"]), _words(row["without"]), _card(row)) for row in csv.DictReader(file))
+
+
+def _card(row: Mapping[str, str]) -> Card:
+    return Card(
+        row["name"],
+        {kind: _number(row[kind]) for kind in KINDS},
+        _number(row["memory_gbs"]),
+        _number(row["nvlink_gbs"]),
+        float(row["floor"]),
+        float(row["memory_floor"]),
+    )
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None

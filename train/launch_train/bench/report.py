@@ -1,0 +1,120 @@
+"""All ranks' figures and the verdict, as JSON and as a table of at most 60 columns: a runner puts a prefix in front."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from launch_train.bench.figures import SCHEMA, Measured, names, values
+from launch_train.bench.verdict import Finding, Mark, judge, marks
+
+WIDTH: Final = 60
+
+
+class Report(NamedTuple):
+    """One run of the bench. `asked` are the request's peaks; `time` is Unix seconds, `seconds` what it took."""
+
+    ranks: tuple[Measured, ...]
+    asked: Mapping[str, float | None]
+    quick: bool
+    torch: str
+    time: float
+    seconds: float
+
+    @property
+    def findings(self) -> list[Finding]:
+        return judge(self.ranks, self.asked)
+
+    @property
+    def unfit(self) -> list[str]:
+        """Why these machines should be replaced; empty if they should not."""
+        return [finding.text for finding in self.findings if finding.unfit]
+
+    def marks(self) -> dict[str, Mark]:
+        """What the first rank's figures are held against."""
+        return marks(self.ranks, self.ranks[0], self.asked)
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """For `bench.json`: `figures` are the medians over the ranks, with the least of them."""
+    held = report.marks()
+    return {
+        "schema": SCHEMA,
+        "time": report.time,
+        "seconds": report.seconds,
+        "torch": report.torch,
+        "quick": report.quick,
+        "world_size": len(report.ranks),
+        "figures": {
+            name: {
+                "value": statistics.median(found),
+                "least": min(found),
+                "unit": unit,
+                "peak": held[name].peak if name in held else None,
+            }
+            for name, unit in names(report.ranks).items()
+            if (found := values(report.ranks, name))
+        },
+        "ranks": [rank.to_dict() for rank in report.ranks],
+        "findings": [finding._asdict() for finding in report.findings],
+        "ok": not report.unfit,
+    }
+
+
+def table(report: Report) -> Iterator[str]:
+    """The figures, then the verdict. With several ranks: their median and the least."""
+    first, several = report.ranks[0], len(report.ranks) > 1
+    yield from _wrapped(f"{len(report.ranks)} x {first.device}, torch {report.torch}, {report.seconds:.0f} s")
+    if not names(report.ranks):
+        yield "nothing of what was asked for can be measured here"
+    head = ("", "median" if several else "", "least" if several else "", "", "of peak")
+    held = report.marks()
+    rows = [_row(name, unit, values(report.ranks, name), held.get(name)) for name, unit in names(report.ranks).items()]
+    digits = max(row[4].find(" ") for row in rows) if rows else 0
+    rows = [(*row[:4], f"{'':{digits - row[4].find(' ')}}{row[4]}" if row[4] else "") for row in rows]
+    if not any(row[4] for row in rows):
+        head = (*head[:4], "")
+    yield from _aligned([head, *rows] if rows and any(head) else rows)
+    yield from verdict(report)
+
+
+def verdict(report: Report) -> Iterator[str]:
+    """A line for each finding, or one that there is none."""
+    for finding in report.findings:
+        yield from _wrapped(f"{'TOO SLOW' if finding.unfit else 'note'}: {finding.text}")
+    if not report.findings:
+        well = "nothing is slower than it should be"
+        yield well if report.marks() else "no GPU: nothing to hold these figures against"
+
+
+Row = tuple[str, str, str, str, str]
+
+
+def _row(name: str, unit: str, found: Sequence[float], mark: Mark | None) -> Row:
+    """Name, median, least (where there are several), unit, share of the peak."""
+    least = cell(min(found)) if len(found) > 1 else ""
+    share = f"{100 * statistics.median(found) / mark.peak:.0f} % of {mark.peak:.4g}" if mark else ""
+    return name, cell(statistics.median(found)), least, unit, share
+
+
+def cell(value: float) -> str:
+    """Three digits that count, and no more than six characters: 4,200, 12.3k, 1.23M."""
+    if value < 999.5:
+        return f"{value:.3g}"
+    if value < 9999.5:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.3g}k" if value < 999.5e3 else f"{value / 1e6:.3g}M"
+
+
+def _aligned(rows: Sequence[Row]) -> Iterator[str]:
+    """Names and units flush left, numbers flush right."""
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
+    for row in rows:
+        cells = [f"{text:{'>' if at in (1, 2) else '<'}{widths[at]}}" for at, text in enumerate(row) if widths[at]]
+        yield "  ".join(cells).rstrip()
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

@@ -1,0 +1,101 @@
+"""All parts, one after the other, on all ranks at the same time: as they are used in training."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import torch
+
+from launch_train.bench import amp, bandwidth, collective, loader, matmul
+from launch_train.bench.figures import Figure, Measured, Trouble
+from launch_train.common import contract
+from launch_train.common.errors import UnfitError
+from launch_train.distributed.process_group import Ranks, gather, meet
+
+QUICK: Final = 0.3
+WHOLE: Final = 1.5
+"""Seconds of measuring for each figure."""
+
+
+def run(
+    ranks: Ranks, parts: Sequence[str], *, quick: bool, env: Mapping[str, str], say: Callable[[str], None]
+) -> list[Measured]:
+    """What each rank measured, in the order of the ranks, on all of them. `say` hears which part begins."""
+    figures: list[Figure] = []
+    troubles: list[Trouble] = []
+    seconds: dict[str, float] = {}
+    for part in parts:
+        meet(ranks)
+        say(part)
+        began = time.monotonic()
+        try:
+            figures += _part(part, ranks, quick)
+        except (RuntimeError, OSError, ImportError, UnfitError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            troubles.append(Trouble(part, " ".join(str(error).split())[:200]))
+        if ranks.device.type == "cuda":
+            with suppress(RuntimeError):  # after some errors CUDA has nothing but them to say
+                torch.cuda.empty_cache()
+        seconds[part] = round(time.monotonic() - began, 2)
+    meet(ranks)
+    return gather(ranks, _measured(ranks, env, figures, troubles, seconds))
+
+
+def _part(part: str, ranks: Ranks, quick: bool) -> list[Figure]:
+    """One part's figures. What is the node's and not the rank's, its first rank measures while the others wait."""
+    device, budget, first = ranks.device, QUICK if quick else WHOLE, ranks.local_rank == 0
+    match part:
+        case "matmul":
+            return matmul.measure(device, budget, host=first)
+        case "memory":
+            return bandwidth.memory(device, budget)
+        case "host":
+            return bandwidth.host(device, budget)
+        case "allreduce":
+            return collective.measure(ranks, collective.QUICK if quick else collective.SIZES, budget)
+        case "amp":
+            return amp.measure(device, 2 * budget, quick)
+        case _:
+            return loader.measure(2 * budget, quick) if first else []
+
+
+def _measured(
+    ranks: Ranks,
+    env: Mapping[str, str],
+    figures: Sequence[Figure],
+    troubles: Sequence[Trouble],
+    seconds: Mapping[str, float],
+) -> Measured:
+    is_gpu = ranks.device.type == "cuda"
+    return Measured(
+        rank=ranks.rank,
+        node=int(env.get(contract.NODE) or env.get("GROUP_RANK") or 0),
+        gpu=ranks.local_rank,
+        host=socket.gethostname(),
+        device=torch.cuda.get_device_name(ranks.device) if is_gpu else "cpu",
+        figures=tuple(figures),
+        troubles=tuple(troubles),
+        pcie=pcie_of(ranks.device) if is_gpu else None,
+        seconds=dict(seconds),
+    )
+
+
+def pcie_of(device: torch.device) -> tuple[int, int] | None:
+    """Generation and lanes of the GPU's link at its best, as nvidia-smi says; None where it doesn't."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    query = ["nvidia-smi", "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader", "-i", uuid]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return link(done.stdout)
+
+
+def link(text: str) -> tuple[int, int] | None:
+    """`4, 16` as numbers; None for `[N/A]`, as in some VMs."""
+    parts = [part.strip() for part in text.split(",")]
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None

@@ -1,0 +1,1 @@
+"""What every part uses: the contract with launcher, errors, config, storage."""

@@ -1,0 +1,153 @@
+"""The built-in trainer's settings, `run.config` of a spec: read, completed, and what is wrong with them.
+
+The launcher calls `problems` before a spec costs anything, the trainer calls `parse`. Standard library only, and quick
+to import. Every key has a default: an empty config trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch_train.common.config.checks import (
+    FOREIGN_OWN,
+    is_foreign,
+    line,
+    own_functions,
+    own_paths,
+    problems,
+    spelled_out,
+)
+from launch_train.common.config.settings import (
+    DEFAULT,
+    PRESETS,
+    SECTIONS,
+    Attention,
+    Bert,
+    Checkpoint,
+    Checkpointing,
+    Config,
+    Data,
+    Ddp,
+    Eval,
+    Foreign,
+    Gpt,
+    Loader,
+    Optimizer,
+    Parallel,
+    Precision,
+    Profile,
+    ResNet,
+    Shape,
+    kind_of,
+)
+from launch_train.common.errors import ConfigError
+
+__all__ = [
+    "DEFAULT",
+    "PRESETS",
+    "Attention",
+    "Bert",
+    "Checkpoint",
+    "Checkpointing",
+    "Config",
+    "Data",
+    "Ddp",
+    "Eval",
+    "Foreign",
+    "Gpt",
+    "Loader",
+    "Optimizer",
+    "Parallel",
+    "Precision",
+    "Profile",
+    "ResNet",
+    "Shape",
+    "as_data",
+    "line",
+    "own_functions",
+    "own_paths",
+    "parse",
+    "problems",
+]
+
+
+def parse(config: Mapping[str, Any]) -> Config:
+    """The settings with their defaults. Raises ConfigError with all problems."""
+    found = problems(config)
+    if found:
+        raise ConfigError(_refusal([line(problem) for problem in found]))
+    config = spelled_out(config)
+    model = _model(config.get("model", {"name": "gpt"}))
+    steps = config.get("steps", DEFAULT.steps)
+    plain = {name: config[name] for name in _PLAIN if name in config}
+    return Config(
+        model=model,
+        data=Data(**{"path": _default_data(model), **config.get("data", {})}),
+        steps=steps,
+        optimizer=_optimizer(config.get("optimizer", {}), steps),
+        ddp=Ddp(**{name: _unless_auto(value) for name, value in config.get("ddp", {}).items()}),
+        loader=Loader(**{name: _unless_auto(value) for name, value in config.get("loader", {}).items()}),
+        eval=Eval(**config.get("eval", {})),
+        checkpoint=_checkpoint(config.get("checkpoint", {})),
+        profile=Profile(**config["profile"]) if config.get("profile", "off") not in ("off", False) else None,
+        **{name: _unless_auto(value) if name in _AUTO else value for name, value in plain.items()},
+    )
+
+
+def _refusal(lines: Sequence[str]) -> str:
+    if len(lines) == 1:
+        return f"run.config can't be used: {lines[0]}"
+    return "run.config can't be used:\n" + "\n".join(f"  {one}" for one in lines)
+
+
+_AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_last"})
+"""Where the machine's choice is None."""
+_PLAIN = (
+    *_AUTO,
+    *("loss", "batch_size", "precision", "attention", "cuda_graphs", "activation_checkpointing", "parallel"),
+    *("seed", "log_every", "non_finite", "monitor", "hang_after"),
+)
+
+
+def as_data(config: Config) -> dict[str, Any]:
+    """All settings as plain data, the sections as mappings."""
+    return {
+        name: {key: dict(item) if isinstance(item, Mapping) else item for key, item in value._asdict().items()}
+        if isinstance(value, SECTIONS)
+        else value
+        for name, value in config._asdict().items()
+    }
+
+
+# --- Defaults that depend on other settings -------------------------------------------------------------------------
+
+
+def _model(given: Mapping[str, Any]) -> Shape:
+    name = given.get("name", "gpt")
+    if is_foreign(name):
+        own = {key: given[key] for key in FOREIGN_OWN if key in given}
+        return Foreign(name, {key: value for key, value in given.items() if key not in ("name", *own)}, **own)
+    return kind_of(name)(**{**PRESETS[name], **given, "name": name})
+
+
+def _default_data(model: Shape) -> str:
+    return "python-stdlib" if isinstance(model, Gpt | Bert) else "synthetic"
+
+
+def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
+    """A short run warms up for a tenth of its steps, and `min_lr` is a tenth of `lr`, unless said otherwise."""
+    lr = given.get("lr", DEFAULT.optimizer.lr)
+    optimizer = Optimizer(min_lr=lr / 10, warmup_steps=min(DEFAULT.optimizer.warmup_steps, steps // 10))
+    own = {"betas": tuple(given.get("betas", DEFAULT.optimizer.betas)), "fused": _unless_auto(given.get("fused"))}
+    return optimizer._replace(**{**given, **own})
+
+
+def _checkpoint(given: Mapping[str, Any]) -> Checkpoint:
+    keep, default = given.get("keep", {}), DEFAULT.checkpoint
+    last, every = keep.get("last", default.keep_last), keep.get("every", default.keep_every)
+    return Checkpoint(given.get("minutes", default.minutes), last, every)
+
+
+def _unless_auto(value: Any) -> Any:
+    return None if value == "auto" else value

@@ -1,0 +1,270 @@
+"""What is wrong with a `run.config`: each key by its own rule, and what has to fit together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from launch_train.common.config.rules import Problem, Rule, check, either, number, one_of, shown, suggestion, whole
+from launch_train.common.config.settings import DEFAULT, PRESETS, Gpt, kind_of
+
+
+def problems(config: Mapping[str, Any]) -> list[Problem]:
+    """Everything that is wrong with `config`, in the order of its keys; empty if it can be used."""
+    long = spelled_out(config)
+    found = [
+        *check(long, _FIELDS, ()),
+        *_model_problems(long),
+        *_data_problems(long),
+        *_batch_problems(long),
+        *_optimizer_problems(long),
+        *_graph_problems(long),
+    ]
+    short = {key for key in long if key not in config or type(config[key]) is not type(long[key])}
+    return [(path[:1] if path[0] in short else path, wrong, right) for path, wrong, right in found]
+
+
+def line(problem: Problem) -> str:
+    """One problem as a line of text."""
+    path, wrong, right = problem
+    return f"{'.'.join(map(str, path)) or 'run.config'}: {wrong}" + (f"; {right}" if right else "")
+
+
+def spelled_out(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without the short forms: `checkpoint: auto` (or off) is `checkpoint: {minutes: auto}`, `data: PATH` is
+    `data: {path: PATH}`, `model: NAME` is `model: {name: NAME}`."""
+    long = dict(config)
+    if config.get("checkpoint") in ("auto", "off"):
+        long["checkpoint"] = {"minutes": config["checkpoint"]}
+    for key, inner in (("data", "path"), ("model", "name")):
+        if isinstance(config.get(key), str):
+            long[key] = {inner: config[key]}
+    return long
+
+
+# --- The rules ------------------------------------------------------------------------------------------------------
+
+
+def _is_betas(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(number(0, 0.9999).holds(v) for v in value)
+
+
+_CODE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+_HUGGING_FACE = re.compile(r"^hf:[\w.-]+(/[\w.-]+)?$")
+FOREIGN_OWN: Final = ("pretrained", "task")
+"""Keys of a foreign model that are ours; all others are its own."""
+
+_FLAG = one_of(True, False)
+
+
+def _is_place(value: Any) -> bool:
+    """A path, or an object or folder of a bucket: of all that has a scheme, the trainer reads gs:// alone."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return not _SCHEME.match(value) or bool(_BUCKET.match(value))
+
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/")
+_BUCKET = re.compile(r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)")
+_PATH = Rule(_is_place, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, or your own my_pkg.data:build")
+_GPT: Final[dict[str, Any]] = {
+    "name": one_of(*PRESETS),
+    "n_layer": whole(1, 1000),
+    "n_head": whole(1, 1000),
+    "n_embd": whole(1, 100_000),
+    "block_size": whole(2, 1_000_000),
+    "vocab_size": whole(2, 10_000_000),
+    "bias": _FLAG,
+    "dropout": number(0, 0.99),
+}
+_BERT: Final[dict[str, Any]] = {
+    **{name: rule for name, rule in _GPT.items() if name != "bias"},
+    "masked": number(0.01, 0.9),
+}
+_RESNET: Final[dict[str, Any]] = {
+    "name": one_of(*PRESETS),
+    "num_classes": whole(2, 1_000_000),
+    "image_size": whole(32, 4096),
+    "width": whole(1, 4096),
+}
+_FOREIGN: Final[dict[str, Any]] = {
+    "pretrained": _FLAG,
+    "task": one_of("auto", "causal-lm", "masked-lm", "image-classification"),
+}
+_MAPPING = Rule(lambda v: isinstance(v, Mapping), "a mapping: what your function is called with")
+_FIELDS: Final[dict[str, Any]] = {
+    "model": Rule(lambda v: isinstance(v, Mapping), "a name or a mapping with a name"),
+    "data": {
+        "path": _PATH,
+        "tokenizer": Rule(_is_place, "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING"),
+        "block_size": whole(2, 1_000_000),
+        "image_size": whole(8, 4096),
+        "settings": _MAPPING,
+    },
+    "loss": Rule(lambda v: isinstance(v, str) and bool(_CODE.match(v)), "your own function, my_pkg.losses:loss"),
+    "steps": whole(1, 1_000_000_000),
+    "batch_size": whole(1, 10_000_000),
+    "micro_batch_size": either(one_of("auto"), whole(1, 10_000_000)),
+    "optimizer": {
+        "name": one_of("adamw", "sgd"),
+        "lr": number(0, 1000, above=True),
+        "min_lr": number(0, 1000),
+        "warmup_steps": whole(0, 1_000_000_000),
+        "weight_decay": number(0, 1000),
+        "grad_clip": number(0, 1e9),
+        "betas": Rule(_is_betas, "two numbers from 0 to 0.9999, such as [0.9, 0.95]"),
+        "momentum": number(0, 0.9999),
+        "fused": one_of("auto", True, False),
+    },
+    "precision": one_of("auto", "bf16", "fp16", "tf32", "fp32"),
+    "attention": one_of("auto", "flash", "efficient", "cudnn", "math"),
+    "compile": one_of("auto", True, False, "whole"),
+    "deterministic": one_of("auto", True, False),
+    "cuda_graphs": _FLAG,
+    "channels_last": one_of("auto", True, False),
+    "activation_checkpointing": one_of("none", "selective", "full"),
+    "parallel": one_of("ddp", "fsdp"),
+    "ddp": {
+        "bucket_mib": either(one_of("auto"), whole(1, 10_000)),
+        "static_graph": one_of("auto", True, False),
+        "gradient_as_bucket_view": _FLAG,
+    },
+    "loader": {"workers": either(one_of("auto"), whole(0, 256)), "prefetch": whole(1, 64)},
+    "seed": whole(0, 2**63 - 1),
+    "eval": {"every": whole(0, 1_000_000_000), "batches": whole(1, 1_000_000)},
+    "log_every": whole(1, 1_000_000),
+    "checkpoint": {
+        "minutes": either(one_of("auto", "off"), number(0, 1e6, above=True)),
+        "keep": {"last": whole(1, 1_000_000), "every": whole(0, 1_000_000_000)},
+    },
+    "non_finite": whole(0, 1_000_000),
+    "monitor": number(0, 3600),
+    "hang_after": either(one_of("auto", "off"), number(1, 604_800)),
+    "profile": Rule(lambda v: v in ("off", False) or _is_profile(v), "off, or {wait: 5, warmup: 2, active: 3}"),
+}
+_PROFILE: Final[dict[str, Any]] = {"wait": whole(0, 1_000_000), "warmup": whole(0, 1000), "active": whole(1, 1000)}
+
+
+def _is_profile(value: Any) -> bool:
+    return isinstance(value, Mapping) and not check(value, _PROFILE, ())
+
+
+# --- What has to fit together; each function passes over a value that its own rule has refused ----------------------
+
+
+def is_foreign(name: object) -> bool:
+    """Whether a model's name is one of transformers', or of the user's own function."""
+    return isinstance(name, str) and bool(_HUGGING_FACE.match(name) or _CODE.match(name))
+
+
+def own_functions(config: Mapping[str, Any]) -> dict[str, str]:
+    """The user's own functions that a config names, by where it does: `model`, `data`, `loss`."""
+    long = spelled_out(config)
+    inner = (("model", "name"), ("data", "path"))
+    named = {key: long[key].get(name) for key, name in inner if isinstance(long.get(key), Mapping)}
+    found = {**named, "loss": long.get("loss")}
+    return {key: name for key, name in found.items() if _is_code(name)}
+
+
+def own_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """The local files and folders that a config names, by where it does: `data`, `data.tokenizer`."""
+    data = spelled_out(config).get("data")
+    if not isinstance(data, Mapping):
+        return {}
+    named = {"data": data.get("path", "synthetic"), "data.tokenizer": data.get("tokenizer", "bytes")}
+    return {key: path for key, path in named.items() if isinstance(path, str) and not _comes_by_itself(path)}
+
+
+def _comes_by_itself(path: str) -> bool:
+    known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "tiktoken:"))
+    return known or _is_code(path)
+
+
+def _is_code(name: object) -> bool:
+    return isinstance(name, str) and bool(_CODE.match(name)) and not _HUGGING_FACE.match(name)
+
+
+def _model_problems(config: Mapping[str, Any]) -> list[Problem]:
+    given = config.get("model", {})
+    if not isinstance(given, Mapping):
+        return []
+    name = given.get("name", "gpt")
+    if is_foreign(name):
+        return check({key: value for key, value in given.items() if key in _FOREIGN}, _FOREIGN, ("model",))
+    if not isinstance(name, str) or name not in PRESETS:
+        return [(("model", "name"), *_unknown_model(name))]
+    return check(given, _rules(name), ("model",)) or _head_problems(given)
+
+
+def _rules(name: str) -> dict[str, Any]:
+    return {"resnet50": _RESNET}.get(name) or (_GPT if kind_of(name) is Gpt else _BERT)
+
+
+def _unknown_model(name: object) -> tuple[str, str]:
+    known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), and your own my_pkg.model:build"
+    if not isinstance(name, str):
+        return f"{shown(name)} is no model's name", known
+    near = suggestion(name, PRESETS)
+    return f"there is no model {shown(name)}", near if near.startswith("did you mean") else known
+
+
+def _head_problems(given: Mapping[str, Any]) -> list[Problem]:
+    shape = _complete(given)
+    if "n_head" not in shape or shape["n_embd"] % shape["n_head"] == 0:
+        return []
+    wrong = f"{shape['n_embd']} is not divisible by n_head, {shape['n_head']}"
+    return [(("model", "n_embd"), wrong, "each head needs the same number of channels")]
+
+
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model of ours with all its settings."""
+    name = given.get("name", "gpt")
+    return {**kind_of(name)()._asdict(), **PRESETS[name], **given}
+
+
+def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
+    data, given = config.get("data", {}), config.get("model", {})
+    if not isinstance(given, Mapping) or _model_problems(config) or check({"data": data}, _FIELDS, ()):
+        return []
+    path, foreign = data.get("path", "the default"), is_foreign(given.get("name", "gpt"))
+    if "settings" in data and not _CODE.match(path):
+        return [(("data", "settings"), "is for a function of your own", "path: my_pkg.data:build")]
+    if foreign or path == "synthetic" or _CODE.match(path):
+        return []
+    model = _complete(given)
+    if path == "python-stdlib" and "num_classes" in model:
+        return [(("data",), "python-stdlib is text, and resnet50 takes images", "a folder of images, or synthetic")]
+    if data.get("tokenizer", "bytes") == "bytes" and model.get("vocab_size", 256) < 256:
+        wrong = f"{model['vocab_size']} is too small"
+        return [(("model", "vocab_size"), wrong, "text is read as bytes: at least 256")]
+    return []
+
+
+def _batch_problems(config: Mapping[str, Any]) -> list[Problem]:
+    batch, micro = config.get("batch_size", DEFAULT.batch_size), config.get("micro_batch_size", "auto")
+    if micro == "auto" or not _FIELDS["batch_size"].holds(batch) or not _FIELDS["batch_size"].holds(micro):
+        return []
+    if batch % micro == 0:
+        return []
+    wrong = f"batch_size, {batch}, is not divisible by {micro}"
+    return [(("micro_batch_size",), wrong, "batch_size is global: a multiple of ranks x micro_batch_size")]
+
+
+def _optimizer_problems(config: Mapping[str, Any]) -> list[Problem]:
+    given, steps = config.get("optimizer", {}), config.get("steps", DEFAULT.steps)
+    if not isinstance(given, Mapping):
+        return []
+    rules, found = _FIELDS["optimizer"], list[Problem]()
+    lr, low, warmup = (given.get("lr", DEFAULT.optimizer.lr), given.get("min_lr"), given.get("warmup_steps"))
+    if rules["lr"].holds(lr) and rules["min_lr"].holds(low) and low > lr:
+        found.append((("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the rate falls from lr to min_lr"))
+    if rules["warmup_steps"].holds(warmup) and _FIELDS["steps"].holds(steps) and warmup > steps:
+        found.append((("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up has to end"))
+    return found
+
+
+def _graph_problems(config: Mapping[str, Any]) -> list[Problem]:
+    if config.get("cuda_graphs") is True and config.get("compile") is False:
+        return [(("cuda_graphs",), "true needs the compiler", "compile: true, or auto")]
+    return []

@@ -1,0 +1,102 @@
+"""What a person sees: a line now and then, and a summary at the end. 60 columns: a runner may put a prefix in front."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from launch_train.common import contract
+from launch_train.common.contract import MEAN_STEPS
+
+
+def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
+    """`step 120/300  loss 2.4312  lr 9.1e-04  12.3k tokens/s  ETA 0:41`."""
+    rate = si(row[f"{unit}_per_s"])
+    loss = "nan" if row["loss"] is None else f"{row['loss']:.4f}"
+    count = f"{row['step']:>{len(str(steps))}}/{steps}"
+    return f"step {count}  loss {loss}  lr {row['lr']:.1e}  {rate} {unit}/s  ETA {clock(seconds_left)}"
+
+
+class Pace:
+    """At most a line a second, and the last one in any case."""
+
+    def __init__(self) -> None:
+        self._spoke = 0.0
+
+    def ready(self, *, last: bool) -> bool:
+        """Whether to speak now."""
+        now = time.monotonic()
+        if not last and now - self._spoke < 1:
+            return False
+        self._spoke = now
+        return True
+
+
+def summary(end: Mapping[str, Any], unit: str, where: str | None, env: Mapping[str, str] = os.environ) -> str:
+    """Return the table that closes a run, from its end event.
+
+    Losses, speed and folder are omitted if launch started the run: it prints them (launcher.cli.ui.run_summary).
+    """
+    rows = [("steps", f"{end['step']} in {clock(end['seconds'])} on {_machine(end)}")]
+    rows += [] if contract.RUN in env else _results(end, unit)
+    rows += [("model", f"{end['parameters']:,} parameters")]
+    rows += [("sha256", f"{end['parameters_sha256'][:16]}…  {agreement(end['world_size'])}")]
+    rows += [] if contract.RUN in env else [("run folder", where or f"none: {contract.RUN_FOLDER} is not set")]
+    return "\n".join(["", *(f"  {name:<11} {value}" for name, value in rows), ""])
+
+
+def _results(end: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+    first, last = _nats(end["train_loss_first"]), _nats(end["train_loss_last"])
+    short = end["step"] <= MEAN_STEPS  # both are the mean of all steps
+    loss = f"{last} (mean of all steps)" if short else f"{first} -> {last} (means of {end['train_loss_steps']} steps)"
+    return [("loss", loss), *_held_out(end), ("speed", f"{si(end[f'{unit}_per_s'])} {unit}/s" + _mfu(end))]
+
+
+def agreement(world: int) -> str:
+    return "1 rank" if world == 1 else f"all {world} ranks agree"
+
+
+def si(value: float | None) -> str:
+    """Three figures and a letter: 812, 12.3k, 1.21M."""
+    if value is None:
+        return "?"
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit * 0.9995:
+            scaled = value / limit
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{letter}"
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
+
+
+def clock(seconds: float) -> str:
+    """0:41, 12:05, 3:00:00."""
+    minutes, s = divmod(max(0, round(seconds)), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The held-out loss, and beside it what knowing the bytes' frequencies alone would give."""
+    if end.get("eval_loss") is None:
+        return []
+    of_text = "data_unit" in end  # a perplexity is one of text
+    perplexity = f"  (perplexity {math.exp(min(end['eval_loss'], 700)):.2f})" if of_text else ""
+    rows = [("held out", f"{_nats(end['eval_loss'])}{perplexity}")]
+    if end.get("unigram_entropy") is not None:
+        rows += [("", f"{_nats(end['unigram_entropy'])} is the unigram entropy")]
+    return rows
+
+
+def _nats(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.4f}"
+
+
+def _mfu(end: Mapping[str, Any]) -> str:
+    return f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
+
+
+def _machine(end: Mapping[str, Any]) -> str:
+    ranks = f"{end['world_size']} rank" + ("s" if end["world_size"] > 1 else "")
+    return f"{ranks}, {end['device']}, {end['precision']}"

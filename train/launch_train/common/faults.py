@@ -1,0 +1,273 @@
+"""Uncaught exceptions of a node's processes: each is recorded for the node, and one traceback is printed for all ranks
+and restarts that fail alike.
+
+Standard library only, and nothing of this package: a script's process loads this file by its path
+(train/launch_train/node/sitecustomize/sitecustomize.py), because a `train.py` beside the script hides the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import traceback
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+FOLDER: Final = "LAUNCH_FAULTS"
+"""launch_train.common.contract.FAULTS."""
+CODE: Final = "LAUNCH_CODE"
+"""launch_train.common.contract.CODE."""
+OWNER: Final = "LAUNCH_FAULTS_OWNER"
+"""RANK (empty outside of torchrun) and process id, with a colon between, of the process whose failure counts: the first
+Python process with this RANK. What its subprocesses fail with is the script's own business."""
+
+PRINTED: Final = "printed-"
+"""A file of this name for each kind of failure whose traceback was printed."""
+STEPPED: Final = "stepped"
+"""A file that is there once a process has completed a step."""
+LONGEST: Final = 200
+"""Characters of an error's text that are kept."""
+
+PEER: Final = re.compile(
+    r"gloo/|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+    r"|ncclRemoteError|ncclSystemError|remote process exited|communicator was aborted|Some NCCL operations have failed"
+    r"|collective operation timeout|wait timeout after|Timed out waiting .* for (send|recv) operation"
+)
+"""What gloo, NCCL and torch's store report to a rank when another one has exited: never why that one did."""
+
+TRANSIENT: Final = re.compile(
+    r"timed out|unavailable|DEADLINE_EXCEEDED|Too Many Requests|\b50[0234] (Server Error|Internal|Bad Gateway|Gateway)"
+    r"|uncorrectable ECC|unspecified launch failure|hardware stack error|NVLink"
+    r"|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|DataLoader worker .*(killed by signal|exited unexpectedly)",
+    re.IGNORECASE,
+)
+"""What servers, GPUs and processes that were killed leave behind in the text of any exception."""
+
+OF_OTHERS: Final = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
+"""Exceptions that say that another process has failed. mp.spawn's end with that one's own."""
+
+LASTING: Final = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""The kinds of OSError that are not of the network or of a disk that fails at times."""
+
+NO_LIBRARY: Final = "cannot open shared object file"
+"""An ImportError of a native library that this machine lacks; another machine may have it."""
+DOWNLOADED: Final = ("datasets_modules", "transformers_modules")
+"""Packages that Hugging Face's libraries write while the ranks run: one rank may import what another is writing."""
+
+STORE_SECONDS: Final = 1.0
+
+NO_GPU: Final = re.compile(
+    r"no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver"
+    r"|CUDA driver version is insufficient|libcuda\.so|requires (a )?CUDA (support|or other accelerator)"
+    r"|doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs|Cannot get CUDA generator"
+    r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False"
+    r"|dummy base class (CUDAGraph|Event|Stream)|0 active drivers|Unknown backend:? '?(gpu|cuda)|no CUDA-capable device"
+)
+"""What torch, Triton and JAX raise where CUDA is asked of a machine, or of a build, that has none."""
+
+NEEDS_GPU: Final = "this script needs a GPU"
+
+step: int | None = None
+"""The newest step that this process has completed, as far as it says so."""
+
+
+class Fault(NamedTuple):
+    """One uncaught exception. `place` is file:line of the innermost frame in the user's code, else of all."""
+
+    error: str
+    place: str
+    step: int | None
+    rank: int | None
+    pid: int
+    peer: bool
+    """It only says that another rank has exited."""
+    transient: bool
+    """It may not come again, even at the same step."""
+    permanent: bool
+    """No restart can help: the user's code can't be loaded."""
+
+    @property
+    def kind(self) -> str:
+        """The exception's name and its place: what ranks that fail alike have in common."""
+        return f"{self.error.partition(':')[0]} {self.place}"
+
+    @property
+    def recurring(self) -> tuple[str, int | None, str] | None:
+        """What a second failure has in common with the first if it is the same one. Where the step is unknown the text
+        counts too; None if a restart may help."""
+        if self.transient:
+            return None
+        return (self.kind, self.step, "" if self.step else self.error)
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, (self.place, f"after step {self.step}" if self.step else "")))
+        return explained(f"{self.error} ({where})" if where else self.error)
+
+
+def explained(text: str) -> str:
+    """An error's text, and in plain words that it asks for a GPU which is not here."""
+    return f"{text}: {NEEDS_GPU}" if NO_GPU.search(text) and NEEDS_GPU not in text else text
+
+
+def report(error: BaseException, *, speak: bool = True) -> None:
+    """Record an uncaught exception, and print its traceback unless `speak` is false or one of its kind was printed.
+
+    A peer's error gets one line without a traceback, and none where the failure itself was printed.
+    """
+    folder, fault = _folder(), None
+    if folder and not isinstance(error, KeyboardInterrupt):
+        with suppress(Exception):  # whatever is wrong here, the error itself is printed
+            fault = fault_of(error)
+            _write(folder, fault)
+    if not speak or (folder and fault and _was_printed(folder, fault)):
+        return
+    if fault and fault.peer:
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _folder() -> Path | None:
+    """Where this process records what it fails with; None outside of a run, and in a script's subprocesses."""
+    name, pid = os.environ.get(FOLDER), str(os.getpid())
+    return Path(name) if name and os.environ.get(OWNER, pid).rpartition(":")[2] == pid else None
+
+
+def _write(folder: Path, fault: Fault) -> None:
+    part = folder / f"{fault.pid}.new"
+    part.write_text(json.dumps(fault))
+    part.replace(part.with_suffix(".json"))
+
+
+def _was_printed(folder: Path, fault: Fault) -> bool:
+    """Whether another process, or an earlier start, has printed this; a traceback beside which a peer's error is no
+    news. If not, this process is the one that prints it."""
+    try:
+        if fault.peer and any(folder.glob(f"{PRINTED}*")):
+            return True
+        name = f"{PRINTED}{zlib.crc32(fault.kind.encode()):08x}"
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:  # a full disk
+        return False
+    return _was_printed_elsewhere(name)
+
+
+def _was_printed_elsewhere(name: str) -> bool:
+    """Whether a rank on another node has printed it, as far as the ranks' store answers within STORE_SECONDS."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # no process group, or its store has gone
+            store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+            found.append(store.add(f"launch/{name}", 1) > 1)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(STORE_SECONDS)
+    return any(found)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Describe an exception of this process."""
+    described = traceback.TracebackException(type(error), error, None)
+    described.__notes__ = None  # they would come last
+    text = "".join([*described.format_exception_only()][-1:]).strip().partition("\n")[0]
+    name = type(error).__name__
+    if name == "ProcessRaisedException":
+        text = (str(error).strip().splitlines() or [text])[-1]
+    peer = isinstance(error, RuntimeError) and (
+        name in ("DistNetworkError", "DistStoreError") or PEER.search(str(error)) is not None
+    )
+    transient = peer or name in ("DistBackendError", *OF_OTHERS) or any(map(_is_transient, _chain(error)))
+    rank = os.environ.get("RANK", "")
+    return Fault(
+        error=text[:LONGEST],
+        place=_place(error),
+        step=step,
+        rank=int(rank) if rank.isdecimal() else None,
+        pid=os.getpid(),
+        peer=peer,
+        transient=transient,
+        permanent=not step and not transient and _is_unloadable(error),
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or in the handling of."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, OSError) and not isinstance(error, LASTING):
+        return True
+    return TRANSIENT.search(str(error)) is not None
+
+
+def _is_unloadable(error: BaseException) -> bool:
+    """Whether the code can't be loaded: a module that is missing, or a syntax error in a file of the user's."""
+    if isinstance(error, SyntaxError):
+        file = Path.cwd() / (error.filename or "<string>")
+        return file.is_relative_to(_code()) and file.name == file.name.strip("<>")
+    if not isinstance(error, ImportError) or NO_LIBRARY in str(error):
+        return False
+    native = str(error.path or "").endswith(".so")  # it may be half written: ranks share the cache of what they compile
+    return not native and (error.name or "").partition(".")[0] not in DOWNLOADED
+
+
+def _code() -> Path:
+    return Path(os.environ.get(CODE) or Path.cwd())
+
+
+def _place(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        frames = [(error.filename, error.lineno)]
+    else:
+        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    code = _code()
+    mine = [(path.relative_to(code), line) for file, line in frames if (path := Path.cwd() / file).is_relative_to(code)]
+    mine = [(path, line) for path, line in mine if "site-packages" not in path.parts]
+    return next((f"{file}:{line}" for file, line in reversed(mine or frames)), "")
+
+
+def reached(done: int) -> None:
+    """Note that this process has completed a step."""
+    global step  # noqa: PLW0603 - of the process
+    if step is None and (folder := _folder()):
+        with suppress(OSError):
+            (folder / STEPPED).touch()
+    step = done
+
+
+# --- On the node ------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> Iterator[tuple[float, Fault]]:
+    """The faults of one generation, each with its Unix time; a file that can't be read is passed over."""
+    for file in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            yield file.stat().st_mtime, Fault(*json.loads(file.read_text()))
+
+
+def lines(found: Iterable[Fault]) -> Iterator[str]:
+    """One line for all ranks that failed alike. Peers' errors count only where nothing else is known."""
+    alike: dict[str, list[Fault]] = {}
+    for fault in sorted(found, key=lambda fault: fault.rank or 0):
+        alike.setdefault(fault.kind, []).append(fault)
+    for faults in alike.values():
+        if not faults[0].peer or all(fault.peer for others in alike.values() for fault in others):
+            rank = "" if faults[0].rank is None else f"rank {faults[0].rank} "
+            who = f"{len(faults)} ranks failed alike" if len(faults) > 1 else f"{rank}failed"
+            yield f"{who}: {faults[0]}"

@@ -1,0 +1,205 @@
+"""A folder of this machine as a Storage."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Self
+
+from launch_train.common.errors import OutputError
+from launch_train.common.storage.names import Buffer, as_bytes, checked
+
+HIDDEN = ".tmp-"
+"""How the names of files begin that are none of the folder's objects."""
+
+LOCK = f"{HIDDEN}lock"
+"""Those who swap hold this file."""
+
+BLOCK = 1 << 20
+
+
+class LocalFolder:
+    """A folder that is made when the first object is written. An object's version is a digest of its content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser().absolute()
+        self.url = str(self.folder)
+
+    def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
+        with self._temporary(name) as (temporary, target):
+            temporary.write_bytes(data)
+            _publish(temporary, target, create=create)
+        return _version(data)
+
+    def swap(self, name: str, data: bytes, version: str) -> str:
+        if not version:
+            return self.write(name, data, create=True)
+        with self._lock(name), self._temporary(name) as (temporary, target):
+            if not target.exists() or _version(target.read_bytes()) != version:
+                raise FileExistsError(f"{target} has another version now")
+            temporary.write_bytes(data)
+            _publish(temporary, target, create=False)
+        return _version(data)
+
+    def write_file(self, name: str, path: Path) -> None:
+        with _readable(path) as source, self._temporary(name) as (temporary, target):
+            with temporary.open("wb") as sink:
+                shutil.copyfileobj(source, sink, BLOCK)
+            _publish(temporary, target, create=False)
+
+    def read(self, name: str) -> bytes:
+        target = self.folder / checked(name)
+        try:
+            return target.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
+
+    def read_version(self, name: str) -> tuple[bytes, str]:
+        data = self.read(name)
+        return data, _version(data)
+
+    def written(self, name: str) -> float:
+        target = self.folder / checked(name)
+        try:
+            return target.stat().st_mtime
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
+
+    def list(self, prefix: str = "") -> list[str]:
+        top = self.folder / prefix.rpartition("/")[0]
+        found = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_unlisted) for file in files)
+        names = (path.relative_to(self.folder).as_posix() for path in found if not path.name.startswith(HIDDEN))
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        """Folders that are left empty go too: a bucket has none either."""
+        target = self.folder / checked(name)
+        try:
+            target.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(target, error) from error
+        with suppress(OSError):  # not empty
+            while (target := target.parent) != self.folder:
+                target.rmdir()
+
+    def within(self, seconds: float) -> Self:
+        return self
+
+    def soft_delete_days(self) -> float:
+        return 0.0
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """One swap at a time, among all processes: the system takes the lock from one that is killed."""
+        path = self.folder / LOCK
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        except OSError as error:
+            raise _unwritable(self.folder / checked(name), error) from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _temporary(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """A file beside the target, on the same file system, that is gone afterwards whatever happens."""
+        target = self.folder / checked(name)
+        try:
+            temporary = _made_beside(target)
+        except OSError as error:
+            raise _unwritable(target, error) from error
+        try:
+            yield temporary, target
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise _unwritable(target, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _made_beside(target: Path) -> Path:
+    while True:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle, text = tempfile.mkstemp(prefix=HIDDEN, dir=target.parent)
+        except FileNotFoundError:  # a delete has just taken the empty folder away
+            continue
+        os.close(handle)
+        return Path(text)
+
+
+def _publish(temporary: Path, target: Path, *, create: bool) -> None:
+    """Make a complete file visible under its name. A hard link fails if the name is taken; a rename replaces it."""
+    _sync(temporary)
+    temporary.chmod(0o666 & ~_umask())
+    if create:
+        os.link(temporary, target)
+    else:
+        temporary.replace(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    """The process's umask, which mkstemp passes over. Linux tells it without changing it for a moment."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _version(data: Buffer) -> str:
+    return hashlib.sha256(as_bytes(data)).hexdigest()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
+    with file:
+        yield file
+
+
+def _unlisted(error: OSError) -> None:
+    """A folder that isn't there, or has just gone, holds nothing."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise OutputError(f"{error.filename} can't be listed: {error.strerror or error}") from error
+
+
+def _unwritable(target: Path, error: OSError) -> OutputError:
+    return OutputError(f"{target} can't be written: {why(error, target)}")
+
+
+def why(error: OSError, path: Path) -> str:
+    """An error of a disk in words; of a full one, how much space is left and what to do."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error.strerror or str(error)
+    what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+    folder = next((each for each in path.parents if each.is_dir()), Path("/"))
+    total, _, free = (size / 1e6 for size in shutil.disk_usage(folder))
+    return (
+        f"{what} ({free:,.1f} MB of {total:,.1f} MB are free at {folder}): delete something there, or write elsewhere"
+    )

@@ -1,0 +1,121 @@
+"""What is uploaded, as Google's client wants to read it: copied no more than it must be."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from io import SEEK_SET
+from typing import IO, Protocol
+
+from launch_train.common.storage.names import Buffer, as_bytes
+
+BLOCK = 1 << 20
+
+CACHED = 1 << 17
+"""Bytes that are copied for their checksum, which Google's library takes of bytes only, and stay in the cache."""
+
+ONE_REQUEST = 8 << 20
+"""Up to so many bytes Google's client sends an object in one request, together with what it says about it."""
+
+
+class Stream(Protocol):
+    """The little of a file that an upload uses."""
+
+    def read(self, size: int = -1, /) -> bytes | memoryview: ...
+
+    def tell(self) -> int: ...
+
+
+class Content(Protocol):
+    """Something to upload, perhaps more than once."""
+
+    size: int
+
+    def stream(self) -> Stream:
+        """It all, from its beginning."""
+
+    def crc32c(self) -> str:
+        """Its CRC32C as Google writes it: base64 of four bytes, the highest first."""
+
+
+class Memory:
+    """A buffer. Nobody may change it before the upload is through."""
+
+    def __init__(self, data: Buffer, crc32c: str = "") -> None:
+        self._view, self._sum = as_bytes(data), crc32c
+        self.size = len(self._view)
+
+    def stream(self) -> Stream:
+        return _View(self._view)
+
+    def crc32c(self) -> str:
+        if not self._sum:
+            self._sum = checksum(self._view)
+        return self._sum
+
+
+class _View:
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes | memoryview:
+        """What becomes a part of a larger request must be bytes; what is the whole of one needn't be copied."""
+        end = len(self._view) if size < 0 else min(self._at + size, len(self._view))
+        piece, self._at = self._view[self._at : end], end
+        return bytes(piece) if len(self._view) <= ONE_REQUEST else piece
+
+
+class OnDisk:
+    """The first `size` bytes of an open file, which may grow meanwhile."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self.size = file, size
+
+    def stream(self) -> Stream:
+        self._file.seek(0, SEEK_SET)
+        return self._file
+
+    def crc32c(self) -> str:
+        """Read anew each time: a file that was changed meanwhile must not fail for ever."""
+        self._file.seek(0, SEEK_SET)
+        return _crc32c(self._blocks())
+
+    def _blocks(self) -> Iterator[bytes]:
+        left = self.size
+        while block := self._file.read(min(BLOCK, left)):
+            left -= len(block)
+            yield block
+
+
+def checksum(data: Buffer) -> str:
+    """CRC32C as Google writes it, of a buffer of any kind: in blocks that stay in the processor's cache, as
+    google-crc32c takes nothing that could be changed meanwhile."""
+    view = as_bytes(data)
+    return _crc32c(bytes(view[at : at + CACHED]) for at in range(0, len(view), CACHED))
+
+
+def _crc32c(blocks: Iterator[bytes]) -> str:
+    import google_crc32c
+
+    value = 0
+    for block in blocks:
+        value = google_crc32c.extend(value, block)
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+class Received:
+    """Takes a download, which comes in one piece, without copying it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(piece)
+        return len(piece)
+
+    @property
+    def data(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

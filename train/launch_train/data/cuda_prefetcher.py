@@ -1,0 +1,76 @@
+"""The way to a GPU: copies go over a stream of their own, one batch ahead of the step that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from launch_train.data.batch import mapped, to
+from launch_train.data.workers import Key, Made
+from launch_train.distributed.process_group import use_device
+
+POLL_SECONDS = 0.1
+
+
+class Ahead:
+    """An iterator over batches that are on the GPU, or on their way there behind what it computes.
+
+    Those of which `wanted` says no stay in the host's memory: the ones for training that come while an evaluation is
+    on, up to all that the processes have ahead.
+    """
+
+    def __init__(self, source: Iterator[Made], device: torch.device, wanted: Callable[[Key], bool]) -> None:
+        self._source, self._device, self._wanted, self._stop = source, device, wanted, Event()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._ready: Queue[tuple[Made, Any] | BaseException] = Queue(maxsize=1)
+        self._thread = Thread(target=self._copy, name="batches to the GPU", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Made]:
+        return self
+
+    def __next__(self) -> Made:
+        """The device waits for the copy, this thread doesn't. What is on the GPU then belongs to the stream that
+        computes: its memory isn't used again before that one is done with it."""
+        came = self._ready.get()
+        if isinstance(came, BaseException):
+            raise came
+        made, copied = came
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+        mapped(made.batch, lambda tensor: _used(tensor, current))
+        return made
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(5 * POLL_SECONDS)
+
+    def _copy(self) -> None:
+        use_device(self._device)
+        while not self._stop.is_set():
+            try:
+                made = next(self._source)
+                if self._wanted(made.key):
+                    with torch.cuda.stream(self._stream):
+                        made = Made(made.key, to(made.batch, self._device), made.error)
+                self._put((made, self._stream.record_event()))
+            except BaseException as error:  # noqa: BLE001 - it is the training thread's
+                self._put(error)
+                return
+
+    def _put(self, one: Any) -> None:
+        while not self._stop.is_set():
+            with suppress(Full):
+                self._ready.put(one, timeout=POLL_SECONDS)
+                return
+
+
+def _used(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+    return tensor

@@ -1,0 +1,146 @@
+"""Data in a bucket: downloaded once on each node, by generation, so that a changed object is read anew."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launch_train.common.console import si
+from launch_train.common.errors import OutputError, UnfitError, UsageError
+from launch_train.common.storage import UnreachableError
+from launch_train.common.storage.objects import Object, Objects
+from launch_train.data.token_file import temporary, unfit
+
+THREADS = 16
+"""Downloads at once."""
+
+ROOM = 0.98
+"""The part of what is free on the disk that may be filled."""
+
+TELL_SECONDS = 10.0
+
+
+def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
+    """The local copy of gs://BUCKET/NAME (a file), or of all below gs://BUCKET/FOLDER (a folder, its layout kept).
+
+    Once it is there, it costs one list of the bucket. Raises UsageError: nothing there, or no right to read it;
+    UnfitError: the disk is too small, or the bucket can't be reached.
+    """
+    bucket, _, path = url.removeprefix("gs://").partition("/")
+    path = path.strip("/")
+    try:
+        folder = Objects(f"gs://{bucket}")
+        found = [one for one in folder.objects(path) if not path or one.name == path or one.name.startswith(path + "/")]
+        if not found:
+            raise UsageError(f"data: there is no object and no folder {url}")
+        return _Cache(bucket, folder, cache, say).tree(path, found)
+    except UnreachableError as error:
+        raise UnfitError(f"data: {error}") from error
+    except OutputError as error:
+        raise UsageError(f"data: {error}") from error
+
+
+class _Cache:
+    """Objects by name and generation, and trees of links to them: what didn't change is not downloaded again."""
+
+    def __init__(self, bucket: str, folder: Objects, cache: Path, say: Callable[[str], None]) -> None:
+        self._bucket, self._folder, self._say = bucket, folder, say
+        self._objects, self._trees = cache / "objects", cache / "trees"
+
+    def tree(self, path: str, found: list[Object]) -> Path:
+        """Where the data lies: a file, if `path` is an object's name."""
+        names = [one.name.removeprefix(path).lstrip("/") or Path(one.name).name for one in found]
+        single = len(found) == 1 and found[0].name == path
+        versions = "\n".join(f"{one.name} {one.version}" for one in found)
+        tree = self._trees / hashlib.sha256(f"{self._bucket}/{path}\n{versions}".encode()).hexdigest()[:40]
+        if not tree.is_dir():
+            self._download([one for one in found if not self._kept(one).exists()])
+            try:
+                self._link(tree, dict(zip(names, found, strict=True)))
+            except OSError as error:
+                raise unfit(error, tree) from error
+        return tree / names[0] if single else tree
+
+    def _kept(self, one: Object) -> Path:
+        return self._objects / hashlib.sha256(f"{self._bucket}/{one.name} {one.version}".encode()).hexdigest()[:40]
+
+    def _download(self, missing: list[Object]) -> None:
+        """All of them or an error; what has come stays for the next time."""
+        self._room(sum(one.size for one in missing))
+        told = _Told(len(missing), self._say)
+        pool = ThreadPoolExecutor(THREADS, "download")
+        try:
+            for size in pool.map(self._one, missing):
+                told.more(size)
+        finally:
+            self._folder.stopped = True  # after an error; what is large would go on for minutes
+            pool.shutdown(cancel_futures=True)
+
+    def _one(self, one: Object) -> int:
+        with temporary(self._objects) as (file, path):
+            try:
+                self._folder.fetch(one, file)
+            except FileNotFoundError as error:
+                changed = "was changed or deleted while it was read: another start reads what is there then"
+                raise UnfitError(f"data: gs://{self._bucket}/{one.name} {changed}") from error
+            path.replace(self._kept(one))
+        return one.size
+
+    def _room(self, size: int) -> None:
+        try:
+            self._objects.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._objects).free
+        except OSError as error:
+            raise unfit(error, self._objects) from error
+        if size > ROOM * free:
+            raise UnfitError(
+                f"data: the disk is too small for {si(size)}B: {si(free)}B are free at {self._objects.parent}"
+            )
+
+    def _link(self, tree: Path, found: dict[str, Object]) -> None:
+        """The layout of the bucket, made of links, all at once."""
+        self._trees.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self._trees))
+        try:
+            for name, one in found.items():
+                target = making / name
+                if not target.resolve().is_relative_to(making.resolve()):
+                    raise UsageError(f"data: gs://{self._bucket}/{one.name} is no name of a file")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._kept(one), target)
+            making.chmod(0o755)
+            _appear(making, tree)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+
+def _appear(making: Path, tree: Path) -> None:
+    try:
+        making.rename(tree)
+    except OSError:
+        if not tree.is_dir():  # it is, if another process was first
+            raise
+
+
+class _Told:
+    """A line now and then about how far a download is."""
+
+    def __init__(self, count: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._count, self._say, self._clock = count, say, clock
+        self._began = self._told = clock()
+        self._done = self._size = 0
+
+    def more(self, size: int) -> None:
+        self._done += 1
+        self._size += size
+        now = self._clock()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            rate = si(self._size / (now - self._began))
+            self._say(f"data: {self._done} of {self._count} objects, {si(self._size)}B ({rate}B/s)")

@@ -1,0 +1,240 @@
+"""Which images there are: a list made once on each node, kept in the cache and memory-mapped by all who read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launch_train.common.errors import UsageError
+from launch_train.data.token_file import temporary
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+HELD_OUT_FOLDERS = ("val", "validation", "eval")
+_LABELS = ("cls", "class", "label")
+"""Keys of a shard's JSON that a label is looked for under."""
+
+
+class Listing:
+    """Images and their labels. A row is (name, shard, offset, size, label); shard -1: the image is a file of its own.
+
+    It travels to other processes by the path of its file.
+    """
+
+    def __init__(self, name: str, root: Path, path: Path, shards: tuple[str, ...], labels: tuple[str, ...]) -> None:
+        """`labels` are the names of the classes of a folder; a shard has numbers only."""
+        self.name, self._root, self._path, self._shards, self.labels = name, root, path, shards, labels
+
+    @cached_property
+    def _rows(self) -> NDArray[Any]:
+        rows: NDArray[Any] = np.load(self._path, mmap_mode="r")
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_rows"}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def sha256(self) -> str:
+        """Of the list: names, sizes and labels."""
+        return self._path.stem
+
+    @property
+    def classes(self) -> int:
+        return len(self.labels) or int(self._rows["label"].max()) + 1
+
+    def where(self, index: int) -> str:
+        """The image's file, or its name in its shard."""
+        row = self._rows[index]
+        name = os.fsdecode(row["name"])
+        return str(self._root / name) if row["shard"] < 0 else f"{self._root / self._shards[row['shard']]}: {name}"
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The bytes of an image, and its label. Raises OSError."""
+        row = self._rows[index]
+        if row["shard"] < 0:
+            return (self._root / os.fsdecode(row["name"])).read_bytes(), int(row["label"])
+        with (self._root / self._shards[row["shard"]]).open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), int(row["size"]), int(row["offset"]))
+        return content, int(row["label"])
+
+
+class Row(NamedTuple):
+    """One image."""
+
+    name: str
+    shard: int
+    offset: int
+    size: int
+    label: int
+
+
+def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]:
+    """The images at `root`, and those beside them that are held out, if there are such.
+
+    A folder of class folders, a folder of tar shards, one shard, or a folder that has train/ and val/ (validation/,
+    eval/) with any of these. Raises UsageError.
+    """
+    if not root.exists():
+        raise UsageError(f"data: there is no file or folder {name} on this machine")
+    if not (root / "train").is_dir():
+        return _list(root, cache, name), None
+    train = _list(root / "train", cache, f"{name}/train")
+    beside = next((root / each for each in HELD_OUT_FOLDERS if (root / each).is_dir()), None)
+    if beside is None:
+        return train, None
+    held_out = _list(beside, cache, f"{name}/{beside.name}")
+    if held_out.labels != train.labels:
+        odd = sorted(set(held_out.labels) ^ set(train.labels))[0]
+        raise UsageError(f"data: {name}: the class {odd} is in only one of train and {beside.name}")
+    return train, held_out
+
+
+def holds_images(root: Path) -> bool:
+    """Whether a file or folder looks like images rather than text."""
+    if root.is_file():
+        return root.suffix == ".tar"
+    if (root / "train").is_dir():
+        return holds_images(root / "train")
+    inside = sorted(path for path in root.glob("*") if not path.name.startswith("."))
+    folders = [path for path in inside if path.is_dir()]
+    return any(path.suffix == ".tar" for path in inside) or any(
+        path.suffix.lower() in SUFFIXES for folder in folders[:3] for path in folder.glob("*")
+    )
+
+
+def _list(root: Path, cache: Path, name: str) -> Listing:
+    shards = [root] if root.is_file() else sorted(root.glob("*.tar"))
+    if shards:
+        top = root.parent if root.is_file() else root
+        return Listing(name, top, _sharded(shards, cache, name), tuple(path.name for path in shards), ())
+    labels = tuple(sorted(path.name for path in _visible(root) if path.is_dir()))
+    if not labels:
+        raise UsageError(f"data: {name} holds neither folders of images, one for each class, nor tar shards")
+    return Listing(name, root, _kept(_in_folders(root, labels), cache), (), labels)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _in_folders(root: Path, labels: tuple[str, ...]) -> list[Row]:
+    rows = list[Row]()
+    for number, label in enumerate(labels):
+        found = sorted(_images(str(root / label)))
+        if not found:
+            raise UsageError(f"data: the folder {root / label} is a class without images ({', '.join(SUFFIXES)})")
+        rows += [Row(os.path.relpath(path, root), -1, 0, size, number) for path, size in found]
+    return rows
+
+
+def _images(folder: str) -> Iterator[tuple[str, int]]:
+    """Paths and sizes, also of deeper folders. os.scandir: a million files take seconds."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _images(entry.path)
+            elif entry.name.lower().endswith(SUFFIXES):
+                yield entry.path, entry.stat().st_size
+
+
+# --- Shards ---------------------------------------------------------------------------------------------------------
+
+
+def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
+    """The list of all images of all shards, found by reading each shard once."""
+    known = cache / f"{_identity(shards)}.shards.json"
+    try:
+        path: Path = cache / json.loads(known.read_text())["rows"]
+        if path.is_file():
+            return path
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    path = _kept([row for number, shard in enumerate(shards) for row in scanned(shard, number)], cache, name)
+    with temporary(cache) as (file, made):
+        file.write(json.dumps({"rows": path.name}).encode())
+        file.flush()
+        made.replace(known)
+    return path
+
+
+def _identity(shards: list[Path]) -> str:
+    """Of the files as they are: a changed one has another size or time."""
+    found = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def scanned(shard: Path, number: int) -> list[Row]:
+    """The images of a shard: KEY.jpg (png, webp) with KEY.cls or KEY.json. Raises UsageError."""
+    images, labels = dict[str, tarfile.TarInfo](), dict[str, int]()
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                key, suffix = _key(member.name)
+                if member.isfile() and suffix in SUFFIXES:
+                    images[key] = member
+                elif member.isfile() and suffix in (".cls", ".json"):
+                    labels[key] = _label(tar.extractfile(member).read(), f"{shard}: {member.name}")  # type: ignore[union-attr]
+    except tarfile.TarError as error:
+        raise UsageError(f"data: {shard} can't be read as an unpacked tar file: {error}") from error
+    if not _ends(shard):
+        raise UsageError(f"data: {shard} has no end of a tar file: it was cut short, or is still being written")
+    if missing := sorted(set(images) - set(labels)):
+        raise UsageError(f"data: {shard}: {images[missing[0]].name} has no label beside it ({missing[0]}.cls or .json)")
+    return [Row(one.name, number, one.offset_data, one.size, labels[key]) for key, one in images.items()]
+
+
+def _ends(shard: Path) -> bool:
+    """Two blocks of zeros (POSIX.1-2001, pax): without them what came last may be missing, which tarfile takes."""
+    with shard.open("rb") as file:
+        file.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
+        return file.read() == bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _key(name: str) -> tuple[str, str]:
+    """`a/b.c.jpg` is (`a/b`, `.jpg`): a key ends at the first dot of a file's name."""
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0], Path(file).suffix.lower()
+
+
+def _label(content: bytes, where: str) -> int:
+    try:
+        said = json.loads(content)
+        if isinstance(said, dict):
+            said = next(said[key] for key in _LABELS if key in said)
+    except (ValueError, StopIteration):
+        said = None
+    if type(said) is not int or said < 0:
+        raise UsageError(f"data: {where} holds no number of a class: {content[:40]!r}")
+    return said
+
+
+# --- Keeping --------------------------------------------------------------------------------------------------------
+
+
+def _kept(rows: list[Row], cache: Path, name: str = "") -> Path:
+    """The rows in a file that is named by them."""
+    if not rows:
+        raise UsageError(f"data: {name} holds no images ({', '.join(SUFFIXES)})")
+    names = [os.fsencode(row.name) for row in rows]
+    fields = [("name", f"S{max(map(len, names))}"), ("shard", "i4"), ("offset", "i8"), ("size", "i8"), ("label", "i4")]
+    table = np.array([(name, *row[1:]) for name, row in zip(names, rows, strict=True)], fields)
+    path = cache / f"{hashlib.sha256(table.tobytes()).hexdigest()}.npy"
+    if not path.is_file():
+        with temporary(cache) as (file, made):
+            np.save(file, table)
+            file.flush()
+            made.replace(path)
+    return path

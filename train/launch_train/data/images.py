@@ -1,0 +1,153 @@
+"""Images in folders of classes or in tar shards: decoded, cut and turned on the CPU, normalised on the device."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from launch_train.common.errors import UsageError
+from launch_train.data.batch import Tree
+from launch_train.data.image_index import Listing
+from launch_train.data.map_dataset import Samples
+from launch_train.data.source import CHANGE, HELD_OUT_SHARE, PART, Batch, generator, order
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's red, green and blue, from 0 to 1: what published models are trained with."""
+
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Of a random cut: its part of the image, and width to height (Szegedy et al. 2014; torchvision's defaults)."""
+
+CENTRE = 224 / 256
+"""The part of the shorter side that is looked at in evaluation."""
+
+
+class Images(Samples):
+    """uint8 [batch, size, size, 3] travels to the device; float32 [batch, 3, size, size] is what a model gets."""
+
+    unit = "images"
+
+    def finish(self, batch: Batch) -> Batch:
+        images, labels = batch
+        mean, deviation = _scale(images.device)
+        return ((images - mean) / deviation).permute(0, 3, 1, 2).contiguous(), labels
+
+
+@lru_cache(maxsize=1)
+def _scale(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kept there: to bring them each time, the host would wait for the GPU."""
+    mean, deviation = ((torch.tensor(one) * 255).to(device) for one in (MEAN, DEVIATION))
+    return mean, deviation
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels, and whether it is turned left to right."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    flip: bool = False
+
+
+class Pictures:
+    """The images of a list, or those at `places` in it. `changes`: cut and turned at random, else the centre."""
+
+    def __init__(
+        self, listing: Listing, size: int, seed: int, *, changes: bool, places: NDArray[np.int64] | None = None
+    ) -> None:
+        self.name = listing.name
+        self._listing, self._size, self._seed, self._changes, self._places = listing, size, seed, changes, places
+
+    def __len__(self) -> int:
+        return len(self._listing) if self._places is None else len(self._places)
+
+    def where(self, index: int) -> str:
+        return self._listing.where(self._at(index))
+
+    def item(self, index: int, epoch: int) -> Tree:
+        numbers = generator(self._seed, CHANGE, index, epoch) if self._changes else None
+        try:
+            content, label = self._listing.read(self._at(index))
+            return decoded(content, self._size, numbers), label
+        except Exception as error:  # Pillow's decoders raise what they come to
+            text = re.sub(r"<[^>]* object at 0x\w+>", "it", " ".join(str(error).split())) or type(error).__name__
+            raise UsageError(f"data: {self.where(index)} is no image that can be read: {text}") from error
+
+    def _at(self, index: int) -> int:
+        return index if self._places is None else int(self._places[index])
+
+
+def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tuple[Pictures, Pictures]:
+    """What is trained with and what is held out: a list of its own, or the last 10 % in an order of the seed's."""
+    if held_out is not None:
+        return Pictures(train, size, seed, changes=True), Pictures(held_out, size, seed, changes=False)
+    if len(train) < 2:
+        raise UsageError(f"data: {train.name} has one image; a part is held out, so that there must be two")
+    places = order(seed, PART, 0, len(train))
+    kept = len(train) - max(1, len(train) // HELD_OUT_SHARE)
+    return (
+        Pictures(train, size, seed, changes=True, places=np.sort(places[:kept])),
+        Pictures(train, size, seed, changes=False, places=np.sort(places[kept:])),
+    )
+
+
+def decoded(content: bytes, size: int, numbers: np.random.Generator | None) -> NDArray[np.uint8]:
+    """[size, size, 3]. Raises OSError, SyntaxError or ValueError: Pillow can't read it.
+
+    A JPEG is decoded no larger than is needed, in steps of its format (an eighth to the whole).
+    """
+    with Image.open(BytesIO(content)) as image:
+        width, height = image.size
+        box = cut(width, height, numbers) if numbers else centre(width, height)
+        image.draft("RGB", (math.ceil(width * size / box.width), math.ceil(height * size / box.height)))
+        x, y = image.size[0] / width, image.size[1] / height
+        right, bottom = min((box.left + box.width) * x, image.size[0]), min((box.top + box.height) * y, image.size[1])
+        colours = image.convert("RGB")
+        small = colours.resize((size, size), Image.Resampling.BILINEAR, (box.left * x, box.top * y, right, bottom))
+    pixels = np.asarray(small)
+    return (pixels[:, ::-1] if box.flip else pixels).copy()
+
+
+def centre(width: int, height: int) -> Box:
+    side = CENTRE * min(width, height)
+    return Box((width - side) / 2, (height - side) / 2, side, side)
+
+
+def cut(width: int, height: int, numbers: np.random.Generator) -> Box:
+    """A random part, of whole pixels, and perhaps turned. After ten parts that don't fit: as much of the centre as the
+    bounds of the ratio allow."""
+    flip = bool(numbers.integers(2))
+    for _ in range(10):
+        area = width * height * numbers.uniform(*AREA)
+        ratio = math.exp(numbers.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(numbers.integers(width - w + 1)), int(numbers.integers(height - h + 1)), w, h, flip)
+    w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    return Box((width - w) / 2, (height - h) / 2, w, h, flip)
+
+
+def open_images(
+    train: Listing,
+    held_out: Listing | None,
+    *,
+    size: int,
+    seed: int,
+    batch_size: int,
+    steps: int,
+    facts: dict[str, Any],
+) -> Images:
+    """The source of listed images."""
+    first, second = parts(train, held_out, size, seed)
+    about = {**facts, "data_classes": train.classes, "data_sha256": train.sha256}
+    source = Images(first, second, seed=seed, batch_size=batch_size, facts=about, steps=steps)
+    source.num_classes, source.image_size = max(train.classes, held_out.classes if held_out else 0), size
+    return source

@@ -1,0 +1,155 @@
+"""A dataset with places 0 to n - 1 as a source: each epoch has an order of its own, and batches run across epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launch_train.common.errors import UsageError
+from launch_train.data.batch import Tree, mapped
+from launch_train.data.source import ORDER, Batch, Usual, order
+
+
+class Items(Protocol):
+    """What samples are taken from. It can be pickled: other processes take some of them."""
+
+    name: str
+    """As messages call it."""
+
+    def __len__(self) -> int: ...
+
+    def item(self, index: int, epoch: int) -> Tree:
+        """Input and target of a sample: tensors, arrays and numbers, or trees of them, without the batch's dimension.
+        A pure function of both. Raises UsageError."""
+
+    def where(self, index: int) -> str:
+        """Which sample that is, in words."""
+
+
+class Samples(Usual):
+    """Sample k of a run (from 0) is number k mod n in the order of epoch k div n."""
+
+    unit = "samples"
+    slow = True
+
+    def __init__(
+        self,
+        train: Items,
+        held_out: Items | None,
+        *,
+        seed: int,
+        batch_size: int,
+        facts: Mapping[str, Any],
+        steps: int,
+    ) -> None:
+        self._train, self._held_out, self._seed, self._batch_size = train, held_out, seed, batch_size
+        self.holds_out = held_out is not None
+        self.facts: dict[str, Any] = {
+            **facts,
+            "data_samples": len(train),
+            "data_held_out_samples": len(held_out) if held_out is not None else 0,
+            "epochs": round(steps * batch_size / len(train), 3),
+        }
+
+    def train(self, step: int, share: slice) -> Batch:
+        return collated(self._train, self._places(step)[share])
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        """Evenly spread over all of them, or, if they are fewer than are wanted, again from the first."""
+        if self._held_out is None:
+            raise UsageError("data: nothing is held out")
+        total, items = count * self._batch_size, self._held_out
+        numbers = range(index * self._batch_size, (index + 1) * self._batch_size)[share]
+        there = len(items)
+        return collated(items, [(k * there // total if total <= there else k % there, 0) for k in numbers])
+
+    def drawn(self, step: int) -> list[int]:
+        """The places in the dataset."""
+        return [index for index, _ in self._places(step)]
+
+    def _places(self, step: int) -> list[tuple[int, int]]:
+        """Place and epoch of each sample of a global batch."""
+        first, count = (step - 1) * self._batch_size, len(self._train)
+        numbers = (divmod(k, count) for k in range(first, first + self._batch_size))
+        return [(int(order(self._seed, ORDER, epoch, count)[at]), epoch) for epoch, at in numbers]
+
+
+def collated(items: Items, places: list[tuple[int, int]]) -> Batch:
+    """Samples as one batch. Raises UsageError where they don't go together."""
+    made = [items.item(index, epoch) for index, epoch in places]
+    whole: Batch = batch(made, lambda number: items.where(places[number][0]))
+    return whole
+
+
+def batch(made: list[Tree], where: Any) -> Tree:
+    """Trees of one shape as one tree of stacked tensors; `where` names the sample of a number for messages."""
+    first = made[0]
+    for number, one in enumerate(made):
+        if type(one) is not type(first) or _layout(one) != _layout(first):
+            raise UsageError(
+                f"data: {where(number)} is {told(one)}, and {where(0)} is {told(first)}: all must be alike"
+            )
+    if isinstance(first, Mapping):
+        return {key: batch([one[key] for one in made], where) for key in first}
+    if isinstance(first, tuple | list):
+        columns = [batch([one[at] for one in made], where) for at in range(len(first))]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    tensors = [tensor(one, where(number)) for number, one in enumerate(made)]
+    try:
+        return torch.stack(tensors)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"data: {where(0)} and others are no batch: {' '.join(str(error).split())[:300]}") from error
+
+
+def _layout(one: Any) -> Any:
+    """What must be the same in all samples at this place of the tree."""
+    if isinstance(one, Mapping):
+        return set(one)
+    if isinstance(one, tuple | list):
+        return len(one)
+    if isinstance(one, Tensor | np.ndarray | np.generic):
+        return tuple(one.shape), one.dtype
+    return None
+
+
+def tensor(one: Any, where: str) -> Tensor:
+    """A leaf. Numbers of Python become torch's usual ones: float32 and int64."""
+    if isinstance(one, Tensor):
+        return one.detach()
+    if isinstance(one, np.ndarray | np.generic):
+        try:
+            return torch.from_numpy(np.require(one, requirements=["C", "W"]))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"data: {where} holds an array of {one.dtype}, which is no number") from error
+    if isinstance(one, bool | int | float) and (isinstance(one, float) or -(1 << 63) <= one < 1 << 63):
+        return torch.tensor(one)
+    raise UsageError(f"data: {where} holds {told(one)}; a batch is made of tensors, arrays and numbers")
+
+
+def told(one: Any) -> str:
+    """What a part of a sample is, in words."""
+    if isinstance(one, Tensor | np.ndarray):
+        dtype = str(one.dtype).removeprefix("torch.")
+        return f"{dtype}[{', '.join(map(str, one.shape))}]"
+    if isinstance(one, Mapping):
+        return f"a mapping of {', '.join(map(str, one))}"
+    if isinstance(one, tuple | list):
+        return f"a {type(one).__name__} of {len(one)}"
+    return type(one).__name__
+
+
+def size(tree: Tree) -> int:
+    """Bytes of a batch."""
+    total = 0
+
+    def add(one: Tensor) -> Tensor:
+        nonlocal total
+        total += one.numel() * one.element_size()
+        return one
+
+    mapped(tree, add)
+    return total

@@ -1,0 +1,93 @@
+"""Data made from the seed, for trying a machine without any. There is something to learn in it: the loss falls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from launch_train.data.batch import there
+from launch_train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, Usual, draw
+
+
+class SyntheticTokens(Usual):
+    """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, round the vocabulary.
+
+    Every token is as likely as any other. The mask is the first token beyond the vocabulary.
+    """
+
+    end: int | None = None
+
+    def __init__(self, vocab: int, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
+        self._vocab, self._seed, self._batch_size, self._device = vocab, seed, batch_size, device
+        self.per_sample = block_size
+        self.vocab_size = self.mask = vocab
+        self.facts: dict[str, Any] = {"data": "synthetic"}
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._batch(self.train_rows(step, share))
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._batch(self.held_out_rows(index, count, share))
+
+    def drawn(self, step: int) -> list[int]:
+        """The numbers that the samples were made from."""
+        return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, 4 * self._vocab)[::2]]
+
+    def train_rows(self, step: int, share: slice) -> NDArray[np.int64]:
+        """Rows of block_size + 1 tokens."""
+        return self._rows(TRAIN, step, share)
+
+    def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[np.int64]:
+        return self._rows(HELD_OUT, index, share)
+
+    def _rows(self, stream: int, step: int, share: slice) -> NDArray[np.int64]:
+        numbers = draw(self._seed, stream, step, 2 * self._batch_size, 4 * self._vocab).reshape(-1, 2)[share]
+        start, stride = numbers[:, :1] % self._vocab, numbers[:, 1:] % 4 + 1
+        rows: NDArray[np.int64] = (start + stride * np.arange(self.per_sample + 1)) % self._vocab
+        return rows
+
+    def _batch(self, rows: NDArray[np.int64]) -> Batch:
+        tokens = there(rows, self._device)
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class SyntheticImages(Usual):
+    """Noise with a pattern for each class on top. The noise is drawn once: making it must not be what is measured.
+
+    Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise is held out.
+    """
+
+    unit = "images"
+
+    def __init__(self, classes: int, size: int, seed: int, batch_size: int, device: torch.device) -> None:
+        self._classes, self._size, self._seed, self._batch_size, self._device = classes, size, seed, batch_size, device
+        self.image_size = size
+        made = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(_POOL, 3, size, size, generator=made).to(device)
+        self._patterns = torch.randn(classes, 3, 4, 4, generator=made).to(device)
+        self.facts: dict[str, Any] = {"data": "synthetic"}
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._samples(TRAIN, step, share, 0, _POOL - _POOL // HELD_OUT_SHARE)
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._samples(HELD_OUT, index, share, _POOL - _POOL // HELD_OUT_SHARE, _POOL)
+
+    def drawn(self, step: int) -> list[int]:
+        """The numbers that the samples were made from."""
+        return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, self._classes * _POOL)[::2]]
+
+    def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
+        numbers = draw(self._seed, stream, step, 2 * self._batch_size, self._classes * (high - low)).reshape(-1, 2)
+        drawn = there(numbers[share], self._device)
+        noise, labels = low + drawn[:, 0] % (high - low), drawn[:, 1] % self._classes
+        pattern = functional.interpolate(self._patterns[labels], size=(self._size, self._size), mode="nearest")
+        return self._noise[noise] + pattern, labels
+
+
+_POOL = 100
+"""Images of noise that are kept: 60 MB at 224 x 224."""

@@ -1,0 +1,195 @@
+"""Text as a row of tokens, memory-mapped, the last 10 % held out; and text as bytes: a file, a folder or Python's own
+standard library."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from launch_train.common.errors import UsageError
+from launch_train.data import jsonl
+from launch_train.data.batch import there
+from launch_train.data.jsonl import opened
+from launch_train.data.source import HELD_OUT_SHARE, TRAIN, Batch, Usual, draw
+from launch_train.data.token_file import Corpus, cache_folder, measured, temporary, unigram_entropy
+
+__all__ = ["STDLIB_CAP", "Corpus", "Text", "cache_folder", "files_of", "opened", "prepare", "unigram_entropy"]
+
+STDLIB_CAP = 8 << 20
+"""Bytes of python-stdlib that are used: plenty for a small model, and quick to prepare."""
+
+
+class Text(Usual):
+    """Windows of `block_size` tokens at random offsets; the targets are the same windows one token on."""
+
+    def __init__(self, corpus: Corpus, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
+        self._seed, self._batch_size, self._device, self.per_sample = seed, batch_size, device, block_size
+        needed = HELD_OUT_SHARE * (block_size + 1)
+        if corpus.length < needed:
+            has = f"{corpus.name} has {corpus.length} {corpus.unit}s"
+            raise UsageError(f"data: {has}; block_size {block_size} needs {needed}")
+        data = corpus.tokens()
+        self._train, self._held_out = data[: corpus.held_out], data[corpus.held_out :]
+        self.unigram_entropy = corpus.unigram_entropy
+        self.vocab_size = corpus.vocab_size
+        self.mask, self.end = corpus.mask, corpus.end
+        self.facts = _facts(corpus)
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._batch(self.train_rows(step, share))
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._batch(self.held_out_rows(index, count, share))
+
+    def drawn(self, step: int) -> list[int]:
+        """The offsets of the windows."""
+        return [int(start) for start in self._starts(step)]
+
+    def train_rows(self, step: int, share: slice) -> NDArray[Any]:
+        """Windows of block_size + 1 tokens."""
+        return self._rows(self._train, self._starts(step)[share])
+
+    def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]:
+        """Evenly spread over the whole part, so that each evaluation reads the same text."""
+        last = len(self._held_out) - self.per_sample - 1
+        starts = np.linspace(0, last, count * self._batch_size).astype(np.int64)
+        return self._rows(self._held_out, starts[index * self._batch_size :][: self._batch_size][share])
+
+    def _starts(self, step: int) -> NDArray[np.int64]:
+        return draw(self._seed, TRAIN, step, self._batch_size, len(self._train) - self.per_sample)
+
+    def _rows(self, data: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+        rows: NDArray[Any] = data[starts[:, None] + np.arange(self.per_sample + 1)]
+        return rows
+
+    def _batch(self, rows: NDArray[Any]) -> Batch:
+        """One, two or four bytes a token travel to the device, and become int64 there."""
+        tokens = there(rows, self._device).long()
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+def _facts(corpus: Corpus) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "data": corpus.name,
+        "data_files": corpus.files,
+        "data_bytes": corpus.bytes,
+        "data_unit": corpus.unit,
+        "data_sha256": corpus.sha256,
+    }
+    held_out = corpus.length - corpus.held_out
+    if corpus.unit == "byte":
+        return facts | {"data_held_out_bytes": held_out}
+    return facts | {"tokenizer": corpus.tokenizer, "data_tokens": corpus.length, "data_held_out_tokens": held_out}
+
+
+# --- Preparing ------------------------------------------------------------------------------------------------------
+
+
+def prepare(data: str, cache: Path, name: str = "") -> Corpus:
+    """The corpus of bytes that `data` names, called `name`. A single file is mapped where it is; several, a packed one
+    and one of records become one file in the cache, named by its content, so that no two runs disturb each other. A
+    record ends with a line feed. Raises UsageError if there is no text."""
+    files = files_of(data)
+    single = len(files) == 1 and Path(data).expanduser().is_file() and files[0].suffix != ".gz"
+    single = single and not jsonl.are_in(files[0])
+    path = files[0] if single else _joined(files, cache)
+    found = measured(path)
+    size = found.length
+    return Corpus(path, name or data, len(files), size, found.held_out, found.sha256, found.unigram_entropy, size)
+
+
+def files_of(data: str) -> list[Path]:
+    """The files of the text, in their order. Raises UsageError if there are none."""
+    if data == "python-stdlib":
+        return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
+    root = Path(data).expanduser()
+    if root.is_file():
+        jsonl.refuse_json(root)
+        return [root]
+    if not root.is_dir():
+        raise UsageError(f"data: there is no file or folder {data} on this machine")
+    parts = sorted(path.relative_to(root).parts for path in root.rglob("*"))
+    visible = (root.joinpath(*part) for part in parts if not any(name.startswith(".") for name in part))
+    files = [path for path in visible if _is_text(path)]
+    if not files:
+        raise UsageError(f"data: the folder {data} holds no text files")
+    return files
+
+
+def stdlib_files(root: Path) -> list[Path]:
+    """Python's source files, without tests, what was installed beside it, and tables made by programs.
+
+    Ordered by a hash of their names, so that the held-out end is a fair sample of all, and cut at STDLIB_CAP bytes.
+    """
+    parts = ((path, path.relative_to(root)) for path in root.rglob("*.py"))
+    files = [(_digest(name), path) for path, name in parts if not _LEFT_OUT.intersection(name.parts)]
+    return list(_up_to(STDLIB_CAP, (path for _, path in sorted(files))))
+
+
+_LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "encodings", "pydoc_data"})
+
+
+def _digest(name: Path) -> bytes:
+    return hashlib.sha256(name.as_posix().encode()).digest()
+
+
+def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
+    for path in files:
+        cap -= path.stat().st_size
+        if cap < 0:
+            return
+        yield path
+
+
+def _is_text(path: Path) -> bool:
+    """A file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character. Records count
+    anyway: one that can't be read is refused, with its line."""
+    if not path.is_file() or jsonl.are_in(path):
+        return path.is_file()
+    try:
+        with opened(path) as file:
+            start = file.read(8192)
+        start[: -3 if len(start) == 8192 else None].decode()
+    except UnicodeDecodeError as error:
+        return error.start >= len(start) - 6 and len(start) == 8192
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        return False
+    return b"\0" not in start
+
+
+def _joined(files: list[Path], cache: Path) -> Path:
+    """All files, one after the other, in one file of the cache that appears whole or not at all."""
+    digest = hashlib.sha256()
+    with temporary(cache) as (joined, path):
+        for each in files:
+            content = _content(each)
+            digest.update(content)
+            joined.write(content)
+        joined.flush()
+        return path.replace(cache / f"{digest.hexdigest()}.bin")
+
+
+def _content(path: Path) -> bytes:
+    if jsonl.are_in(path):
+        return b"".join(f"{text}\n".encode() for text in jsonl.documents(path) if text)
+    try:
+        with opened(path) as file:
+            return file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"data: {path} can't be unpacked: {error}") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> UsageError:
+    """A file of the user's that can't be read."""
+    return UsageError(f"data: {path} can't be read: {error.strerror or error}")

@@ -1,0 +1,135 @@
+"""Tokenizers: a file of Hugging Face's tokenizers, or an encoding of tiktoken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLong
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launch_train.common.errors import UnfitError, UsageError
+
+NETWORK_SECONDS = 60.0
+"""For tiktoken's table, of one or two megabytes."""
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MASKS = ("[MASK]", "<mask>")
+"""How the tokenizers in use call the token at the end of a document, and the one that hides another, where no
+tokenizer_config.json beside the file says so."""
+
+
+class Tokenizer(NamedTuple):
+    """`encode` takes texts and gives the tokens of each, on all cores. `end` comes behind each document."""
+
+    name: str
+    digest: str
+    vocab_size: int
+    end: int | None
+    mask: int | None
+    encode: Callable[[list[str]], list[list[int]]]
+
+    @property
+    def dtype(self) -> str:
+        return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """`tiktoken:ENCODING`, or the path of a tokenizer.json. Raises UsageError, and UnfitError without a network that
+    would be needed."""
+    if name.startswith("tiktoken:"):
+        return _tiktoken(name)
+    return _hugging_face(name)
+
+
+def _hugging_face(name: str) -> Tokenizer:
+    path = Path(name).expanduser()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        wrong = f"tokenizer {name} can't be read: {error.strerror or error}"
+        raise UsageError(f"data: {wrong} (bytes, a tokenizer.json, or tiktoken:ENCODING)") from error
+    tokenizers = _imported("tokenizers", "train")
+    try:
+        made = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # tokenizers raises Exception itself
+        raise UsageError(f"data: {name} is no tokenizer.json: {_line(error)}") from error
+    made.no_truncation()
+    made.no_padding()
+    said = _config(path.parent / "tokenizer_config.json")
+    return Tokenizer(
+        name=path.name,
+        digest=hashlib.sha256(content).hexdigest(),
+        vocab_size=_highest(made) + 1,
+        end=_first(made.token_to_id, (said.get("eos_token"), said.get("sep_token"), *_ENDS)),
+        mask=_first(made.token_to_id, (said.get("mask_token"), *_MASKS)),
+        encode=lambda texts: [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)],
+    )
+
+
+def _highest(tokenizer: Any) -> int:
+    """The highest token: a vocabulary may have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    """The names of special tokens in a tokenizer_config.json: texts, or objects with a `content`."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    return {key: one.get("content") if isinstance(one, dict) else one for key, one in said.items()}
+
+
+def _first(number: Callable[[str], int | None], names: Iterable[Any]) -> int | None:
+    found = (number(name) for name in names if isinstance(name, str))
+    return next((one for one in found if one is not None), None)
+
+
+def _tiktoken(name: str) -> Tokenizer:
+    tiktoken = _imported("tiktoken", "tiktoken")
+    encoding = name.removeprefix("tiktoken:")
+    if encoding not in tiktoken.list_encoding_names():
+        raise UsageError(f"data: tiktoken has no {encoding}, only {', '.join(tiktoken.list_encoding_names())}")
+    made = _within(NETWORK_SECONDS, lambda: tiktoken.get_encoding(encoding), encoding)
+    return Tokenizer(
+        name=name,
+        digest=hashlib.sha256(name.encode()).hexdigest(),
+        vocab_size=made.n_vocab,
+        end=made._special_tokens.get("<|endoftext|>"),
+        mask=None,
+        encode=made.encode_ordinary_batch,
+    )
+
+
+def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:
+    """tiktoken waits for its server for ever. Raises UnfitError."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(get).result(seconds)
+    except TooLong:
+        why = f"no answer within {seconds:g} s"
+    except Exception as error:  # noqa: BLE001 - requests' errors, those of a proxy, a table with another digest
+        why = _line(error)
+    finally:
+        pool.shutdown(wait=False)
+    raise UnfitError(
+        f"data: tiktoken's table of {encoding} can't be had ({why[:160]}): the network, or TIKTOKEN_CACHE_DIR with it"
+    )
+
+
+def _imported(module: str, extra: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UsageError(f"data: this tokenizer needs the package {module} (extra {extra}): {error}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,153 @@
+"""The user's own dataset: `my_pkg.data:build(split=…, **settings)`, a map-style one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launch_train.common.errors import TrainError, UsageError
+from launch_train.common.user_import import load, said
+from launch_train.data.batch import Tree
+from launch_train.data.map_dataset import Samples, told
+from launch_train.data.source import HELD_OUT, OWN, TRAIN, Batch, generator
+from launch_train.data.validation import Suits, unsuited
+from launch_train.distributed.process_group import Ranks, gather, meet, once_per_node
+
+
+def open_own(
+    name: str, settings: Mapping[str, Any], *, seed: int, batch_size: int, steps: int, ranks: Ranks
+) -> OwnSamples:
+    """What the function `name` builds, on each rank. The first process of each node builds before the others, so that
+    what is downloaded is there. Raises UsageError on all ranks alike."""
+    built = dict[str, Any]()
+
+    def work() -> None:
+        built["it"] = _built(name, settings, seed)
+
+    once_per_node(ranks, work)
+    _alike(ranks, work if ranks.local_rank else lambda: None)
+    train, held_out, why = built["it"]
+    sizes = gather(ranks, (len(train), None if held_out is None else len(held_out)))
+    if len(set(sizes)) > 1:
+        raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {_listed(sizes)}")
+    if held_out is None and ranks.rank == 0:
+        print(f"data: {name} gives no held_out ({why}): nothing is evaluated", flush=True)
+    return OwnSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
+
+
+class OwnSamples(Samples):
+    """The user's samples; what a model that isn't the user's takes of them (`suits`) is known once it is made."""
+
+    suits: Suits | None = None
+
+    def __init__(self, train: Own, held_out: Own | None, **settings: Any) -> None:
+        super().__init__(train, held_out, **settings)
+        self.targets = train.targets
+
+    def train(self, step: int, share: slice) -> Batch:
+        return self._looked_at(super().train(step, share), lambda at: self._named(step, share)[at])
+
+    def held_out(self, index: int, count: int, share: slice) -> Batch:
+        return self._looked_at(super().held_out(index, count, share), lambda at: f"held out, sample {at} of a batch,")
+
+    def _named(self, step: int, share: slice) -> list[str]:
+        return [self._train.where(place) for place in self.drawn(step)[share]]
+
+    def _looked_at(self, batch: Batch, where: Callable[[int], str]) -> Batch:
+        if self.suits is not None and (wrong := unsuited(batch, self.suits)):
+            raise UsageError(f"data: {where(wrong.sample)} {wrong.why}")
+        return batch
+
+
+def _listed(sizes: Sequence[tuple[int, int | None]]) -> str:
+    """12 (held out: 3), 12 (held out: none)."""
+    said = [f"{train} (held out: {'none' if held_out is None else held_out})" for train, held_out in sizes]
+    return ", ".join(dict.fromkeys(said))
+
+
+def _alike(ranks: Ranks, work: Callable[[], None]) -> None:
+    """Work of every rank, whose error is raised on all of them."""
+    error: TrainError | None = None
+    try:
+        work()
+    except TrainError as caught:
+        error = caught
+    meet(ranks)  # it may take long
+    for theirs in gather(ranks, error):
+        if theirs is not None:
+            raise theirs
+
+
+def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[Own, Own | None, str]:
+    """Both parts; the second one may be missing, and then there is a reason."""
+    build = load(name, "data")
+    train = Own(build(split="train", **settings), name, seed, TRAIN)
+    try:
+        found = build.function(split="held_out", **settings)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own
+        return train, None, said(error)
+    if found is None:
+        return train, None, "it returns None"
+    return train, Own(found, f"{name}, held out", seed, HELD_OUT), ""
+
+
+class Own:
+    """A dataset of the user's; what it draws at random depends on (seed, epoch, index) alone."""
+
+    def __init__(self, dataset: Any, name: str, seed: int, stream: int) -> None:
+        """Raises UsageError: it is none, it is empty, or its first sample is none."""
+        self.name, self._dataset, self._seed, self._stream = name, dataset, seed, stream
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            what = "an iterable one" if hasattr(dataset, "__iter__") else type(dataset).__name__
+            raise UsageError(f"data: {name} must return a map-style dataset (with len and [index]), not {what}")
+        self._count = self._asked(lambda: len(dataset), "len")
+        if not self._count:
+            raise UsageError(f"data: {name} is empty")
+        _, target = self.item(0, 0)
+        self.targets = max(1, math.prod(target.shape)) if isinstance(target, Tensor | np.ndarray) else 1
+
+    def __len__(self) -> int:
+        return int(self._count)
+
+    def where(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+    def item(self, index: int, epoch: int) -> Tree:
+        with seeded(self._seed, self._stream, epoch, index):
+            pair = self._asked(lambda: self._dataset[index], f"[{index}]")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UsageError(f"data: {self.where(index)} is {told(pair)}; a sample is (input, target)")
+        return tuple(pair)
+
+    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+        try:
+            return ask()
+        except TrainError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"data: {self.name} {what} failed {said(error)}") from error
+
+
+@contextmanager
+def seeded(seed: int, stream: int, epoch: int, index: int) -> Iterator[None]:
+    """Inside, the generators of torch, NumPy and Python begin anew for this sample; outside they are as before: what
+    training draws must not depend on who makes its samples."""
+    state: Tensor = torch.get_rng_state()
+    numbers, plain = np.random.get_state(), random.getstate()
+    drawn = [int(one) for one in generator(seed, OWN + (stream << 8), index, epoch).integers(0, 2**32, 3)]
+    torch.default_generator.manual_seed(drawn[0])
+    np.random.seed(drawn[1])
+    random.seed(drawn[2])
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        np.random.set_state(numbers)
+        random.setstate(plain)

@@ -1,0 +1,82 @@
+"""Whether batches of the user's own are what a model that isn't the user's takes: asked on the CPU, as a GPU that is
+given a token beyond its table stops without a word about which one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from launch_train.data.map_dataset import told
+from launch_train.data.source import IGNORED, Batch
+
+
+class Suits(NamedTuple):
+    """What a model takes. `most`: tokens in a sample; `known`: how many tokens, or classes, it knows; None: any.
+    `judges`: by its own loss, so that the targets are its, too."""
+
+    name: str
+    takes: Literal["tokens", "images"]
+    known: int | None
+    most: int | None = None
+    judges: bool = True
+
+
+class Unsuited(NamedTuple):
+    """The sample of a batch (its number there) that the model can't take, and why."""
+
+    sample: int
+    why: str
+
+
+def unsuited(batch: Batch, suits: Suits) -> Unsuited | None:
+    """None: the model can take it. Inputs that are a mapping are looked at under `input_ids` and `pixel_values`."""
+    inputs, targets = batch
+    first = _main(inputs, suits)
+    if not isinstance(first, Tensor):
+        return None  # what else a model may take by name
+    if wrong := (_tokens if suits.takes == "tokens" else _images)(first, suits):
+        return wrong
+    return _targets(targets, suits) if suits.judges and isinstance(targets, Tensor) else None
+
+
+def _main(inputs: Any, suits: Suits) -> Any:
+    if isinstance(inputs, Mapping):
+        return inputs.get("input_ids" if suits.takes == "tokens" else "pixel_values")
+    return inputs
+
+
+def _tokens(tokens: Tensor, suits: Suits) -> Unsuited | None:
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        return Unsuited(0, f"is {told(tokens[0])}, and {suits.name} takes int64[tokens]")
+    if suits.most is not None and tokens.shape[1] > suits.most:
+        return Unsuited(0, f"has {tokens.shape[1]} tokens, and {suits.name} takes {suits.most} at most")
+    return _beyond(tokens, suits, "token", (tokens < 0) | (tokens >= (suits.known or torch.iinfo(tokens.dtype).max)))
+
+
+def _images(images: Tensor, suits: Suits) -> Unsuited | None:
+    if images.dim() == 4 and images.shape[1] == 3 and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    return Unsuited(0, f"is {told(images[0])}, and {suits.name} takes float32[3, height, width]")
+
+
+def _targets(targets: Tensor, suits: Suits) -> Unsuited | None:
+    what, shape = ("token", "int64[tokens]") if suits.takes == "tokens" else ("class", "one int64, its class")
+    if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
+        return Unsuited(0, f"has the target {told(targets[0])}, and {suits.name} takes {shape}")
+    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (suits.known or torch.iinfo(torch.int64).max))
+    return _beyond(targets, suits, f"target: the {what}", bad)
+
+
+def _beyond(values: Tensor, suits: Suits, what: str, bad: Tensor) -> Unsuited | None:
+    if not bad.any():
+        return None
+    sample = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+    value = int(values[sample][bad[sample]].reshape(-1)[0])
+    return Unsuited(sample, f"has the {what} {value}, and {suits.name} knows {_range(suits.known)}")
+
+
+def _range(known: int | None) -> str:
+    return "none below 0" if known is None else f"0 to {known - 1}"

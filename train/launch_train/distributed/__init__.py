@@ -1,0 +1,1 @@
+"""Ranks: the process group, consensus, peers, DTensor."""

@@ -1,0 +1,50 @@
+"""Detect by /proc whether another rank's process on this machine has exited."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from launch_train.distributed.process_group import Ranks, gather
+
+
+class Process(NamedTuple):
+    """One process, and the namespace in which its number is valid."""
+
+    space: str
+    """The machine's boot and the namespace of process numbers: two containers of one machine have different ones."""
+    pid: int
+    started: str
+    """Start time in clock ticks since boot: distinguishes it from a later process with the same number."""
+
+
+class Peers:
+    """The ranks on this machine; all ranks create it together. Other machines' nodes watch theirs, and report to
+    ours."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        mine = this_process()
+        self._here = [one for one in gather(ranks, mine) if one.space == mine.space and one != mine]
+
+    def failed(self) -> bool:
+        """Return whether a peer on this machine has exited."""
+        return any(_started(one.pid) != one.started for one in self._here)
+
+
+def this_process() -> Process:
+    """Return this process. Without /proc, no two processes count as on one machine."""
+    pid, space = os.getpid(), ""
+    with suppress(OSError):
+        space = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    return Process(space or str(os.urandom(8)), pid, _started(pid))
+
+
+def _started(pid: int) -> str:
+    """Return a process's start time; empty if it doesn't exist or is a zombie. Field 22 of proc_pid_stat(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

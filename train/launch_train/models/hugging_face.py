@@ -1,0 +1,260 @@
+"""Models of Hugging Face's transformers: by the type of their config (hf:llama), or by their name on the hub
+(hf:org/name). The state of one loads back into transformers' own class without the `model.` before each name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from launch_train.common.config import Config, Foreign
+from launch_train.common.config.rules import suggestion
+from launch_train.common.errors import UsageError
+from launch_train.data.source import Source
+from launch_train.data.validation import Suits
+from launch_train.models.hub import only_cached
+from launch_train.models.introspection import enough, suited
+from launch_train.models.losses import MaskedCrossEntropy
+
+HEADS: Final = {
+    "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "masked-lm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+}
+"""The tasks: transformers' class that builds a model for it, and its table of the types that have one."""
+
+LEGACY: Final = ("rope_theta", "rope_scaling")
+"""Older names that configs with `rope_parameters` still take."""
+NOT_THEIRS: Final = frozenset({"dtype", "architectures", "transformers_version", "return_dict", "output_hidden_states"})
+"""Fields of every config that are not the model's: parameters are float32 here, whatever the precision of a run."""
+
+
+def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
+    """A model of transformers with the head for its task.
+
+    Raises UsageError: transformers isn't installed, doesn't know the type or a setting, has no such head for it, or the
+    model can't take what the source gives.
+    """
+    library, name = _transformers(), shape.name.removeprefix("hf:")
+    _look_less()
+    task, (cached, kind) = task_of(shape), _found(shape)
+    settings = {**_from_data(task, config, source), **known(shape, kind)}
+    theirs = _tried(shape, lambda: _config(library, shape, kind, settings, cached))
+    _prepare(shape, theirs, task)
+    if task == "image-classification":
+        _sees(shape, theirs, source)
+        suited(source, Suits(shape.name, "images", theirs.num_labels, judges=config.loss is None))
+    else:
+        vocabulary = getattr(theirs.get_text_config(), "vocab_size", None)
+        enough(vocabulary, source)
+        _long_enough(shape, theirs, source)
+        most = getattr(theirs, "max_position_embeddings", None)
+        suited(source, Suits(shape.name, "tokens", vocabulary, most, config.loss is None))
+    head = getattr(library, HEADS[task][0])
+    model = _tried(shape, lambda: _made(head, name if shape.pretrained else None, theirs, cached))
+    return Hugged(model.train(), "pixel_values" if task == "image-classification" else "input_ids")
+
+
+def task_of(shape: Foreign) -> str:
+    """Which of HEADS it gets. Raises UsageError, as `build` does: also for a setting that it hasn't, before anything is
+    done with the data, which may take long."""
+    _transformers()
+    _, kind = _tried(shape, lambda: _found(shape))
+    known(shape, kind)
+    return _task(shape, kind)
+
+
+class Hugged(nn.Module):
+    """transformers' model with our loss: targets are already the next tokens, and -100 counts for nothing.
+
+    Inputs are tokens [batch, time], images [batch, 3, height, width], or a mapping of all that the model takes by name.
+    """
+
+    def __init__(self, model: nn.Module, takes: str) -> None:
+        super().__init__()
+        self.model, self.takes, self.loss = model, takes, MaskedCrossEntropy()
+
+    def forward(self, inputs: Any, targets: Tensor | None = None) -> Tensor:
+        named = inputs if isinstance(inputs, Mapping) else {self.takes: inputs}
+        logits: Tensor = self.model(**named).logits
+        if targets is None:
+            return logits
+        loss: Tensor = self.loss(logits, targets)
+        return loss
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"model: hf:… needs transformers, which can't be imported ({error}): pip install 'gcp-launch[hf]' here, "
+            "and transformers in image.requirements for the cloud"
+        ) from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@cache
+def _look_less() -> None:
+    """transformers looks into the positions for several sequences in one row: for that the host waits for the GPU in
+    each pass, and a compiled model gets a mask in place of the causal kernel. Positions that are one row for all
+    samples (expanded: no stride) are those that a model counts itself, 0 to the end."""
+    from transformers import masking_utils
+
+    look = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if look is None:
+        return
+
+    def packed(positions: Tensor) -> Any:
+        return None if positions.is_meta or positions.stride(0) == 0 else look(positions)
+
+    masking_utils.find_packed_sequence_indices = packed
+
+
+def _tried(shape: Foreign, work: Any) -> Any:
+    """What `work` returns. Raises UsageError with transformers' own words."""
+    try:
+        return work()
+    except UsageError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise UsageError(f"model: {shape.name}: transformers can't build it: {text[:400]}") from error
+
+
+# --- Its config -----------------------------------------------------------------------------------------------------
+
+
+def _is_of_hub(shape: Foreign) -> bool:
+    """Whether the name is one of the hub. Some there have no organisation (distilgpt2), and only those have weights."""
+    return shape.pretrained or "/" in shape.name
+
+
+def _found(shape: Foreign) -> tuple[bool, Any]:
+    """Whether it has to come from the cache, and the class of its config. The hub is asked once."""
+    name = shape.name.removeprefix("hf:")
+    return _found_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
+
+
+@lru_cache(maxsize=1)
+def _found_on_hub(name: str) -> tuple[bool, Any]:
+    cached = only_cached(name)
+    theirs = _transformers().AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False)
+    return cached, type(theirs)
+
+
+def _type(library: Any, name: str) -> Any:
+    """The class of a type's config. Raises UsageError: transformers has no such type."""
+    types = library.models.auto.configuration_auto.CONFIG_MAPPING
+    if name not in types:
+        near = suggestion(name, dict.fromkeys(types.keys()))
+        said = f"{near} " if near.startswith("did you mean") else ""
+        raise UsageError(
+            f"model: hf:{name}: transformers {library.__version__} has no type {name}; {said}"
+            f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
+        )
+    return types[name]
+
+
+def _task(shape: Foreign, kind: Any) -> str:
+    """Which head. auto: the first that there is; but encoders like BERT have one for causal language too, in which each
+    token would see the one that it is to tell."""
+    heads = [task for task in HEADS if kind.model_type in _types(task)]
+    if shape.task in heads:
+        return shape.task
+    if shape.task != "auto" or not heads:
+        wanted = "head that the trainer knows" if shape.task == "auto" else f"head for {shape.task}"
+        has = f"; it has {', '.join(heads)}" if heads else f" ({', '.join(HEADS)})"
+        raise UsageError(f"model: {shape.name}: transformers' {kind.model_type} has no {wanted}{has}")
+    return "masked-lm" if "masked-lm" in heads else heads[0]
+
+
+def _types(task: str) -> Mapping[str, Any]:
+    from transformers.models.auto import modeling_auto
+
+    table: Mapping[str, Any] = getattr(modeling_auto, HEADS[task][1])
+    return table
+
+
+def known(shape: Foreign, kind: Any) -> dict[str, Any]:
+    """Its settings. Raises UsageError: it has no such one, which transformers would take without a word."""
+    fields = {field.name: None for field in dataclasses.fields(kind) if field.name not in NOT_THEIRS}
+    more = (*kind.attribute_map, "num_labels", *(LEGACY if "rope_parameters" in fields else ()))
+    names = {**fields, **dict.fromkeys(more)}
+    for name in shape.settings:
+        if name not in names:
+            near = suggestion(name, names)
+            said = near if near.startswith("did you mean") else f"they are transformers' {kind.__name__}'s"
+            raise UsageError(f"model.{name}: {shape.name} has no such setting; {said}")
+    return dict(shape.settings)
+
+
+def _from_data(task: str, config: Config, source: Source | None) -> dict[str, Any]:
+    """What the data says about the model where the spec doesn't."""
+    if task != "image-classification":
+        return {}
+    classes, size = getattr(source, "num_classes", None), config.data.image_size
+    return {**({"num_labels": classes} if classes else {}), **({"image_size": size} if size else {})}
+
+
+def _config(library: Any, shape: Foreign, kind: Any, settings: Mapping[str, Any], cached: bool) -> Any:
+    if not _is_of_hub(shape):
+        return kind(**settings)
+    name = shape.name.removeprefix("hf:")
+    return library.AutoConfig.from_pretrained(name, local_files_only=cached, trust_remote_code=False, **settings)
+
+
+def _prepare(shape: Foreign, theirs: Any, task: str) -> None:
+    """For training: nothing is kept from one token to the next; a causal model looks back only."""
+    if getattr(theirs, "is_encoder_decoder", False):
+        raise UsageError(
+            f"model: {shape.name} has an encoder and a decoder, which the trainer has no data for: a model of your own "
+            "(my_pkg.model:build) or a script (run.script) can train it"
+        )
+    if hasattr(theirs, "use_cache"):
+        theirs.use_cache = False
+    if task == "causal-lm" and hasattr(theirs, "is_decoder"):
+        theirs.is_decoder = True
+
+
+def _long_enough(shape: Foreign, theirs: Any, source: Source | None) -> None:
+    most = getattr(theirs, "max_position_embeddings", None)
+    if source is not None and most is not None and source.per_sample > most:
+        raise UsageError(
+            f"model: {shape.name} takes {most} tokens at most (max_position_embeddings), and data.block_size is "
+            f"{source.per_sample}"
+        )
+
+
+def _sees(shape: Foreign, theirs: Any, source: Source | None) -> None:
+    classes, size = getattr(source, "num_classes", None), getattr(source, "image_size", None)
+    if classes is not None and classes > theirs.num_labels:
+        raise UsageError(
+            f"model.num_labels: {theirs.num_labels} is too small for the data, which has {classes} classes"
+        )
+    takes = getattr(theirs, "image_size", None)
+    if size is not None and isinstance(takes, int) and takes != size:
+        raise UsageError(
+            f"model: {shape.name} takes images of {takes} x {takes}, and the data's are {size} x {size}: "
+            f"data: {{image_size: {takes}}}"
+        )
+
+
+def _made(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
+    """Fresh, or with the hub's weights: those that it lacks are fresh. Attention is torch's where the model has it."""
+    if name is None:
+        return head.from_config(theirs, dtype=torch.float32)
+    return head.from_pretrained(
+        name,
+        config=theirs,
+        dtype=torch.float32,
+        local_files_only=cached,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # another number of classes: a fresh head
+    )

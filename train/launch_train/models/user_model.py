@@ -1,0 +1,135 @@
+"""Custom models and losses: wrap the user's functions in a module that returns the mean loss, or its sum and count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launch_train.common.config import Foreign
+from launch_train.common.errors import TrainError, UsageError
+from launch_train.common.user_import import Own, load, said
+
+Loss = Tensor | tuple[Tensor, Tensor]
+"""The mean of a batch, or a sum and its count."""
+
+
+def build(shape: Foreign, loss: str | None) -> nn.Module:
+    """What `my_pkg.model:build` makes of its settings. Raises UsageError: it fails, or makes no model."""
+    own = load(shape.name, "model")
+    model = own(**shape.settings)
+    if not isinstance(model, nn.Module):
+        raise own.wrong(f"returned {_kind(model)}, not a torch.nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise own.wrong(f"returned a {type(model).__name__} without parameters")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise own.wrong(f"returned a {type(model).__name__} all of whose parameters are frozen")
+    return with_loss(model, loss) if loss else Whole(model, f"model: {shape.name}")
+
+
+def with_loss(model: nn.Module, loss: str) -> nn.Module:
+    """`model` with the user's own loss. Raises UsageError: there is no such function."""
+    own = load(loss, "loss")
+    if isinstance(own.function, type):
+        raise own.wrong("is a class; it must be a function (or a made object) of (outputs, targets)")
+    return Judged(model, own)
+
+
+class Whole(nn.Module):
+    """A model whose forward(inputs, targets) is the loss."""
+
+    def __init__(self, model: nn.Module, what: str) -> None:
+        super().__init__()
+        self.model, self._what, self._works = model, what, False
+
+    def forward(self, inputs: Any, targets: Any) -> Loss:
+        if self._works or torch.compiler.is_compiling():
+            return checked(staying(lambda: self.model(inputs, targets), self._what), self._what)
+        loss = checked(first(lambda: self.model(inputs, targets), self._what, CALLED), self._what)
+        self._works = True
+        return loss
+
+
+class Judged(nn.Module):
+    """A model whose forward(inputs) is judged by a function of the user's: loss(outputs, targets)."""
+
+    def __init__(self, model: nn.Module, own: Own) -> None:
+        super().__init__()
+        self.model = model
+        self._loss: Callable[[Any, Any], Any] = own.function
+        self._what = f"loss: {own.name}"
+        self._works = False
+
+    def forward(self, inputs: Any, targets: Any) -> Loss:
+        if self._works or torch.compiler.is_compiling():
+            return checked(staying(lambda: self._loss(self.model(inputs), targets), self._what), self._what)
+        outputs = first(lambda: self.model(inputs), "model")
+        loss = checked(first(lambda: self._loss(outputs, targets), self._what), self._what)
+        self._works = True
+        return loss
+
+
+CALLED = " (without `loss` the trainer calls model(inputs, targets))"
+
+
+def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
+    """What the user's code returns when it is first called with a batch: until then nobody knows that it works.
+
+    Raises UsageError, in one line with the place, for whatever it raises but a lack of memory.
+    """
+    try:
+        return call()
+    except (TrainError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        called = hint if isinstance(error, TypeError) and "argument" in str(error) else ""
+        raise UsageError(f"{what} failed {said(error)}{called}") from error
+
+
+def staying(call: Callable[[], Any], what: str) -> Any:
+    """What the user's code returns with a later batch. What it raises is told as Python does; but if it leaves by
+    sys.exit(0), the run would look done. Raises UsageError."""
+    if torch.compiler.is_compiling():
+        return call()
+    try:
+        return call()
+    except SystemExit as error:
+        raise UsageError(f"{what} left {said(error)}") from error
+
+
+def checked(loss: Any, what: str) -> Loss:
+    """The loss, if it is one. It costs nothing to look at each: no value is asked for.
+
+    Raises UsageError: it is no tensor of one number (or a pair of it and a count), or no gradient leads to it.
+    """
+    if isinstance(loss, tuple) and len(loss) == 2:
+        return _checked_sum(loss[0], what), _checked_count(loss[1], loss[0], what)
+    return _checked_sum(loss, what)
+
+
+def _checked_count(count: Any, total: Tensor, what: str) -> Tensor:
+    if isinstance(count, int | float):
+        return total.new_full((), count, dtype=torch.float32)
+    if isinstance(count, Tensor) and count.dim() == 0:
+        return count.detach()
+    kind = f"a tensor of the shape {list(count.shape)}" if isinstance(count, Tensor) else _kind(count)
+    raise UsageError(f"{what} returned a sum with {kind} as its count; the trainer needs one number")
+
+
+def _checked_sum(loss: Any, what: str) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"{what} returned {_kind(loss)} for a batch; the trainer needs the mean loss, a tensor")
+    if loss.dim() != 0:
+        raise UsageError(
+            f"{what} returned a tensor of the shape {list(loss.shape)}; the trainer needs the mean loss, one number"
+            + ("" if what.startswith("loss") else " (`loss: my_pkg.losses:loss` makes one of a model's outputs)")
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise UsageError(f"{what} returned a loss that depends on no parameter: no gradient leads from it (detach()?)")
+    return loss
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

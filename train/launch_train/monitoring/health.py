@@ -1,0 +1,133 @@
+"""What is wrong with a node's GPUs, by what nvidia-smi says of them. Pure: launch_train.node.health_check asks and
+adds the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final, NamedTuple
+
+from launch_train.monitoring.nvidia_smi import Card
+
+NEEDS: Final = {12: 525, 13: 580}
+"""By CUDA's major version, the least branch of the driver that runs it
+(https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
+
+SWITCHED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
+"""Names of GPUs that reach each other by NVLink in each machine of the cloud, all pairs alike."""
+
+FOREIGN_GB: Final = 1.0
+"""Used memory that a GPU without a process of ours may have: the driver's own share is less."""
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong; `ends`: no training can go well with it."""
+
+    text: str
+    ends: bool = False
+
+
+def faults(cards: Sequence[Card], wires: Sequence[Sequence[str]] = ()) -> list[Fault]:
+    """What is wrong with these GPUs; each thing once, with the GPUs that have it."""
+    found: dict[Fault, list[int]] = {}
+    for card in cards:
+        for fault in _faults_of(card):
+            found.setdefault(fault, []).append(card.number)
+    named = [Fault(f"{_gpus(indices)}: {fault.text}", fault.ends) for fault, indices in found.items()]
+    return [*named, *_slow_links(cards, wires)]
+
+
+def _faults_of(card: Card) -> Iterator[Fault]:
+    yield from _memory_faults(card)
+    yield from _use_faults(card)
+    yield from _speed_faults(card)
+
+
+def _memory_faults(card: Card) -> Iterator[Fault]:
+    """A pending remapping harms no program, says NVIDIA; the action that the driver asks for is another matter
+    (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html)."""
+    if card.recovery in ("Reset", "Reboot"):
+        yield Fault(f"it needs a {card.recovery.lower()}, says the driver: take another machine", ends=True)
+    elif card.recovery:
+        yield Fault(f"the driver asks for it: {card.recovery}")
+    if card.remap_failed:
+        yield Fault("broken memory could not be replaced by spare memory: take another machine", ends=True)
+    if card.remap_pending:
+        yield Fault("broken memory is replaced at the next reset: it needs a reset")
+    if card.uncorrectable:
+        yield Fault(f"{card.uncorrectable} uncorrectable memory errors since the driver was loaded")
+
+
+def _use_faults(card: Card) -> Iterator[Fault]:
+    if card.compute_mode == "Prohibited":
+        yield Fault("its compute mode is Prohibited: nothing may compute on it (nvidia-smi -c DEFAULT)", ends=True)
+    elif card.compute_mode.startswith("Exclusive"):
+        yield Fault(f"its compute mode is {card.compute_mode}: a second process on it would fail")
+    if card.mig and not card.mig_devices:
+        yield Fault("MIG is on, without an instance to compute on (nvidia-smi -mig 0 switches it off)", ends=True)
+    elif card.mig:
+        yield Fault("MIG is on: a process gets one instance, NCCL can't join two, and utilisation isn't measured")
+    for process in card.processes:
+        yield Fault(f"{process.name} (pid {process.pid}) is on it{_with_gb(process.memory_gb)}")
+    if not card.processes and not card.mig and (card.used_gb or 0) > FOREIGN_GB:
+        yield Fault(
+            f"{card.used_gb:.1f} of {card.memory_gb or 0:.1f} GB are in use, by a process that can't be seen from here"
+        )
+    if card.fabric not in ("", "Completed", "Not Supported"):
+        yield Fault(f"it isn't known to the NVSwitch fabric yet ({card.fabric}): CUDA may fail with error 802")
+
+
+def _speed_faults(card: Card) -> Iterator[Fault]:
+    if card.power_limit_w and card.usual_power_w and card.power_limit_w < 0.99 * card.usual_power_w:
+        yield Fault(f"its power limit is {card.power_limit_w:.0f} W instead of {card.usual_power_w:.0f}: it is slower")
+    if card.clock_mhz and card.usual_clock_mhz and card.clock_mhz < card.usual_clock_mhz:
+        yield Fault(f"its clock is set to {card.clock_mhz:.0f} MHz instead of {card.usual_clock_mhz:.0f}: it is slower")
+    if card.slowed:
+        yield Fault(f"it is slowed down without work ({', '.join(card.slowed)})")
+
+
+def _slow_links(cards: Sequence[Card], wires: Sequence[Sequence[str]]) -> Iterator[Fault]:
+    if not all(SWITCHED.search(card.name) for card in cards):
+        return
+    near = [card.number for card in cards if card.number < len(wires)]
+    pairs = [(a, b) for a, b in combinations(near, 2) if not wires[a][b].startswith("NV")]
+    if pairs:
+        (a, b), more = pairs[0], f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        yield Fault(f"GPU {a} and GPU {b}{more} reach each other by {wires[a][b]} instead of NVLink: slow all-reduce")
+
+
+def _with_gb(gigabytes: float | None) -> str:
+    return "" if gigabytes is None else f" with {gigabytes:.1f} GB"
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    return f"GPU {indices[0]}" if len(indices) == 1 else f"GPUs {', '.join(map(str, indices))}"
+
+
+def cuda_fault(driver: str, supports: str, image: str) -> Fault | None:
+    """Whether a driver that supports CUDA up to `supports` can run an image with CUDA `image`; each may be unknown.
+
+    Within one major version older drivers run newer CUDA. What the driver says counts more than its number: the
+    compatibility package of an image can make it support more.
+    """
+    if not (driver and supports and image) or _major(supports) >= _major(image):
+        return None
+    least = NEEDS.get(_major(image))
+    needs = f"needs {least} or newer" if least else "needs a newer one"
+    return Fault(f"driver {driver} supports CUDA {supports}; this image has CUDA {image}, which {needs}", ends=True)
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def is_gpu(asked: str, device: str) -> bool:
+    """Whether NVIDIA's name of a device, "NVIDIA H100 80GB HBM3" or "Tesla T4", is that of "h100-mega" or of "NVIDIA
+    H100 80GB Mega"."""
+    model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (asked, device))
+    model = [word for word in model if word not in _NO_MODEL and not re.fullmatch(r"\d+GB", word)]
+    return bool(model) and set(model) <= set(words)
+
+
+_NO_MODEL = frozenset({"NVIDIA", "TESLA", "MEGA"})

@@ -1,0 +1,97 @@
+"""Makes every Python process that the node starts write whole lines, find the user's code, record what it fails with,
+and write its stacks on a signal of the node; the folder is first on their PYTHONPATH.
+
+An unbuffered Python (torchrun starts its workers with -u) writes the text and the end of a print() separately, so that
+the lines of processes which share one pipe are torn: 15 % of them when two ranks print at the same time. Written line
+by line, as to a terminal, each print is one write, which a pipe keeps together up to 4096 bytes (pipe(7), PIPE_BUF).
+
+The user's code is not on PYTHONPATH, which comes before Python's standard library: a queue.py there would be imported
+by the library itself. The script's folder and then the code's own come after the library and before installed packages.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import TracebackType
+
+
+def _write_whole_lines() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def _find_the_code() -> None:
+    code, library = os.environ.get("LAUNCH_CODE"), Path(os.__file__).parent  # launch_train.common.contract.CODE
+    if code:
+        own = [at for at, entry in enumerate(sys.path) if Path(entry) in (library, library / "lib-dynload")]
+        at = max(own, default=len(sys.path) - 1) + 1
+        sys.path[at:at] = [folder for folder in _folders(Path(code)) if folder not in sys.path]
+
+
+def _folders(code: Path) -> list[str]:
+    """Return the folder of the script that this process runs, if it is one of the code, and the code's own folder.
+
+    Python itself adds a script's folder, unless PYTHONSAFEPATH is set, which it is in the image.
+    """
+    script, package = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
+    is_own = script.is_file() and script.is_relative_to(code) and not script.is_relative_to(package)
+    return list(dict.fromkeys([*([str(script.parent)] if is_own else []), str(code)]))
+
+
+def _record_failures() -> None:
+    """See train/launch_train/common/faults.py. The subprocesses of a script are not recorded."""
+    if os.environ.get("LAUNCH_FAULTS"):  # launch_train.common.contract.FAULTS
+        rank, owner = (
+            os.environ.get("RANK", ""),
+            os.environ.get("LAUNCH_FAULTS_OWNER", ""),
+        )  # launch_train.common.faults.OWNER
+        if not owner.startswith(f"{rank}:"):
+            os.environ["LAUNCH_FAULTS_OWNER"] = f"{rank}:{os.getpid()}"
+        sys.excepthook = _failed
+
+
+def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        faults = sys.modules.get("launch_train.common.faults")
+        if not hasattr(faults, "report"):  # not imported yet, or hidden by the user's own `train`
+            path = Path(__file__).parents[2] / "faults.py"
+            spec = spec_from_file_location("launch_faults", path)
+            faults = module_from_spec(spec)  # type: ignore[arg-type]  # it exists
+            spec.loader.exec_module(faults)  # type: ignore[union-attr]
+        faults.report(error.with_traceback(trace))  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001 - the error itself matters more
+        sys.__excepthook__(kind, error, trace)
+
+
+def _write_stacks_when_asked() -> None:
+    """faulthandler does so from C, whatever the process hangs in. See train/launch_train/node/hang_detection.py,
+    SIGNAL."""
+    if folder := os.environ.get("LAUNCH_WATCH"):  # launch_train.common.contract.WATCH
+        import faulthandler
+        import signal
+
+        with suppress(OSError, ValueError):  # the node has ended; a thread
+            file = (Path(folder) / str(os.getpid())).open("a")
+            faulthandler.register(getattr(signal, "SIGRTMAX", signal.SIGUSR2), file)
+
+
+def _run_the_one_behind() -> None:
+    """Python imports one sitecustomize only: the machine's own must not be lost to ours."""
+    here = Path(__file__).resolve().parent
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
+    if spec and spec.loader:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+_write_whole_lines()
+_find_the_code()
+_record_failures()
+_write_stacks_when_asked()
+_run_the_one_behind()

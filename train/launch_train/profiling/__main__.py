@@ -1,0 +1,103 @@
+"""Reads a trace of torch.profiler, and says in plain words what bounds the run.
+
+python -m launch_train.profiling.__main__ TRACE.json.gz
+
+The trainer reads its own traces by this program, in a process of its own: a trace has some 100,000 events, and reading
+them in a thread would hold up the thread that trains. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch_train.profiling import trace as traces
+from launch_train.profiling.advice import Setup, Verdict, as_data, shown, verdict
+from launch_train.profiling.bottleneck import analyse
+
+NO_STEPS = "no whole step is in the trace"
+NO_DEVICE = (
+    "the trace has nothing that the GPU did: the driver may allow profiling to administrators only "
+    "(NVreg_RestrictProfilingToAdminUsers)"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the verdict; 2 if the trace can't be read, or says nothing, and 141 if nobody reads what is printed."""
+    asked = _asked(arguments)
+    os.nice(asked.nice)
+    try:
+        found = judge(asked.trace, asked.setup, asked.steps)
+    except (OSError, ValueError, MemoryError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        print(f"{asked.trace.name} can't be used: {said or type(error).__name__}", file=sys.stderr)
+        return 2
+    finally:
+        if asked.pack and asked.trace.exists():
+            pack(asked.trace)
+    return _told(json.dumps(as_data(found)) if asked.json else shown(found))
+
+
+def _told(text: str) -> int:
+    """Print it. Who reads no further (`… | head`) is no trouble."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written once more at the exit
+        return 128 + signal.SIGPIPE
+    return 0
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about = "What bounds a run, from a trace of it."
+    parser = argparse.ArgumentParser("python -m launch_train.profiling.__main__", description=about)
+    parser.add_argument("trace", type=Path, help="TRACE.json or TRACE.json.gz, of torch.profiler")
+    parser.add_argument("--steps", type=int, help="look at so many of its first steps only")
+    parser.add_argument("--setup", type=_setup, default=Setup(), help="JSON: what the run was set to")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--pack", action="store_true", help="compress the trace, too")
+    parser.add_argument("--nice", type=int, default=0, choices=range(20), metavar="0…19", help="make way for others")
+    return parser.parse_args(arguments)
+
+
+def _setup(text: str) -> Setup:
+    try:
+        return Setup(**json.loads(text))
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def judge(trace: Path, setup: Setup, steps: int | None = None) -> Verdict:
+    """The verdict on a trace. Raises OSError, and ValueError if there is nothing in it to judge."""
+    read = traces.read(trace)
+    if setup.gpu and not read.device:
+        raise ValueError(NO_DEVICE)
+    analysis = analyse(read, steps)
+    if analysis is None:
+        raise ValueError(NO_STEPS)
+    return verdict(analysis, setup)
+
+
+def pack(trace: Path) -> None:
+    """Replace TRACE.json by TRACE.json.gz."""
+    with trace.open("rb") as source, gzip.open(f"{trace}.gz", "wb", compresslevel=3) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    trace.unlink()
+
+
+def words(data: Mapping[str, Any]) -> str:
+    """What `--json` has printed, with `which` steps it is about, as it is shown."""
+    own = {name: data[name] for name in ("bound", "shares", "change", "advice", "steps", "which")}
+    return shown(Verdict(sentences=tuple(data["sentences"]), seconds=data["step_s"], **own))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

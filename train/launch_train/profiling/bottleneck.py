@@ -1,0 +1,300 @@
+"""What bounds a run, from a trace of a few steps: each moment of them is given to one cause. Standard library only.
+
+On a GPU a moment belongs to what the device does then, the first of: computing, the optimizer's kernels, those that
+only move memory, speaking to the other ranks (exposed: nothing is computed meanwhile), copies to and from the host.
+What is left is idle, and belongs to what the host does then: it waits for data, for the driver's memory, or has waited
+for the device itself, so that this has run dry; else it launches one kernel after the other, too slowly. On a CPU a
+moment belongs to what the thread that trains does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from launch_train.profiling import kernel_categories
+from launch_train.profiling.intervals import Span, Times, intersect, length, subtract, union
+from launch_train.profiling.trace import ASIDE, OPTIMIZER, PHASES, Event, Trace
+
+Cause = Literal[
+    "input", "compute", "communication", "memory", "launch_overhead", "host_sync", "optimizer", "allocation", "other"
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+"""communication: exposed; memory: moved by elementwise operators, norms and copies; allocation: of the device's memory
+by the driver; other: outside of the steps' own work."""
+
+TINY = 8.0
+"""Microseconds: an operator of the CPU that is done sooner has mostly been called rather than worked."""
+
+
+class Analysis(NamedTuple):
+    """`shares` of the time by cause, which add up to 1; `steps` and the `seconds` of one; `gpu`: whether a device was
+    at work. Of the time that went into host_sync the share `sync_outside` lies outside of the model's own passes; of
+    `input` the share `copying` was spent in copies to the device."""
+
+    shares: Mapping[Cause, float]
+    steps: int
+    seconds: float
+    gpu: bool
+    sync_outside: float = 0.0
+    copying: float = 0.0
+    launches: int = 0
+    """Of kernels, in a step."""
+
+    @property
+    def bound(self) -> Cause:
+        """What takes most of the time."""
+        return max(CAUSES, key=lambda cause: self.shares[cause])
+
+
+def analyse(trace: Trace, steps: int | None = None) -> Analysis | None:
+    """Where the time of the first `steps` steps (None: of all) went; None if there is no whole one in the trace."""
+    if steps is not None:
+        trace = trace.first(steps)
+    if not trace.steps:
+        return None
+    return _of_gpu(trace) if trace.device else _of_cpu(trace)
+
+
+class _Account:
+    """Time that is given away, each moment once: to whom asks first."""
+
+    def __init__(self, times: Times) -> None:
+        self.whole = length(times)
+        self.left = list(times)
+        self.given: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
+
+    def give(self, cause: Cause, times: Times) -> float:
+        """What is left of these times is this cause's. Returns how long that is."""
+        part = length(intersect(self.left, times))
+        self.left = subtract(self.left, times)
+        self.given[cause] += part
+        return part
+
+    def shares(self) -> dict[Cause, float]:
+        """With what nobody has asked for as `other`. Of no time at all everything is."""
+        other = length(self.left)
+        whole = sum(self.given.values()) + other
+        if not whole:
+            return {**self.given, "other": 1.0}
+        return {cause: (time + (other if cause == "other" else 0.0)) / whole for cause, time in self.given.items()}
+
+
+# --- With a GPU -----------------------------------------------------------------------------------------------------
+
+
+def _of_gpu(trace: Trace) -> Analysis:
+    window, periods = _device_window(trace)
+    account = _Account(subtract([window], _aside(trace)) or [window])
+    kinds = _by_kind(trace)
+    for cause in ("compute", "optimizer", "memory", "communication"):
+        account.give(cause, kinds[cause])
+    copying = account.give("input", kinds["to_device"])
+    copied = account.give("host_sync", kinds["to_host"])
+    idle = account.left
+    account.give("input", _loading(trace))
+    account.give("allocation", union(call.span for call in _calls(trace, kernel_categories.ALLOCATIONS)))
+    dry = _run_dry(idle, _calls(trace, kernel_categories.SYNCS))
+    inside = account.give("host_sync", intersect(dry, trace.ranges(*PHASES))) + copied
+    outside = account.give("host_sync", dry)
+    account.give("launch_overhead", _working(trace))
+    return Analysis(
+        account.shares(),
+        len(trace.steps),
+        account.whole / periods / 1e6,
+        gpu=True,
+        sync_outside=outside / ((inside + outside) or 1.0),
+        copying=copying / (account.given["input"] or 1.0),
+        launches=_within(trace, window) // periods,
+    )
+
+
+def _device_window(trace: Trace) -> tuple[Span, int]:
+    """From the first that the first step had the device do to that of the last step: so many whole periods, however far
+    the host runs ahead. With one step alone, to its end."""
+    firsts = [begin for begin in map(_first_on_device(trace), trace.steps) if begin is not None]
+    if len(firsts) > 1 and firsts[-1] > firsts[0]:
+        return Span(firsts[0], firsts[-1]), len(firsts) - 1
+    begin = min(trace.steps[0].begin, trace.device[0].begin)
+    return Span(begin, max(trace.steps[-1].end, *(event.end for event in trace.device))), len(trace.steps)
+
+
+def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:
+    """When the first of a step's own work began on the device."""
+    launched = sorted(
+        (trace.launches[event.correlation].begin, event.begin)
+        for event in trace.device
+        if event.correlation in trace.launches
+    )
+    return lambda step: min((at for call, at in launched if step.begin <= call < step.end), default=None)
+
+
+def _by_kind(trace: Trace) -> dict[str, list[Span]]:
+    """When the device was busy, by kind. Kernels that the optimizer's range launched are its own, whatever they do."""
+    spans: dict[str, list[Span]] = {
+        kind: [] for kind in ("compute", "optimizer", "memory", "communication", "to_device", "to_host")
+    }
+    optimizer = _Within(trace.ranges(OPTIMIZER))
+    for event in trace.device:
+        kind, call = kernel_categories.kernel(event.name), trace.launches.get(event.correlation)
+        if kind in ("compute", "memory") and call and optimizer(call.begin):
+            kind = "optimizer"
+        spans[kind].append(event.span)
+    return {kind: union(each) for kind, each in spans.items()}
+
+
+class _Within:
+    """Whether a moment is in a set of times."""
+
+    def __init__(self, times: Times) -> None:
+        self._begins = [begin for begin, _ in times]
+        self._times = times
+
+    def __call__(self, moment: float) -> bool:
+        place = bisect_right(self._begins, moment) - 1
+        return place >= 0 and moment < self._times[place].end
+
+
+def _aside(trace: Trace) -> list[Span]:
+    """What is no training: from the first that such a range has the device do, to the range's end."""
+    ranges = [event for event in trace.host if event.name in ASIDE]
+    first = _first_on_device(trace) if ranges else None
+    begun = [(event, first(event) if first else None) for event in ranges]
+    return union(Span(event.begin if at is None else at, event.end) for event, at in begun)
+
+
+def _calls(trace: Trace, names: Iterable[str]) -> list[Event]:
+    """Calls by these names, of the threads that also launch kernels: a loader's own threads hold nobody up."""
+    busy = {trace.launches[event.correlation].thread for event in trace.device if event.correlation in trace.launches}
+    wanted = frozenset(names)
+    return [call for call in trace.calls if call.name in wanted and (call.thread in busy or not busy)]
+
+
+def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Span]:
+    """The gaps before which the host waited for the device, which therefore had nothing left to do: the wait began
+    while the device was busy, and lasted until it wasn't."""
+    waits = union(sync.span for sync in syncs)
+    begun = _Within(waits)
+    return [gap for gap in idle if begun(gap.begin)]
+
+
+def _loading(trace: Trace) -> list[Span]:
+    return union(event.span for event in trace.host if kernel_categories.loads(event.name))
+
+
+def _working(trace: Trace) -> list[Span]:
+    """When the host was in a step's passes, in an operator, or in a call to CUDA."""
+    own = (event.span for event in trace.host if event.name in PHASES or "::" in event.name)
+    return union([*own, *(call.span for call in trace.calls)])
+
+
+def _within(trace: Trace, window: Span) -> int:
+    return sum(window.begin <= event.begin < window.end for event in trace.device)
+
+
+# --- On a CPU -------------------------------------------------------------------------------------------------------
+
+
+def _of_cpu(trace: Trace) -> Analysis:
+    window = subtract(union(step.span for step in trace.steps), trace.ranges(*ASIDE))
+    account = _Account(window)
+    spans = _by_cause(trace, trace.steps[0].thread)
+    for cause, each in spans.items():
+        account.give(cause, union(each))
+    passes = trace.ranges(*PHASES)
+    syncs = union(spans["host_sync"])
+    outside = length(subtract(syncs, passes)) / (length(syncs) or 1.0)
+    count = len(trace.steps)
+    return Analysis(account.shares(), count, account.whole / count / 1e6, gpu=False, sync_outside=outside)
+
+
+def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
+    """The time of the thread that trains. While other threads talk to the ranks and it does nothing, it waits for
+    that; what passes before it reads a value is the price of reading it."""
+    spans: dict[Cause, list[Span]] = {cause: [] for cause in CAUSES}
+    speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.talks(event.name)))
+    own = [event for event in trace.host if event.thread == thread]
+    read = {event.begin for event in own if event.name in kernel_categories.READS}
+    for span, stack in _moments(own):
+        cause, idle = _cause(stack), not _calculates(stack)
+        if cause in ("launch_overhead", "other") and idle:
+            talking, rest = speaking(span)
+            spans["communication"] += talking
+            spans["host_sync" if span.end in read else cause] += rest
+        else:
+            spans[cause].append(span)
+    return spans
+
+
+class _Overlap:
+    """Which part of a span lies in a set of times; asked in the order of the spans."""
+
+    def __init__(self, times: Times) -> None:
+        self._times, self._place = times, 0
+
+    def __call__(self, span: Span) -> tuple[list[Span], list[Span]]:
+        while self._place < len(self._times) and self._times[self._place].end <= span.begin:
+            self._place += 1
+        end = self._place
+        while end < len(self._times) and self._times[end].begin < span.end:
+            end += 1
+        near = self._times[self._place : end]
+        return intersect([span], near), subtract([span], near)
+
+
+def _moments(events: Iterable[Event]) -> Iterator[tuple[Span, list[Event]]]:
+    """The time of one thread, cut where an event begins or ends: each piece with the events that it is in, the
+    innermost last. `events` are sorted, an outer one before those within it."""
+    stack: list[Event] = []
+    at = 0.0
+    for event in events:
+        while stack and stack[-1].end <= event.begin:
+            if stack[-1].end > at:
+                yield Span(at, stack[-1].end), stack
+                at = stack[-1].end
+            stack.pop()
+        if stack and event.begin > at:
+            yield Span(at, event.begin), stack
+        at = max(at, event.begin) if stack else event.begin
+        stack.append(event)
+    while stack:
+        if stack[-1].end > at:
+            yield Span(at, stack[-1].end), stack
+            at = stack[-1].end
+        stack.pop()
+
+
+def _cause(stack: list[Event]) -> Cause:
+    """What a moment of the thread that trains was spent on, by the events that it lies in."""
+    names = [event.name for event in stack]
+    for cause, belongs in _FIRST:
+        if any(map(belongs, names)):
+            return cause
+    if _calculates(stack):
+        return _operators(stack[-1], names)
+    return "launch_overhead" if not {*PHASES}.isdisjoint(names) else "other"
+
+
+_FIRST: tuple[tuple[Cause, Callable[[str], bool]], ...] = (
+    ("input", kernel_categories.loads),
+    ("communication", kernel_categories.talks),
+    ("optimizer", lambda name: name == OPTIMIZER or name.startswith("Optimizer.step#")),
+    ("host_sync", kernel_categories.READS.__contains__),
+)
+
+
+def _operators(innermost: Event, names: Iterable[str]) -> Cause:
+    if innermost.name.startswith(_COMPILED) or any(map(kernel_categories.is_matrix, names)):
+        return "compute"
+    tiny = innermost.end - innermost.begin <= TINY or innermost.name in kernel_categories.VIEWS
+    return "launch_overhead" if tiny else "memory"
+
+
+def _calculates(stack: list[Event]) -> bool:
+    """autograd's own events only hold others; their own time is that of calling them."""
+    return stack[-1].name.startswith(("aten::", "mkldnn::", "quantized::", _COMPILED))
+
+
+_COMPILED = "Torch-Compiled Region"
+"""Inductor's loops have no events of their own."""

@@ -1,0 +1,209 @@
+"""`profile:` records some steps, and says in plain words what bounds the run.
+
+Rank 0 alone records. All ranks do the same work, and what rank 0 waits for on the others' account is in its own trace;
+each further one that records would slow its node down, and all would wait for that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from threading import Thread
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from launch_train.common.config import Config, Profile
+from launch_train.common.errors import PreemptedError
+from launch_train.distributed.process_group import Ranks, use_device
+from launch_train.metrics import Sink
+from launch_train.profiling.advice import Setup
+from launch_train.profiling.report import Recorded, Report
+
+END_SECONDS = 600.0
+"""How long a run that has ended waits for its verdict, and for the trace to reach the run folder."""
+
+FAILED_SECONDS = 0.5
+"""The same after an error or a preemption: the node sends what is left."""
+
+_NOTHING = nullcontext()
+
+
+class Profiler(Protocol):
+    """Records steps of the loop."""
+
+    @property
+    def records(self) -> bool:
+        """Whether the step that is under way is slower for it: its time counts for nothing."""
+
+    def start(self) -> None:
+        """The first step comes next."""
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        """A part of the step (launch_train.profiling.trace has their names), for the trace."""
+
+    def stepped(self, step: int) -> None:
+        """A step has ended."""
+
+    def close(self) -> None:
+        """There are no more steps. Waits for the verdict."""
+
+
+class Off:
+    """Records nothing."""
+
+    records = False
+
+    def start(self) -> None: ...
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        return _NOTHING
+
+    def stepped(self, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_profiler(
+    config: Config, ranks: Ranks, env: Mapping[str, str], sink: Sink, facts: Mapping[str, Any], *, accumulates: bool
+) -> Profiler:
+    """The profiler of this process. `facts` are those of the start event; `accumulates`: a step has micro-batches."""
+    if config.profile is None or ranks.rank:
+        return Off()
+    import torch._inductor.config  # noqa: F401 - the profiler does so as it starts: 2 s, which a step shall not take
+
+    report = Report(env, sink, setup_of(config, ranks, env, facts, accumulates=accumulates))
+    return Recording(config.profile, ranks.device, report)
+
+
+def setup_of(
+    config: Config, ranks: Ranks, env: Mapping[str, str], facts: Mapping[str, Any], *, accumulates: bool
+) -> Setup:
+    """What the run is set to, as far as advice depends on it."""
+    chosen = {choice["what"]: str(choice["chosen"]) for choice in facts.get("choices", ())}
+    gpu, precision = ranks.device.type == "cuda", str(facts.get("precision", "fp32"))
+    tensor_cores = gpu and torch.cuda.get_device_capability(ranks.device) >= (7, 0)
+    loader = chosen.get("loader", "").split()
+    return Setup(
+        gpu=gpu,
+        world=ranks.world,
+        nodes=max(1, ranks.world // int(env.get("LOCAL_WORLD_SIZE") or ranks.world)),
+        precision=precision,
+        compiled=chosen.get("compile", "false") not in ("false", "off", "eager"),
+        cuda_graphs=config.cuda_graphs,
+        workers=int(loader[0]) if loader and loader[0].isdecimal() else config.loader.workers,
+        checkpointing=config.activation_checkpointing,
+        parallel=config.parallel,
+        log_every=config.log_every,
+        accumulates=accumulates,
+        bf16=tensor_cores and precision in ("fp32", "tf32"),
+    )
+
+
+class Recording:
+    """Leaves `wait` steps alone, warms torch's profiler up, records, and has a thread report: from then on the steps
+    are as fast as before. No trouble of it may end a run."""
+
+    def __init__(self, wanted: Profile, device: torch.device, report: Report) -> None:
+        self._wanted, self._device, self._report = wanted, device, report
+        self._profile: profile | None = None
+        self._thread: Thread | None = None
+        self._steps = self._last = 0
+        """Those that have ended here, and the number of the last."""
+        self._over = self._exporting = False
+
+    @property
+    def records(self) -> bool:
+        return self._profile is not None or self._exporting
+
+    def start(self) -> None:
+        if not self._wanted.wait:
+            self._attempt(self._begin)
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        return record_function(name) if self._profile else _NOTHING
+
+    def stepped(self, step: int) -> None:
+        if self._over:
+            return
+        self._steps, self._last = self._steps + 1, step
+        if self._profile:
+            self._attempt(self._profile.step)
+            if self._steps == sum(self._wanted):
+                self._attempt(self._finish)
+        elif self._steps == self._wanted.wait:
+            self._attempt(self._begin)
+
+    def close(self) -> None:
+        """After an error it doesn't wait for a GPU that may never answer."""
+        error = sys.exception()
+        if error is None and not self._over:
+            self._end_early()
+        elif self._profile and (isinstance(error, PreemptedError) or self._device.type != "cuda"):
+            self._drop()
+        self._over = True
+        if self._thread:
+            self._thread.join(END_SECONDS if error is None else FAILED_SECONDS)
+
+    def _end_early(self) -> None:
+        """The run has ended before all was recorded: what there is will do."""
+        if self._profile and self._recorded > 0:
+            self._attempt(self._finish)
+        else:
+            self._drop()
+            if self._steps:  # else there was nothing left to do
+                self._report.too_short(self._steps, sum(self._wanted))
+
+    @property
+    def _recorded(self) -> int:
+        """Steps that are in the trace as a whole."""
+        return self._steps - self._wanted.wait - self._wanted.warmup
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - an extra: whatever it is, training goes on without it
+            self._drop()
+            self._report.failed(error)
+
+    def _begin(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines of its own to stderr
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a profile without warm-up is skewed, the user has chosen
+            self._profile = profile(
+                activities=activities,
+                schedule=schedule(wait=0, warmup=self._wanted.warmup, active=self._wanted.active, repeat=1),
+            )
+            self._profile.start()
+
+    def _finish(self) -> None:
+        """Torch has stopped recording with the last step; what it holds goes to the thread, which lets go of it."""
+        held, self._profile, self._over = self._profile, None, True
+        if held is None:
+            return
+        held.stop()
+        self._exporting = True
+        done = Recorded(partial(self._export, held), self._recorded, self._last, time.time())
+        self._thread = Thread(target=self._report.send, args=(done,), name="profile", daemon=True)
+        self._thread.start()
+
+    def _export(self, held: profile, path: str) -> None:
+        """What comes after it is another process's work, and slows no step."""
+        use_device(self._device)
+        try:
+            held.export_chrome_trace(path)
+        finally:
+            self._exporting = False
+
+    def _drop(self) -> None:
+        held, self._profile, self._over = self._profile, None, True
+        if held:
+            with suppress(Exception):
+                held.stop()

@@ -1,0 +1,150 @@
+"""What becomes of a trace: into the run folder, and a verdict on it to the terminal and the metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import open_storage
+from launch_train.metrics import Sink
+from launch_train.profiling.__main__ import pack, words
+from launch_train.profiling.advice import WIDTH, Setup
+from launch_train.telemetry.rows import Row
+from launch_train.telemetry.upload_queue import open_outbox
+
+JUDGE_SECONDS = 300.0
+"""For reading a trace; one of three steps takes a second or two."""
+
+SEND_SECONDS = 300.0
+"""For sending it to the run folder, where the run ends before it has arrived."""
+
+MOST_BYTES = 1 << 29
+"""A larger trace is kept, but not read here: in Python it takes some ten times its size of memory."""
+
+
+class Recorded(NamedTuple):
+    """A trace that is held by `export`, which writes it to a path: of so many `steps` up to step `last`, recorded until
+    the Unix time `seconds`."""
+
+    export: Callable[[str], object]
+    steps: int
+    last: int
+    seconds: float
+
+
+class Report:
+    """Speaks for the profiler of this process."""
+
+    def __init__(self, env: Mapping[str, str], sink: Sink, setup: Setup) -> None:
+        self._env, self._sink, self._setup = env, sink, setup
+
+    def send(self, recorded: Recorded) -> None:
+        """All of it; for a thread of its own. Its trouble is a line, and no more."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="launch-profile-") as folder:
+                self._send(recorded, Path(folder))
+        except Exception as error:  # noqa: BLE001 - it is an extra: the run goes on without it
+            self.failed(error)
+
+    def _send(self, recorded: Recorded, folder: Path) -> None:
+        name = trace_name(self._env, recorded.seconds)
+        trace = folder / Path(name).name.removesuffix(".gz")
+        recorded.export(str(trace))
+        data, wrong = judged(trace, self._setup, recorded.steps)
+        if trace.exists():
+            pack(trace)
+        steps = f"{recorded.last - recorded.steps + 1}-{recorded.last}" if recorded.steps > 1 else f"{recorded.last}"
+        text = words({**data, "which": steps}) if data else _wrapped(f"profile of steps {steps}: {wrong}")
+        files = {name: Path(f"{trace}.gz")}
+        if data:
+            files |= _written(folder, {**data, "which": steps, "trace": name}, text)
+        kept = self._keep(files)
+        self._tell({"step": recorded.last, **(data or {"error": wrong}), **({"trace": name} if kept else {})})
+        print(f"{text}\n  The trace is in {Path(name).parent}/" if kept else text, flush=True)
+
+    def _keep(self, files: Mapping[str, Path]) -> bool:
+        """Into the run folder, if there is one."""
+        if not self._env.get(contract.RUN_FOLDER):
+            return False
+        outbox = open_outbox(open_storage(self._env[contract.RUN_FOLDER]), self._env)
+        for name, path in files.items():
+            outbox.put_file(name, path)
+        try:
+            outbox.close(SEND_SECONDS)
+        except OutputError as error:
+            print(f"profile: {error}", file=sys.stderr, flush=True)
+        return True
+
+    def too_short(self, steps: int, wanted: int) -> None:
+        """The run ended before a step was recorded."""
+        self._say(f"no step was recorded: {steps} steps were left, and wait, warmup and active take {wanted}")
+
+    def failed(self, error: Exception) -> None:
+        """The profiler itself can't go on."""
+        self._say(f"no verdict: {error}".partition("\n")[0])
+
+    def _say(self, what: str) -> None:
+        print(_wrapped(f"profile: {what}"), flush=True)
+        self._tell({"error": what})
+
+    def _tell(self, fields: Mapping[str, Any]) -> None:
+        row: Row = {"event": "profile", "time": time.time(), **fields}
+        try:
+            self._sink.put([row])
+        except Exception as error:  # noqa: BLE001 - the thread that trains meets the sink's trouble, and says so
+            print(f"profile: {error}", file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
+    """The verdict as data, or what was wrong; the trace is compressed on the way. In a process of its own, which makes
+    way for those that train."""
+    if trace.stat().st_size > MOST_BYTES:
+        return {}, f"a trace of {trace.stat().st_size / 1e9:.1f} GB is too large to be read here: record fewer steps"
+    command = [sys.executable, "-P", "-m", "launch_train.profiling.__main__", "--json", "--pack", "--nice", "10"]
+    command += ["--steps", str(steps), "--setup", json.dumps(setup._asdict()), str(trace)]
+    env = {**os.environ, "PYTHONPATH": str(Path(contract.__file__).parents[1])}
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=JUDGE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"its trace could not be read in {JUDGE_SECONDS:.0f} s: record fewer steps"
+    if done.returncode:
+        return {}, (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data, ""
+
+
+def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path]:
+    """The verdict as files, by their names in the run folder: of the last start that has recorded."""
+    plain, readable = folder / "verdict.json", folder / "verdict.txt"
+    plain.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    readable.write_text(text + "\n", encoding="utf-8")
+    return {f"{contract.PROFILE}/{path.name}": path for path in (plain, readable)}
+
+
+def trace_name(env: Mapping[str, str], seconds: float) -> str:
+    """Where a trace of rank 0 lies in the run folder: named as TensorBoard's profiler plugin looks for it
+    (`*.pt.trace.json.gz`, as torch.profiler.tensorboard_trace_handler writes it), in a folder for each start."""
+    start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
+    return f"{contract.PROFILE}/{start}/rank0.{int(seconds * 1e9)}.pt.trace.json.gz"

@@ -1,0 +1,121 @@
+"""A trace of torch.profiler in Chrome's format, read into what an analysis needs. Standard library only.
+
+Times are microseconds of one clock. Kineto writes an event's kind into `cat`: cpu_op and user_annotation for what a
+thread does (with the ranges of record_function), cuda_runtime and cuda_driver for its calls to CUDA, kernel, gpu_memcpy
+and gpu_memset for what the device does. A call and what it started on the device have the same `correlation`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from launch_train.profiling.intervals import Span, union
+
+STEP = "ProfilerStep#"
+"""What torch.profiler calls a step: from one call of its step() to the next."""
+
+DATA, FORWARD, BACKWARD, OPTIMIZER = "data", "forward", "backward", "optimizer"
+PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+"""Ranges that the training loop marks in each step."""
+
+ASIDE = ("evaluation", "checkpoint")
+"""Ranges that are no training: their time is left out."""
+
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+_HOST = frozenset({"cpu_op", "user_annotation"})
+
+
+class Event(NamedTuple):
+    """Something that a thread or a stream did. `correlation` is 0 where there is none."""
+
+    name: str
+    begin: float
+    end: float
+    thread: Any
+    correlation: int = 0
+
+    @property
+    def span(self) -> Span:
+        return Span(self.begin, self.end)
+
+
+class Trace:
+    """The events of one process: what the host did, its calls to CUDA, and what its devices did."""
+
+    def __init__(self, host: Iterable[Event], calls: Iterable[Event] = (), device: Iterable[Event] = ()) -> None:
+        self.host = sorted(host, key=_order)
+        self.calls = sorted(calls, key=_order)
+        self.device = sorted(device, key=_order)
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """The steps that were recorded, in their order."""
+        return [event for event in self.host if event.name.startswith(STEP)]
+
+    def first(self, steps: int) -> Trace:
+        """The same, with so many of its steps only."""
+        late = frozenset(self.steps[steps:])
+        return Trace([event for event in self.host if event not in late], self.calls, self.device)
+
+    @cached_property
+    def launches(self) -> dict[int, Event]:
+        """The call that started something on the device, by correlation."""
+        return {call.correlation: call for call in self.calls if call.correlation}
+
+    def ranges(self, *names: str) -> list[Span]:
+        """When a thread was in one of these ranges."""
+        return union(event.span for event in self.host if event.name in names)
+
+
+def _order(event: Event) -> tuple[float, float]:
+    """What holds another comes before it."""
+    return event.begin, -event.end
+
+
+def read(path: Path) -> Trace:
+    """From a .json or .json.gz file. Raises OSError, and ValueError if it is no trace."""
+    data = path.read_bytes()
+    try:
+        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError("it is no trace of torch.profiler: it is no JSON") from error
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"it was cut off, or is damaged: {error}") from error
+    if isinstance(document, list):
+        document = {"traceEvents": document}
+    if not isinstance(document, Mapping) or not isinstance(document.get("traceEvents"), list):
+        raise ValueError("it is no trace of torch.profiler: it has no traceEvents")
+    try:
+        return parse(document["traceEvents"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is no trace of torch.profiler: an event is not as it writes them ({error})") from error
+
+
+def parse(events: Sequence[Mapping[str, Any]]) -> Trace:
+    """From the `traceEvents` of a trace; what is no whole event, and what is not looked at, is left out."""
+    host, calls, device = [], [], []
+    for each in events:
+        kind = each.get("cat")
+        if each.get("ph") != "X":
+            continue
+        if kind in _HOST:
+            host.append(_event(each))
+        elif kind in _CALLS:
+            calls.append(_event(each))
+        elif kind in _DEVICE:
+            device.append(_event(each))
+    return Trace(host, calls, device)
+
+
+def _event(each: Mapping[str, Any]) -> Event:
+    begin, arguments = float(each["ts"]), each.get("args") or {}
+    duration = max(0.0, float(each.get("dur") or 0.0))
+    correlation = int(arguments.get("correlation") or 0)
+    return Event(str(each.get("name", "")), begin, begin + duration, (each.get("pid"), each.get("tid")), correlation)

@@ -1,0 +1,206 @@
+"""What a VM's node and its processes print, as entries of Cloud Logging: on Vertex AI the platform writes them.
+
+An extra, like the text in the run folder: a slow or closed Cloud Logging holds up nobody and ends nothing. By REST
+through google-auth, as the image has it: the client library of Cloud Logging brings gRPC and OpenTelemetry.
+https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/write
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from launch_train.common.errors import TrainError
+from launch_train.common.secrets import PASSING, said, session, words
+from launch_train.telemetry.log_entry import REST, SECOND, Chunk, Entries, Source, batches
+from launch_train.telemetry.tee import Left
+
+ENDPOINT: Final = "https://logging.googleapis.com"
+BUFFER: Final = 1 << 24
+"""Bytes that may wait. They are in the run folder too, so the oldest go first: what is new is what somebody follows."""
+TAKEN: Final = 1 << 21
+"""Bytes that are made into entries at once."""
+ANSWER_S: Final = 10.0
+AGAIN_S: Final = 1.0
+LONGEST_AGAIN_S: Final = 30.0
+AGAIN_CLOSED_S: Final = 0.2
+PATIENCE_S: Final = 30.0
+"""After so long without an answer that is told."""
+LAST_S: Final = 10.0
+"""What the end of a run waits at most: all of it is in the run folder as well."""
+
+
+class _AwayError(Exception):
+    """No answer, or one after which the same request may work."""
+
+
+class _ClosedError(Exception):
+    """Cloud Logging takes nothing from us, now or later."""
+
+
+class _RefusedError(Exception):
+    """It takes what we send, but not this."""
+
+
+class Journal:
+    """Takes what is printed, and a thread sends it every `every` seconds. Adding never waits."""
+
+    def __init__(
+        self, source: Source, environ: Mapping[str, str], say: Callable[[str], None], every: float = 2.0
+    ) -> None:
+        self._say = say
+        self._every = every
+        self._wire = Wire(source, environ)
+        self._entries = Entries(f"{source.instance}-{time.time_ns():x}")
+        self._chunks: deque[Chunk] = deque()
+        self._size = self._missed = 0
+        self._closed = self._off = self._complained = False
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def add(self, data: bytes, number: int) -> None:
+        """Append whole lines, or a piece of one, of the descriptor `number`; the oldest that don't fit any more go."""
+        with self._news:
+            if self._off:
+                return
+            self._chunks.append(Chunk(time.time_ns(), number, data))
+            self._size += len(data)
+            while self._size > BUFFER:
+                lost = self._chunks.popleft().data
+                self._size -= len(lost)
+                self._missed += lost.count(b"\n") or 1
+            if len(self._chunks) == 1 or self._size >= TAKEN > self._size - len(data):
+                self._news.notify()
+
+    def end(self) -> None:
+        """Nothing is added any more: send what is there."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+
+    def close(self, left: Left) -> None:
+        """End, and wait until all was sent, while there is time."""
+        self.end()
+        until = time.monotonic() + LAST_S
+        while self._thread.is_alive() and (seconds := min(left(), until - time.monotonic())) > 0:
+            self._thread.join(min(0.1, seconds))
+        if self._thread.is_alive():
+            self._say("the last lines did not reach Cloud Logging")
+
+    def _run(self) -> None:
+        try:
+            while True:
+                chunks, missed, last = self._take()
+                for batch in batches(self._entries.made(chunks, missed, last=last)):
+                    self._deliver(batch)
+                if last:
+                    return
+        except _ClosedError as error:
+            self._turn_off(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is: the run goes on without
+            self._turn_off(f"{type(error).__name__}: {error}")
+
+    def _take(self) -> tuple[list[Chunk], int, bool]:
+        """Wait until something is due; what it is, how many lines are missing before it, and whether it is all."""
+        with self._news:
+            self._news.wait_for(lambda: self._chunks or self._closed, REST / SECOND)
+            self._news.wait_for(lambda: self._size >= TAKEN or self._closed, self._every)
+            taken, size = [], 0
+            while self._chunks and size < TAKEN:
+                taken.append(self._chunks.popleft())
+                size += len(taken[-1].data)
+            self._size -= size
+            missed, self._missed = self._missed, 0
+            return taken, missed, self._closed and not self._chunks
+
+    def _deliver(self, batch: list[bytes]) -> None:
+        """Try until it has arrived. Raises _ClosedError."""
+        began, again = time.monotonic(), AGAIN_S
+        while True:
+            try:
+                self._wire.send(batch)
+                return
+            except _RefusedError as error:
+                self._complain(f"Cloud Logging refuses some lines: {error}")
+                return
+            except _AwayError as error:
+                if time.monotonic() - began > PATIENCE_S:
+                    self._complain(f"{error}: lines come to Cloud Logging late, or not at all")
+            with self._news:
+                closed = self._news.wait_for(lambda: self._closed, again)
+            again = min(2 * again, LONGEST_AGAIN_S)
+            if closed:
+                time.sleep(AGAIN_CLOSED_S)
+
+    def _complain(self, line: str) -> None:
+        """Once: it is an extra, and what is said is printed too."""
+        if not self._complained:
+            self._complained = True
+            self._say(line)
+
+    def _turn_off(self, why: str) -> None:
+        """From now on what is added is nothing, and no memory is kept for it."""
+        with self._news:
+            self._off = True
+            self._chunks.clear()
+            self._size = 0
+        self._say(f"nothing more goes to Cloud Logging: {why}")
+
+
+class Wire:
+    """entries.write."""
+
+    def __init__(self, source: Source, environ: Mapping[str, str]) -> None:
+        self._source = source
+        self._environ = environ
+        self._endpoint = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "").rstrip("/")
+        self._head = json.dumps(source.head()).encode()[:-1] + b', "entries": ['
+        self._session: Any = None
+
+    def send(self, entries: list[bytes]) -> None:
+        """Raises _AwayError, _ClosedError, _RefusedError."""
+        from google.auth.exceptions import GoogleAuthError, RefreshError
+        from requests.exceptions import RequestException
+
+        body = self._head + b",".join(entries) + b"]}"
+        try:
+            answer = self._post(body)
+        except RefreshError as error:
+            kind = _AwayError if error.retryable else _ClosedError
+            raise kind(f"it takes no such credentials: {said(str(error))}") from error
+        except (RequestException, GoogleAuthError) as error:
+            raise _AwayError(f"Cloud Logging gives no answer ({type(error).__name__})") from error
+        except TrainError as error:
+            raise _ClosedError(str(error)) from error
+        if answer.status_code in PASSING:
+            raise _AwayError(f"Cloud Logging answers {answer.status_code}")
+        if answer.status_code in (400, 413):
+            raise _RefusedError(words(answer)[0])
+        if answer.status_code != 200:
+            raise _ClosedError(self._refusal(answer))
+
+    def _post(self, body: bytes) -> Any:
+        if self._session is None:
+            self._session = session(self._environ, self._endpoint)
+        url = f"{self._endpoint or ENDPOINT}/v2/entries:write"
+        return self._session.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=ANSWER_S)
+
+    def _refusal(self, answer: Any) -> str:
+        """What is missing, and the command that gives it."""
+        message, reason = words(answer)
+        project = self._source.project
+        if reason == "SERVICE_DISABLED":
+            return f"its API is disabled: gcloud services enable logging.googleapis.com --project={project}"
+        if answer.status_code != 403 or reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
+            return message
+        email = str(getattr(self._session.credentials, "service_account_email", None) or "")
+        account = email if "@" in email else "ACCOUNT"
+        return (
+            f"this VM's account may not write there: gcloud projects add-iam-policy-binding {project} "
+            f"--member=serviceAccount:{account} --role=roles/logging.logWriter"
+        )

@@ -1,0 +1,249 @@
+"""The text of a node: what it and its processes print, in create-only parts in the run folder (contract.text_part).
+
+Text is an extra. It is taken off the pipes (train/launch_train/telemetry/tee.py) into a bounded buffer, which a thread
+of its own empties: a slow bucket, a broken network and a full disk hold up nobody, end nothing, and leave room on the
+disk for what matters more. What can't be kept is missed out with a line in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import Storage
+from launch_train.telemetry.cloud_logging import Journal
+from launch_train.telemetry.recovery import prune
+from launch_train.telemetry.tee import Left, Tee
+from launch_train.telemetry.upload_queue import Outbox, open_outbox
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+PART: Final = 1 << 20
+"""Bytes after which a part is written at once."""
+BUFFER: Final = 1 << 26
+"""Bytes that may wait in memory: less than a second of the fastest output, hours of a usual one."""
+RESERVE: Final = 1 << 30
+"""Bytes (but at most a tenth of the disk) that text leaves free for checkpoints and metrics."""
+_AGAIN_S: Final = 5.0
+_LINE_S: Final = 60.0
+_SLICE_S: Final = 2.0
+"""Of a wait; between two, the node looks whether it was told to stop."""
+
+
+class Text:
+    """Taken from its making on, and kept from `keep` on. Without a run folder (`wanted`) it does nothing at all."""
+
+    def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:
+        """`every`: seconds after which what has come is written as a part. A `journal` is told the same."""
+        self.heard = -math.inf
+        """time.monotonic() of the newest output."""
+        self._say = say
+        self._journal = journal
+        self._buffer = Buffer(every)
+        self._tee: Tee | None = None
+        self._keeper: Keeper | None = None
+        self._spool: Path | None = None
+        if wanted:
+            with suppress(OSError):  # stdout or stderr is closed: there is no text
+                self._tee = Tee(self._take)
+
+    def keep(self, storage: Storage, attempt: int, node: int, spool: Path | None) -> None:
+        """Begin to write parts, what came before included."""
+        self._spool = spool
+        if self._tee:
+            self._keeper = Keeper(self._buffer, storage, attempt, node, spool, self._say)
+
+    def drop(self) -> None:
+        """The run folder can't be written, and somebody else says so."""
+        if self._keeper:
+            self._keeper.drop()
+
+    def flush(self) -> None:
+        """Write what has come: the processes are gone."""
+        self._buffer.hurry()
+
+    def close(self, left: Left) -> None:
+        """Put stdout and stderr back and write what is left, while there is time. Nobody needs the spool folder any
+        more: it goes, if nothing is left in it."""
+        if self._tee:
+            self._tee.close(left)
+        if self._journal:
+            self._journal.end()
+        if self._keeper:
+            self._keeper.close(left)
+        if self._journal:
+            self._journal.close(left)
+        if self._spool:
+            prune(self._spool)
+
+    def _take(self, data: bytes, number: int) -> None:
+        self.heard = time.monotonic()
+        self._buffer.add(data)
+        if self._journal:
+            self._journal.add(data, number)
+
+
+class Buffer:
+    """Bytes between the pipes and the keeper. Adding never waits."""
+
+    def __init__(self, every: float, size: int = BUFFER) -> None:
+        self._every = every
+        self._most = size
+        self._chunks: list[bytes] = []
+        self._size = self._missed = 0
+        self._first = 0.0
+        self._hurried = self._closed = False
+        self._news = threading.Condition()
+
+    def add(self, data: bytes) -> None:
+        """Append; what doesn't fit is missed, and so is all that follows until the buffer is emptied."""
+        with self._news:
+            if self._missed or self._size + len(data) > self._most:
+                self._missed += len(data)
+                return
+            if not self._size:
+                self._first = time.monotonic()
+            if not self._size or self._size + len(data) >= PART > self._size:
+                self._news.notify()
+            self._chunks.append(data)
+            self._size += len(data)
+
+    def hurry(self) -> None:
+        """Give out what is there now."""
+        with self._news:
+            self._hurried = self._size > 0
+            self._news.notify()
+
+    def close(self) -> None:
+        """Nothing is added any more."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+
+    def take(self) -> bytes | None:
+        """Wait until a part is due and empty the buffer; None when it is closed and empty."""
+        with self._news:
+            while not self._due():
+                self._news.wait(self._first + self._every - time.monotonic() if self._size else None)
+            self._hurried = False
+            block, missed = b"".join(self._chunks), self._missed
+            self._chunks, self._size, self._missed = [], 0, 0
+        if missed:
+            block += (
+                b"launch_train.node: %d bytes of text are missing here: they could not be stored in time\n" % missed
+            )
+        return block or None
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was closed within so many seconds."""
+        with self._news:
+            return self._news.wait_for(lambda: self._closed, seconds)
+
+    def _due(self) -> bool:
+        if self._closed:
+            return True
+        old = time.monotonic() - self._first >= self._every
+        return bool(self._size) and (self._hurried or old or self._size >= PART)
+
+
+class Keeper:
+    """The thread that writes the parts."""
+
+    def __init__(self, buffer: Buffer, storage: Storage, attempt: int, node: int, spool: Path | None, say: Say) -> None:
+        self._buffer = buffer
+        self._storage = storage
+        self._attempt = attempt
+        self._node = node
+        self._spool = spool
+        self._say = say
+        self._outbox: Outbox | None = None
+        self._part = 0
+        self._lost = self._dropped = False
+        self._said = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+        self._thread.start()
+
+    def drop(self) -> None:
+        """Keep nothing, and say nothing of it."""
+        self._dropped = True
+
+    def close(self, left: Left) -> None:
+        """Write the rest and wait until all has arrived, while there is time; what hasn't is said."""
+        self._buffer.close()
+        while self._thread.is_alive() and (seconds := left()) > 0:
+            self._thread.join(min(0.1, seconds))
+        if self._dropped:
+            return
+        if self._lost or self._thread.is_alive():
+            self._say("the last of the text could not be kept")
+        if self._outbox is None:  # the run folder was never reached
+            return
+        try:
+            while (seconds := left()) > _SLICE_S and not self._outbox.wait(_SLICE_S):
+                pass
+            self._outbox.close(min(seconds, _SLICE_S))
+        except OutputError as error:
+            self._say(f"text: {error}")
+
+    def _run(self) -> None:
+        self._outbox = outbox = self._until_done(self._open)
+        while outbox and (block := self._buffer.take()) is not None:
+            self._until_done(partial(self._put, outbox, block))
+
+    def _until_done(self, act: Callable[[], T]) -> T | None:
+        """Try until it works, or until the end, and then once more; None where that failed too."""
+        said = False
+        while not self._dropped:
+            closed = self._buffer.wait(0.0)
+            try:
+                done = act()
+            except (OutputError, OSError) as error:
+                said = self._complain(error) or said
+                if closed:
+                    self._lost = True
+                    return None
+                self._buffer.wait(_AGAIN_S)
+            else:
+                if said:
+                    self._say("text is kept again")
+                return done
+        return None
+
+    def _open(self) -> Outbox:
+        """Parts go on after those that a container before this one wrote."""
+        begin = contract.text_part(self._attempt, self._node, 0).rpartition("-")[0]
+        numbers = (name.removeprefix(f"{begin}-").split(".")[0].split("-")[0] for name in self._storage.list(begin))
+        self._part = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+        return open_outbox(self._storage, {contract.SPOOL: str(self._spool)} if self._spool else {})
+
+    def _put(self, outbox: Outbox, block: bytes) -> None:
+        _make_sure_of_room(self._spool or Path(self._storage.url))
+        outbox.put(contract.text_part(self._attempt, self._node, self._part), block)
+        self._part += 1
+
+    def _complain(self, error: Exception) -> bool:
+        """Say what is wrong, but not more than once a minute."""
+        if time.monotonic() - self._said < _LINE_S:
+            return False
+        self._said = time.monotonic()
+        self._say(f"text is not kept for now: {error}")
+        return True
+
+
+def _make_sure_of_room(folder: Path) -> None:
+    """Raises OutputError when the disk is so full that checkpoints and metrics need what is left of it."""
+    while not folder.exists():
+        folder = folder.parent
+    disk = shutil.disk_usage(folder)
+    if disk.free < min(RESERVE, disk.total // 10):
+        raise OutputError(f"only {disk.free / 1e9:.1f} GB are free on the disk of {folder}")

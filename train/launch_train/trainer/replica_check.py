@@ -1,0 +1,143 @@
+"""Compare the ranks' parameters and moments every few steps and before each checkpoint.
+
+DDP gives all ranks the same gradients. Ranks that diverge (a flipped bit, a GPU that computes wrongly) never converge
+again, and no loss or gradient norm shows it: those are means. What the ranks compare is a digest, computed on their
+devices; the host reads it one block of rows later, when it waits for the device anyway.
+
+A checkpoint is written only if the ranks agree on its state, so the newest checkpoint is always good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from launch_train.common.decisions import Choice
+from launch_train.common.step_timer import stopwatch
+from launch_train.distributed.process_group import Ranks, gather_tensors
+
+SHARE = 0.001
+"""The share of the training time that comparisons may take, not counting those before checkpoints."""
+
+
+class Difference(NamedTuple):
+    """The ranks agreed after step `agreed`, but not after step `step`. `ranks` are those that differ from the majority,
+    or all ranks if no value has one. `what` differs: parameters, moments, or both."""
+
+    agreed: int
+    step: int
+    ranks: tuple[int, ...]
+    what: str
+
+    def words(self, world: int) -> str:
+        """Return a sentence about what differs, where and when."""
+        who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
+        how = "differ" if len(self.ranks) == world else f"differ from those of the other ranks (of {world})"
+        when = f"the ranks agreed after step {self.agreed}, but not after step {self.step}"
+        return f"the {self.what} of {who} {how}: {when}"
+
+
+def difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Difference | None:
+    """Return how the digests (parameters, moments) of the ranks differ; None if they are equal."""
+    values = [tuple(one) for one in digests]
+    (common, count), *others = Counter(values).most_common()
+    if not others:
+        return None
+    majority = count > len(values) / 2
+    ranks = tuple(rank for rank, value in enumerate(values) if not majority or value != common)
+    columns = zip(("parameters", "moments"), zip(*values, strict=True), strict=True)
+    what = " and ".join(name for name, column in columns if len(set(column)) > 1)
+    return Difference(agreed, step, ranks, what)
+
+
+class Replicas:
+    """The comparisons of one process. All ranks call each method at the same step."""
+
+    def __init__(self, ranks: Ranks, *, shared_out: bool) -> None:
+        """`shared_out`: with FSDP each parameter is on one rank only, so that there is nothing to compare."""
+        self._ranks, self._watch = ranks, stopwatch(ranks.device)
+        self.compares = ranks.world > 1 and not shared_out
+        self.agreed = 0
+        """The last step after which all ranks were found to agree; at the start, the one that the run resumes from."""
+        self.interval = 1
+        """Steps from one comparison to the next, by what the last one cost."""
+        self._last = 0
+        self._seconds = 0.0
+        self._pending: tuple[int, list[Tensor]] | None = None
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Return the note for the start if several ranks compare nothing."""
+        off = self._ranks.world > 1 and not self.compares
+        return (Choice("replicas", "not compared", "with fsdp each parameter is on one rank only"),) if off else ()
+
+    def start(self, step: int) -> None:
+        """Start, or resume, after this step, at which all ranks have the same state."""
+        self.agreed = self._last = step
+
+    def due(self, step: int) -> bool:
+        """Return whether it is time to compare again."""
+        return self.compares and step - self._last >= self.interval
+
+    def compare(self, step: int, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """Compute and gather the digests of this step's state without waiting for the device; `read` returns the
+        result."""
+        if not self.compares:
+            return
+        began, device = time.perf_counter(), self._ranks.device
+        self._watch.start()
+        own = torch.stack([digest(kept, device) for kept in replicated(parameters, optimizer, device)])
+        self._pending, self._last = (step, gather_tensors(self._ranks, own)), step
+        self._watch.stop()
+        self._seconds = time.perf_counter() - began
+
+    def read(self, usual: float) -> Difference | None:
+        """Return the result of the last comparison, if not read yet; None: the ranks agree. `usual`: seconds of a step,
+        the same on all ranks."""
+        if self._pending is None:
+            return None
+        (step, gathered), self._pending = self._pending, None
+        if found := difference(torch.stack(gathered).tolist(), self.agreed, step):
+            return found
+        self.agreed = step
+        ((device, _),) = self._watch.read()
+        cost = torch.tensor([max(device, self._seconds)], device=self._ranks.device)
+        most = max(one.item() for one in gather_tensors(self._ranks, cost))
+        self.interval = max(1, ceil(most / (SHARE * usual))) if usual else 1
+        return None
+
+
+def replicated(
+    parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return all parameters, and the optimizer's tensors for them on the device: in the same order on every rank."""
+    listed = list(parameters)
+    kept = [state[name] for one in listed if (state := optimizer.state.get(one)) for name in sorted(state)]
+    return listed, [one for one in kept if isinstance(one, Tensor) and one.device.type == device.type]
+
+
+def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return one number [] (int64) for the bits of all tensors, on their device. One flipped bit always changes it.
+    Within a tensor the order of the elements doesn't matter: their bits are added as integers, in one pass."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.int64, device=device)
+    sums = torch.stack([_bits(one).sum(dtype=_INTEGERS[one.element_size()]).long() for one in map(_real, tensors)])
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer types by element size, so that nothing is copied; sums wrap around."""
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
