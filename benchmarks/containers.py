@@ -76,7 +76,9 @@ class Job:
         self.base: str = image["dependencies"]
         self.repository: str = image["image"].rpartition("/")[0]
         self.context = folder / "context"
-        shutil.copytree(ROOT / "train", self.context / "train", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "train" / "launch_train", self.context / "launch_train", ignore=shutil.ignore_patterns("__pycache__")
+        )
         (self.context / "Dockerfile").write_text(DOCKERFILE.format(base=self.base))
 
     def edit(self) -> None:

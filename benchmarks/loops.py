@@ -43,8 +43,8 @@ def plain(told: Mapping[str, Any]) -> None:
 
 
 def trainer(told: Mapping[str, Any]) -> None:
-    """The built-in trainer, as `python -m train` is; `told["config"]` is run.config. It writes to the run folder that
-    its environment names, if any."""
+    """The built-in trainer, as `python -m launch_train` is; `told["config"]` is run.config. It writes to the run
+    folder that its environment names, if any."""
     from launch_train import __main__ as program
     from launch_train.common import contract
     from launch_train.trainer import train

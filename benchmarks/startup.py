@@ -27,7 +27,7 @@ from benchmarks.machine import described
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).with_name("results")
 SPEC = ROOT / "job_specs" / "vertex-2xh100.yaml"
-PACKAGES = ("launcher", "train", "benchmarks")
+PACKAGES = ("launcher", "launch_train", "benchmarks")
 LIMIT = 1.5
 """How much more than the bare command `launch` may cost."""
 

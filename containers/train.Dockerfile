@@ -1,12 +1,12 @@
 # The training image, in three stages from what changes least to what changes most:
 #   build         PyTorch for one CUDA variant and our packages, in a virtual environment; never pushed
 #   dependencies  the base, that environment and the user's requirements: an image of its own, kept for months
-#   train         our train package, then the user's code: all that an edit sends
+#   train         launch_train, then the user's code: all that an edit sends
 # launch can also append the last stage's two layers to `dependencies` in the registry; they hold the same files.
 #
 # PyTorch's wheels bring CUDA's libraries, so the base is plain Python, 3.11 or later; the machine brings the driver.
 # The build context holds this file, the locks, torch/ (a PyTorch wheel of the user's own, or nothing),
-# requirements.txt (the user's; may be empty), train/ (our package) and code/ (may be empty).
+# requirements.txt (the user's; may be empty), launch_train/ and code/ (may be empty).
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 # cu126 reaches P4 to H100, cu130 T4 to Blackwell: the plan picks by the machine, never by the host that builds.
 ARG WHEEL=cu126
@@ -96,5 +96,5 @@ ENTRYPOINT ["python", "-m", "launch_train.node"]
 
 
 FROM dependencies AS train
-COPY train /opt/launch/train
+COPY launch_train /opt/launch/launch_train
 COPY --chown=1000:1000 code /workspace

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("launcher", "tests", "train", "launch_train", "benchmarks")
+OURS = ("launcher", "tests", "launch_train", "benchmarks")
 HEAVY = frozenset({"cryptography", "docker", "google", "grpc", "hypothesis", "numpy", "torch", "transformers"})
 """What takes a second or more to import."""
 STARTS = frozenset({"multiprocessing", "subprocess"})

@@ -31,7 +31,7 @@ from tests.mutants import Mutant, mutants
 WORKERS: Final = 2
 LIMIT_SECONDS: Final = 1200.0
 """For the tests of one mutant. A break that makes a test hang must be replaced by one that makes it fail."""
-PACKAGES: Final = ("launcher", "train", "tests")
+PACKAGES: Final = ("launcher", "launch_train", "tests")
 
 Outcome = Literal["caught", "SURVIVED", "broken"]
 

@@ -264,7 +264,7 @@ def _ddp(place: Place) -> Measured:
         place, deterministic=True, precision="fp32", micro_batch_size=config(place)["batch_size"] // world
     )
     env = {"LAUNCH_CONFIG": json.dumps(settings), "LAUNCH_RUN_FOLDER": str(place.folder / "ddp")}
-    program([*torchrun(world), "-m", "train"], place, 240, **env)
+    program([*torchrun(world), "-m", "launch_train"], place, 240, **env)
     alone = trained(place, "alone", **{**settings, "micro_batch_size": settings["batch_size"]})
     found = read(place.folder / "ddp")
     kept = {name: found[name] for name in ("losses", "backend", "world_size")}

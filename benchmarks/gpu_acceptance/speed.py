@@ -350,8 +350,8 @@ def judge_checkpoints(measured: Measured) -> Verdict:
 
 
 def _first_step(place: Place) -> Measured:
-    """Measure `python -m train` from its start to the first step: without compiled code, with torch's own cache, and
-    with the cache that an earlier start left in the run folder."""
+    """Measure `python -m launch_train` from its start to the first step: without compiled code, with torch's own
+    cache, and with the cache that an earlier start left in the run folder."""
     of = sizes(tiny=place.tiny)
     shape, batch, _ = _model(of, "gpt")
     config = {"model": shape, "data": "synthetic", "steps": 3, "batch_size": batch, "micro_batch_size": batch}
@@ -371,7 +371,7 @@ def _started(place: Place, folder: Path, config: Mapping[str, Any], cache: Path)
     env = {"LAUNCH_CONFIG": json.dumps(config), "LAUNCH_RUN_FOLDER": str(folder)}
     env |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
     began = time.time()
-    program([sys.executable, "-m", "train"], place, 300, **env)
+    program([sys.executable, "-m", "launch_train"], place, 300, **env)
     storage = LocalFolder(folder)
     rows = [json.loads(line) for name in storage.list("metrics/") for line in storage.read(name).splitlines()]
     return float(next(row["time"] for row in rows if row.get("step") == 1 and "event" not in row)) - began

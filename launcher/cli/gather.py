@@ -18,7 +18,7 @@ from launcher.errors import UsageError
 from launcher.images.source_files import Source
 from launcher.plan.model import EMPTY, Context, Target
 from launcher.spec.checks import own_files, own_functions
-from launcher.spec.models import JobSpec
+from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 from launcher.spec.reader import Located, Override, read_located
 from launcher.workspace import code_files, content, gcloud_config
 from launcher.workspace.code_warnings import code_warnings
@@ -100,6 +100,7 @@ def looked_around(
     if target == "local":
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
+    spec = with_builtin(spec, beside)
     folder = code_folder(spec, beside) if training else None
     left_out = no_code(spec, path, target)
     found = own_code(spec, folder, left_out)
@@ -232,6 +233,18 @@ def folder_of(path: Path) -> Path | None:
     folder = path.parent.resolve()
     device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…): whatever stands behind it
     return None if device or not path.is_file() else folder
+
+
+def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
+    """Return the spec with launch_train where `run.module` calls it by its old name, `train`: no program of the user's
+    code has that name."""
+    package, dot, rest = (spec.run.module or "").partition(".")
+    if package != OLD_BUILTIN:
+        return spec
+    folder = below(beside, "image.code", spec.image.code) or beside
+    if folder and module_beside(spec, folder):
+        return spec
+    return msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, module=f"{BUILTIN}{dot}{rest}"))
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:

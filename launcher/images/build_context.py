@@ -22,8 +22,8 @@ IN_MEMORY = 32_000_000
 def build_context(source: Source) -> IO[bytes]:
     """The context as a tar, at its start; the same files give the same bytes. Closing it removes it.
 
-    At the top lie the recipe's files and requirements.txt (empty where the user has none); train/, code/ and torch/
-    are folders, which may be empty.
+    At the top lie the recipe's files and requirements.txt (empty where the user has none); launch_train/, code/ and
+    torch/ are folders, which may be empty.
 
     Raises:
         UsageError: a file can't be read.
@@ -48,7 +48,7 @@ def write(tar: tarfile.TarFile, source: Source) -> None:
     info.size = len(text)
     tar.addfile(info, BytesIO(text))
     wheel = (File(source.torch.name, source.torch),) if source.torch else ()
-    trainer = tuple(one._replace(name=posixpath.relpath(one.name, "train")) for one in source.trainer)
-    for folder, files in (("train", trainer), ("code", source.code), ("torch", wheel)):
+    trainer = tuple(one._replace(name=posixpath.relpath(one.name, "launch_train")) for one in source.trainer)
+    for folder, files in (("launch_train", trainer), ("code", source.code), ("torch", wheel)):
         own = folder == "code"
         reproducible_tar.put(tar, Tree(folder, files, digest=source.digest if own else "", group_writes=own))

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     recipe: tuple[File, ...] = ()
     """The Dockerfile and the locks, each by its own name."""
     trainer: tuple[File, ...] = ()
-    """Our train package, as `train/…`."""
+    """The package launch_train, as `launch_train/…`."""
     code: tuple[File, ...] = ()
     """The user's, relative to its folder."""
     requirements: str = ""

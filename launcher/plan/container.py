@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from launch_train.common import contract
 from launcher.catalog import Gpu, Nccl
 from launcher.plan.model import Chosen, Container, Shared
-from launcher.spec.models import JobSpec, Run
+from launcher.spec.models import BUILTIN, JobSpec, Run
 
 ENTRYPOINT = ("python", "-m", "launch_train.node")
 
@@ -46,7 +46,7 @@ def node_args(run: Run) -> tuple[str, ...]:
     launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
     if run.command:
         return ("--command", "--", *run.command, *run.args)
-    what = ("--script", run.script) if run.script else ("--module", run.module or "train")
+    what = ("--script", run.script) if run.script else ("--module", run.module or BUILTIN)
     return (*launcher, *what, *(("--", *run.args) if run.args else ()))
 
 

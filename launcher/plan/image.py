@@ -54,5 +54,5 @@ def dependencies_tag(context: Context, base: str, platform: str, wheel: str) -> 
 
 
 def tag(context: Context, dependencies: str) -> str:
-    """Sixteen hex digits over the dependencies' tag, our train package and the user's code."""
+    """Sixteen hex digits over the dependencies' tag, launch_train and the user's code."""
     return names.digest((dependencies, context.trainer.digest, context.code.digest), 16)

@@ -38,7 +38,7 @@ class Context(Frozen, frozen=True, kw_only=True):
     recipe: Content = EMPTY
     """The Dockerfile and the locks: what the dependency image is made by."""
     trainer: Content = EMPTY
-    """Our train package."""
+    """The package launch_train."""
     base: str = ""
     """The recipe's base image, with its digest where it is known."""
     code: Content = EMPTY

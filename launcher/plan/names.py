@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from launcher.jobs import job
 from launcher.plan.model import Context
-from launcher.spec.models import JobSpec
+from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 
 DEFAULT_HOST = "us-docker.pkg.dev"
 
@@ -31,8 +31,11 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
 
     On this machine nobody's project or account counts: setting one is not another run."""
     here = context.target == "local"
+    run = replace(spec.run, preflight="off", hang_after=None)
+    if run.module:
+        run = replace(run, module=counted_module(run.module))
     what = {
-        "run": msgspec.to_builtins(replace(spec.run, preflight="off", hang_after=None)),
+        "run": msgspec.to_builtins(run),
         "env": spec.env,
         "gpus": gpus,
         "nodes": spec.machine.nodes,
@@ -44,6 +47,14 @@ def identity(spec: JobSpec, context: Context, gpus: int) -> str:
         "owner": "local" if here else context.owner,
     }
     return digest(what, 8)
+
+
+def counted_module(module: str) -> str:
+    """Return the module as run ids count it: launch_train under its old name, so that a run keeps its id, and a user's
+    own `train` under another."""
+    package, _, rest = module.partition(".")
+    old = {BUILTIN: OLD_BUILTIN, OLD_BUILTIN: f"./{OLD_BUILTIN}"}.get(package, package)
+    return f"{old}.{rest}" if rest else old
 
 
 def spec_hash(spec: JobSpec) -> str:

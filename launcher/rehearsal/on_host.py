@@ -21,6 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from launch_train.common import contract
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
@@ -80,13 +81,12 @@ def rehearse(
 
 
 def image_env(site: Path) -> dict[str, str]:
-    """The image's own environment, as in containers/: our train package on the path, and no script folder before it.
+    """Return the image's own environment: launch_train is importable, and no script folder comes before it.
 
-    A folder that holds nothing but `train` stands in for the image's: in a checkout the package lies beside others
-    (tests, launcher) that would otherwise hide the user's. The user's code is the working directory.
+    A folder that holds nothing but `launch_train` stands in for the image's: an installed package lies beside others
+    that would otherwise hide the user's. The user's code is the working directory.
     """
-    package = Path(__file__).resolve().parent.parent.parent / "train"
-    (site / "train").symlink_to(package, target_is_directory=True)
+    (site / "launch_train").symlink_to(Path(contract.__file__).resolve().parents[1], target_is_directory=True)
     return {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 

@@ -23,7 +23,7 @@ from launcher.rehearsal.subreaper import no_process_left
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 
 DRAIN_SECONDS = 5
-LEASH: Final = str(Path(contract.__file__).parent / "node" / "leash.py")
+LEASH: Final = str(Path(contract.__file__).parents[1] / "node" / "parent_death.py")
 """Ends what it starts with this process, kill -9 included: see there."""
 
 

@@ -107,7 +107,7 @@ class Job(Struct, frozen=True, kw_only=True):
         """Whether our own trainer runs, of which we know that it goes on from its checkpoints."""
         container = self.pools[0].container_spec
         words = (*container.command, *container.args)
-        return ("--module", "train") in pairwise(words)
+        return any(pair in (("--module", "launch_train"), ("--module", "train")) for pair in pairwise(words))
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -118,13 +118,15 @@ class Job(Struct, frozen=True, kw_only=True):
 def fingerprint(job: Job, code: str) -> str:
     """Sixteen hex digits of what the job computes: commands, environment, replicas, and the digest of the user's code.
 
-    As with a run's id, where it runs and its limits stay out.
+    As with a run's id, where it runs and its limits stay out. The package launch_train counts under its old name, so
+    that a run folder from before is recognised.
     """
+    old = re.compile(r"^launch_(?=train(\.|$))")
     pools = [
         [
             pool.replica_count,
-            pool.container_spec.command,
-            pool.container_spec.args,
+            [old.sub("", word, count=1) for word in pool.container_spec.command],
+            [old.sub("", word, count=1) for word in pool.container_spec.args],
             [(entry.name, entry.value) for entry in pool.container_spec.env if entry.name not in LIMITS_AND_PLACES],
         ]
         for pool in job.pools

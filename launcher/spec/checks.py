@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.spec.kinds import BUCKET, ZONE
-from launcher.spec.models import JobSpec, Run
+from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec, Run
 from launcher.spec.nodes import Path, clipped
 
 
@@ -67,9 +67,9 @@ def own_trainer(spec: JobSpec) -> Iterator[Finding]:
     run = spec.run
     if not run.config:
         return
-    if run.script or run.command or run.module not in (None, "train"):
+    if run.script or run.command or run.module not in (None, BUILTIN, OLD_BUILTIN):
         fix = "pass your program's settings with run.args or env"
-        yield Finding(("run", "config"), "only the built-in trainer (run.module: train) reads it", fix)
+        yield Finding(("run", "config"), "only the built-in trainer (run.module: launch_train) reads it", fix)
         return
     from launch_train.common.config import problems
     from launcher.spec.secretive import secrets_in

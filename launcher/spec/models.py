@@ -8,7 +8,7 @@ or the machine: the plan decides it there. What only one of the services has is 
 # No `from __future__ import annotations`: here they are values that the reader looks at when launch starts, and as
 # texts each of them would be compiled anew (2 ms a command).
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, field
 
@@ -117,8 +117,14 @@ class Image(Model, frozen=True, kw_only=True):
     ) = None
 
 
+BUILTIN: Final = "launch_train"
+"""The module of the built-in trainer."""
+OLD_BUILTIN: Final = "train"
+"""Its old name, which still means the trainer unless the user's code has a program of that name."""
+
+
 class Run(Model, frozen=True, kw_only=True):
-    """What runs: one of `module`, `script` or `command` (left out: our own trainer, `module: train`)."""
+    """What runs: one of `module`, `script` or `command` (default: the built-in trainer, `module: launch_train`)."""
 
     module: (
         Annotated[
@@ -164,8 +170,8 @@ class Run(Model, frozen=True, kw_only=True):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether our own trainer runs."""
-        return not self.script and not self.command and self.module in (None, "train")
+        """Whether the built-in trainer runs."""
+        return not self.script and not self.command and self.module in (None, BUILTIN)
 
 
 class Limits(Model, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from launch_train.common import contract
 from launcher.errors import UsageError
 from launcher.images.source_files import File, counted, digest_of
 from launcher.plan.model import Content
@@ -23,8 +24,8 @@ def data_folder(name: str) -> Path:
 
 
 def trainer_folder() -> Path:
-    """Our train package, found beside this one (never a `train` that happens to be on the path)."""
-    return Path(__file__).resolve().parent.parent.parent / "train"
+    """Return the folder of the package launch_train."""
+    return Path(contract.__file__).resolve().parents[1]
 
 
 def recipe() -> list[File]:
@@ -34,9 +35,11 @@ def recipe() -> list[File]:
 
 
 def trainer() -> list[File]:
-    """Our train package, as `train/…`."""
+    """Return the files of launch_train, as `launch_train/…`."""
     folder = trainer_folder()
-    return [File(f"train/{name}", folder / name) for name in names_below(folder) if name.endswith((".py", ".csv"))]
+    return [
+        File(f"launch_train/{name}", folder / name) for name in names_below(folder) if name.endswith((".py", ".csv"))
+    ]
 
 
 def base_image() -> str:

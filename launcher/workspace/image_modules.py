@@ -7,7 +7,7 @@ from functools import cache
 
 from launcher.workspace.content import data_folder
 
-OURS = frozenset({"train", "pip"})
+OURS = frozenset({"launch_train", "pip"})
 """In every image beside the locked packages: the trainer, and what the base brings."""
 
 IMPORTED_AS = {

@@ -20,7 +20,7 @@ from launcher.runs.metrics.results import results
 from tests.command import launch
 
 SCRIPT = """
-from train import metrics
+from launch_train import metrics
 losses = [2.0, 1.0, float("nan"), float("nan"), {last}]
 for step, loss in enumerate(losses, 1):
     metrics.log(step, loss=loss, lr=0.01, worst=float("-inf") if step == 4 else 0.0)

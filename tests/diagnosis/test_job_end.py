@@ -147,10 +147,10 @@ def test_the_logs_last_error_is_told() -> None:
 
 def test_a_grant_that_a_node_asks_for_is_the_fix() -> None:
     """Another place wouldn't help: the node says itself what is missing."""
-    said = f"launch_train.node: node 0: secret HF_TOKEN can't be read: trainer may not: {GRANT} (exit code 70)"
+    said = f"launch: node 0: secret HF_TOKEN can't be read: trainer may not: {GRANT} (exit code 70)"
     found = of_end(failed(70), SPOT, said)
     assert (found.scope, found.kind, found.fix) == ("permanent", "permission", GRANT)
-    assert found.cause == "launch_train.node: node 0: secret HF_TOKEN can't be read: trainer may not"
+    assert found.cause == "launch: node 0: secret HF_TOKEN can't be read: trainer may not"
 
 
 def test_a_job_without_a_run_is_named_itself() -> None:

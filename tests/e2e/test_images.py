@@ -273,4 +273,4 @@ def test_a_vm_runs_by_its_digest_what_was_pushed_and_deletes_itself(
     record = json.loads(stored[f"runs/{found['run']}/machines/{number}.json"])
     assert (record["exit"], record["reason"], record["cleanup"]) == (0, "", "")
     assert json.loads(stored[f"runs/{found['run']}/attempts/0001.claim"])["job"] == number
-    assert any("launch_train.node: done" in entry.text for entry in cloud.logs.entries)
+    assert any("launch: done" in entry.text for entry in cloud.logs.entries)

@@ -124,7 +124,7 @@ def test_two_nodes_preempted_with_their_run_in_a_bucket(
     for node in (0, 1):
         said = b"".join(data for name, data in sorted(content.items()) if name.startswith(f"text/0001-000{node}-"))
         assert b"stopped from outside after saving" in said
-        assert said.rstrip().endswith(b"launch_train.node: done")
+        assert said.rstrip().endswith(b"launch: done")
     assert any(name.startswith("logs/events.out.tfevents") for name in content)
     assert "this run had ended" in start(output, "99s").stderr
     check_same(found, check_whole(parts_of(only_run(tmp_path / "plain")), STEPS))

@@ -37,5 +37,5 @@ def test_the_vms_of_the_page_boot_train_and_let_us_in(tmp_path: Path, gcloud: st
     for (line, shown), output in zip(recorded, found, strict=True):
         assert likeness(output) == likeness(shown), line
     assert cloud.compute.names() == []
-    assert "[workerpool0-0] launch_train.node: done" in "".join(found)
+    assert "[workerpool0-0] launch: done" in "".join(found)
     assert any("GPU 1: NVIDIA L4" in one for one in found)

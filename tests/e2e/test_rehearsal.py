@@ -54,7 +54,7 @@ def test_two_nodes_of_two_processes_compute_the_same(tmp_path: Path) -> None:
 
 
 def test_a_users_folder_with_names_like_ours(tmp_path: Path) -> None:
-    """A user's train.py, launcher.py and tests/ work, and `from train import metrics` is ours."""
+    """A user's train.py, launcher.py and tests/ work, and `from launch_train import metrics` is ours."""
     write(
         tmp_path / "code",
         train__py="import launcher, tests.helper\nfrom train import metrics\n"

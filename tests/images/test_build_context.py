@@ -29,8 +29,8 @@ def source(folder: Path) -> Source:
     return Source(
         recipe=tuple(File(name, folder / name) for name in ("train.Dockerfile", "requirements.lock")),
         trainer=(
-            File("train/launch_train/node/__main__.py", folder / "node.py"),
-            File("train/data/a.py", folder / "a.py"),
+            File("launch_train/node/__main__.py", folder / "node.py"),
+            File("launch_train/data/a.py", folder / "a.py"),
         ),
         code=(
             File("run.sh", folder / "run.sh"),
@@ -50,11 +50,11 @@ def entries(made: Source) -> dict[str, tarfile.TarInfo]:
 def test_everything_lies_where_the_dockerfile_looks_for_it(tmp_path: Path) -> None:
     found = entries(source(tmp_path / "a"))
     assert {name for name, one in found.items() if not one.isdir()} == {
-        "train.Dockerfile", "requirements.lock", "requirements.txt", "train/launch_train/node/__main__.py", "train/data/a.py",
-        "code/run.sh", "code/pkg/deep/a.py", "code/link", "torch/torch.whl",
+        "train.Dockerfile", "requirements.lock", "requirements.txt", "launch_train/node/__main__.py",
+        "launch_train/data/a.py", "code/run.sh", "code/pkg/deep/a.py", "code/link", "torch/torch.whl",
     }  # fmt: skip
     assert {name for name, one in found.items() if one.isdir()} == {
-        "train", "train/data", "train/node", "code", "code/pkg", "code/pkg/deep", "torch",
+        "launch_train", "launch_train/data", "launch_train/node", "code", "code/pkg", "code/pkg/deep", "torch",
     }  # fmt: skip
     assert {name: one.mode for name, one in found.items() if one.isfile()} == {
         name: 0o775 if name == "code/run.sh" else 0o664 if name.startswith("code/") else 0o644
@@ -77,7 +77,7 @@ def test_the_users_requirements_travel_as_a_file() -> None:
 
 def test_folders_that_copy_needs_are_there_when_they_are_empty() -> None:
     found = entries(Source())
-    assert {name for name, one in found.items() if one.isdir()} == {"train", "code", "torch"}
+    assert {name for name, one in found.items() if one.isdir()} == {"launch_train", "code", "torch"}
     assert found["requirements.txt"].size == 0
 
 

@@ -38,7 +38,7 @@ def test_two_h100s() -> None:
     assert pool["replicaCount"] == "1"
     assert pool["containerSpec"]["command"] == ["python", "-m", "launch_train.node"]
     assert pool["containerSpec"]["args"] == ["--module", "mine"]
-    assert pools(request(run={}))[0]["containerSpec"]["args"] == ["--module", "train"]
+    assert pools(request(run={}))[0]["containerSpec"]["args"] == ["--module", "launch_train"]
 
 
 def test_several_nodes_are_a_primary_and_a_worker_pool() -> None:

@@ -62,8 +62,8 @@ def test_path_home_and_endpoints_are_all_that_comes_along() -> None:
 def test_the_image_has_our_package_alone_on_its_path(tmp_path: Path) -> None:
     env = image_env(tmp_path)
     assert env["PYTHONPATH"] == str(tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["train"]
-    assert (tmp_path / "train" / "node" / "__main__.py").is_file()
+    assert [one.name for one in tmp_path.iterdir()] == ["launch_train"]
+    assert (tmp_path / "launch_train" / "node" / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,12 @@ RESERVED = "reservation:projects/p/zones/us-central1-a/reservations/r"
         ("run: {command: [a], launcher: python}", "run.launcher: a command is always started once a node, as it is | "),
         (
             "run: {script: a.py, config: {steps: 1}}",
-            "run.config: only the built-in trainer (run.module: train) reads it",
+            "run.config: only the built-in trainer (run.module: launch_train) reads it",
         ),
-        ("run: {module: my.train, config: {steps: 1}}", "run.config: only the built-in trainer (run.module: train) re"),
+        (
+            "run: {module: my.train, config: {steps: 1}}",
+            "run.config: only the built-in trainer (run.module: launch_train) re",
+        ),
         ("run: {config: {step: 1}}", "run.config.step: "),
         ("run: {hang_after: 60}", "run.hang_after: is for scripts and commands | use run.config.hang_after"),
         ("run:\n  module: train\n  config:\n    optimizer: {lr: -1}", "run.config.optimizer.lr: "),

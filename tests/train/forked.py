@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from launch_train.common import contract
 
-ROOT = Path(contract.__file__).parents[1]
+ROOT = Path(contract.__file__).parents[2]
 PRELOADED = ("launch_train.trainer.train", "torch._dynamo", "torch.utils.flop_counter", "pytest")
 LIMIT_S = 900.0
 """After which a job is given up: far more than the longest takes on a busy machine."""
@@ -50,7 +50,7 @@ class Forked:
     def __call__(
         self, env: Mapping[str, str], ranks: int = 1, *, argv: Sequence[str] = (), hook: str = "", apart: bool = False
     ) -> Ended:
-        """Run `python -m train` on so many ranks, or the module and arguments in `argv`. Each rank first runs the code
+        """Run `python -m launch_train` on so many ranks, or the module and arguments in `argv`. Each rank first runs the code
         in `hook`. As under torchrun a rank that fails ends the others, unless `apart`."""
         return self.together((env, ranks), argv=argv, hook=hook, apart=apart)[0]
 

@@ -109,7 +109,7 @@ def _store() -> tuple[int, int]:
 
 
 def _forked(out: Path, env: dict[str, str], argv: list[str], hook: str) -> int:
-    """A rank: `python -m train`, but for the start of Python. With LACKING it has no such module."""
+    """A rank: `python -m launch_train`, but for the start of Python. With LACKING it has no such module."""
     files = [os.open(out.with_suffix(name), os.O_CREAT | os.O_TRUNC | os.O_WRONLY) for name in (".out", ".err")]
     if pid := os.fork():
         for file in files:
@@ -126,7 +126,7 @@ def _forked(out: Path, env: dict[str, str], argv: list[str], hook: str) -> int:
     code = 99
     try:
         exec(hook, {})
-        sys.argv = argv or ["train"]
+        sys.argv = argv or ["launch_train"]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except BaseException:  # noqa: BLE001 - as Python at its end

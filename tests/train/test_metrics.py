@@ -105,7 +105,7 @@ class Broken(LocalFolder):
 
 
 def test_a_value_of_the_users_named_nonfinite_stops_nothing(tmp_path: Path) -> None:
-    script = "from train import metrics\nfor step in (1, 2): metrics.log(step, nonfinite=step, loss=0.5)"
+    script = "from launch_train import metrics\nfor step in (1, 2): metrics.log(step, nonfinite=step, loss=0.5)"
     env = {**os.environ, contract.RUN_FOLDER: str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -164,7 +164,7 @@ def test_an_error_is_not_raised_in_a_forked_child_too(tmp_path: Path, monkeypatc
 
 def test_a_script_of_ones_own_needs_two_lines_and_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from train import metrics\n"
+        "import sys; from launch_train import metrics\n"
         "for step in range(1, 4): metrics.log(step, loss=1 / step)\n"
         "metrics.event('end', step=3)\n"
         "print('torch' in sys.modules)\n"
@@ -181,7 +181,7 @@ def test_a_script_of_ones_own_needs_two_lines_and_no_torch(tmp_path: Path) -> No
 
 
 def test_without_a_folder_a_script_runs_as_if_nothing_was_there(tmp_path: Path) -> None:
-    code = "from train import metrics; metrics.log(1, loss=2.0); print('done')"
+    code = "from launch_train import metrics; metrics.log(1, loss=2.0); print('done')"
     env = {"PATH": "", "PYTHONPATH": str(Path(metrics.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout == b"done\n"
@@ -190,7 +190,7 @@ def test_without_a_folder_a_script_runs_as_if_nothing_was_there(tmp_path: Path) 
 
 def test_a_script_that_is_told_to_stop_writes_its_rows_first(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from train import metrics\n"
+        "import os, signal, sys; from launch_train import metrics\n"
         "for step in range(1, 4): metrics.log(step, loss=1 / step)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
     )
@@ -205,7 +205,7 @@ def test_a_script_that_is_told_to_stop_writes_its_rows_first(tmp_path: Path) -> 
 
 FORK = """
 import multiprocessing, os, signal, sys, time
-from train import metrics
+from launch_train import metrics
 def log(first, last):
     for step in range(first, last + 1): metrics.log(step, loss=1 / step)
 def child(work):
@@ -442,7 +442,8 @@ def test_a_bucket_that_is_not_there_is_said_at_once(bucket: dict[str, str], monk
 def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str]) -> None:
     cloud.faults.down(until=clock() + 1)
     code = (
-        "import os, signal; from train import metrics; metrics.FLUSH_SECONDS = 0.001; metrics.LIST_SECONDS = 0.1\n"
+        "import os, signal; from launch_train import metrics\n"
+        "metrics.FLUSH_SECONDS = 0.001; metrics.LIST_SECONDS = 0.1\n"
         "for step in range(1, 101): metrics.log(step, loss=1 / step)\n"
         "sink = metrics._default(); sink.flush(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -68,7 +68,7 @@ def test_an_import_of_a_file_of_the_code_that_is_imported(tmp_path: Path) -> Non
         "import os, sys, json, tomllib, distutils\nfrom __future__ import annotations\n",
         "import torch, numpy as np, yaml, PIL.Image, google.cloud.storage, pynvml, tqdm, transformers, functorch\n",
         "from torch.utils.data import DataLoader\nimport tensorboard, pkg_resources, safetensors.torch\n",
-        "from train import metrics, checkpoint\n",
+        "from launch_train import metrics, checkpoint\n",
         "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import nowhere\n",
         "import sys\nif sys.version_info < (3, 11):\n    import tomli\nelse:\n    import tomllib\n",

@@ -1,4 +1,5 @@
-"""One process of a run: `torchrun … -m train`, or `python -m train` alone. Its settings are JSON in LAUNCH_CONFIG."""
+"""One process of a run: `torchrun … -m launch_train`, or `python -m launch_train` alone. Its settings are JSON in
+LAUNCH_CONFIG."""
 
 from __future__ import annotations
 

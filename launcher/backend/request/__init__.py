@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from types import ModuleType
@@ -14,6 +15,7 @@ from launcher.backend.request.model import JobRequest
 from launcher.diagnosis import Tried
 from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
+from launcher.spec.models import BUILTIN, OLD_BUILTIN
 
 __all__ = ["Asked"]
 
@@ -150,7 +152,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     read_back = read(request)
     output = run_folder(request) or ""
     found = {
-        "command": " ".join(read_back.words),
+        "command": " ".join(renamed(read_back.words)),
         "gpus": str(read_back.gpus),
         "nodes": str(read_back.nodes),
         "output": output.rpartition("/")[0] or output,
@@ -161,6 +163,17 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
         elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the rest follows from other fields
             found[f"env.{name}"] = value
     return found
+
+
+def renamed(words: Sequence[str]) -> list[str]:
+    """Return a command with the package's new name: requests from before call launch_train `train`."""
+    text = list(words)
+    if "train.node" in text[:3]:
+        text[text.index("train.node")] = "launch_train.node"
+        if "--module" in text:
+            at = text.index("--module") + 1
+            text[at] = re.sub(rf"^{OLD_BUILTIN}\b", BUILTIN, text[at])
+    return text
 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:

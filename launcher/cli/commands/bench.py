@@ -14,7 +14,7 @@ from launcher.cli.help_page import MACHINE, OUTPUT, RUN, option
 from launcher.cli.options import Output, OutputFormat
 from launcher.errors import JobFailed, LaunchError, UsageError
 
-TORCHRUN = str(Path(contract.__file__).parent / "node" / "torchrun.py")
+TORCHRUN = str(Path(contract.__file__).parents[1] / "node" / "torchrun.py")
 
 
 def bench(

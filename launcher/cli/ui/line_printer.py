@@ -25,13 +25,13 @@ NOTICE = re.compile(
 )
 """In words of the trainer's, or of the monitor's, that are about no end of its own."""
 
-KILLED = re.compile(r"train\.node: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
+KILLED = re.compile(r"launch: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
 """What train/launch_train/node/torchrun.py says of the first rank that failed, where a signal ended it."""
 
-REASON = re.compile(r"train\.node: (?P<text>.+) \(exit code [1-9]\d*\)$")
+REASON = re.compile(r"launch: (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last words of a node that has not ended well."""
 
-FAILED = re.compile(r"train\.node: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
+FAILED = re.compile(r"launch: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
 """What a node says of an exception, whether or not its traceback was printed (train/launch_train/common/faults.py)."""
 
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
@@ -86,7 +86,7 @@ class LinePrinter:
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
-            if line.startswith("launch_train.node: ") and "; starting again (" in line:
+            if line.startswith("launch: ") and "; starting again (" in line:
                 self.restarts += 1
                 self.reset()
             else:

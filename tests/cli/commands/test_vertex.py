@@ -246,7 +246,7 @@ def test_a_secret_that_cannot_be_read_ends_the_run_at_the_first_place(job: Job) 
     job.cloud.jobs.script = (*RUNS, end)
     run = job.data("vertex", "job.yaml", "--detach")
     words = "node 0: secret HF_TOKEN (projects/p/secrets/hf/versions/latest) does not exist"
-    job.cloud.logs.write(run["job"].rpartition("/")[2], "workerpool0-0", f"launch_train.node: {words} (exit code 70)")
+    job.cloud.logs.write(run["job"].rpartition("/")[2], "workerpool0-0", f"launch: {words} (exit code 70)")
     ran = job.launch("vertex", "job.yaml", code=1)
     assert f"{run['run']}: [workerpool0-0] {words}" in ran.err
     assert len(job.created) == 1

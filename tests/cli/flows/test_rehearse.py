@@ -82,12 +82,12 @@ def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
             assert ("host/image:1" in capsys.readouterr().out) is docker
 
 
-ENDED = "launch_train.node: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
-ON_PURPOSE = "launch_train.node: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
+ENDED = "launch: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
+ON_PURPOSE = "launch: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
 GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
-LOST = "launch_train.node: node 1: no word for 60 s (exit code 1)"
-CRASH = "launch_train.node: rank 1 failed first: SIGSEGV (crash in native code)"
-ABORT = "launch_train.node: rank 1 failed first: SIGABRT (native code gave up)"
+LOST = "launch: node 1: no word for 60 s (exit code 1)"
+CRASH = "launch: rank 1 failed first: SIGSEGV (crash in native code)"
+ABORT = "launch: rank 1 failed first: SIGABRT (native code gave up)"
 
 
 @pytest.mark.parametrize(
@@ -117,19 +117,19 @@ ABORT = "launch_train.node: rank 1 failed first: SIGABRT (native code gave up)"
             "node 0, GPU 3: Xid 79: it has fallen off the bus",
         ),
         (["train: node 0: GPU 3 is lost: take another machine", ENDED], "node 0: GPU 3 is lost: take another machine"),
-        ([GLOO, ABORT, ENDED], ABORT.removeprefix("launch_train.node: ")),
+        ([GLOO, ABORT, ENDED], ABORT.removeprefix("launch: ")),
         ([GLOO, LOST], "node 1: no word for 60 s"),
         (
-            ["OldError: 1", "launch_train.node: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
+            ["OldError: 1", "launch: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
             "NewError: 2",
         ),
         (["train: warning: step 3: loss is nan", LOST], "node 1: no word for 60 s"),
         (["work.py: error: unrecognized arguments: --x", ON_PURPOSE], "unrecognized arguments: --x"),
         (
-            ["launch_train.node: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED],
+            ["launch: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED],
             "KeyError: 'x' (work.py:3)",
         ),
-        (["launch_train.node: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
+        (["launch: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),
     ],
 )
 def test_the_cause_is_an_error_that_is_not_about_a_peer(

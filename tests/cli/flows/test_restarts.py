@@ -14,7 +14,7 @@ from launcher.cli.flows.rehearsal_folder import restarts
 from tests.command import launch
 
 FAILS_AT_STEP_3 = """
-from train import metrics
+from launch_train import metrics
 for step in range(1, 10):
     if step == 3:
         raise ValueError("a bad sample")
@@ -22,7 +22,7 @@ for step in range(1, 10):
 """
 FAILS_ONCE = """
 import os
-from train import metrics
+from launch_train import metrics
 metrics.log(1, loss=1.0)
 raise SystemExit(os.environ["LAUNCH_GENERATION"] == "0")
 """

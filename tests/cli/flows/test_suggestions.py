@@ -14,7 +14,7 @@ from tests.cli.cloudjobs import FAILED, RUNS, WELL, Job
 from tests.command import Ran, launch
 
 NO_PROJECT = {"CLOUDSDK_CORE_PROJECT": ""}
-SCRIPT = "from train import metrics\nmetrics.log(1, loss=0.5)\n"
+SCRIPT = "from launch_train import metrics\nmetrics.log(1, loss=0.5)\n"
 OWN = "name: mine\nmachine: {type: l4%s}\nrun: {script: mine.py, launcher: python}\n"
 COMMAND = re.compile(r"^(?:launch: )? *((?:\w+=\S+ )?(?:\S*/)?(?:launch|tensorboard) [a-z-].*)$")
 

@@ -18,7 +18,7 @@ SETTING = """
 import multiprocessing, os
 import torch
 multiprocessing.set_start_method("fork", force=True)  # as in a script that an interpreter starts
-from train import checkpoint
+from launch_train import checkpoint
 images, labels = torch.randn(22, 6, generator=torch.Generator().manual_seed(0)), torch.arange(22) % 3
 DATASET
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -193,7 +193,7 @@ own["seen"] += 10
 def test_what_cannot_be_saved_is_refused_at_restore(tmp_path: Path, where: str, value: str) -> None:
     """And not at the first save, after which the node would start the whole training again."""
     state = f"{{'it': {value}}}" if where == "state" else f"{{}}, own={{'it': {value}}}"
-    done = run(f"from train import checkpoint as c\nc.restore({state})\nprint('trained')", tmp_path / "run")
+    done = run(f"from launch_train import checkpoint as c\nc.restore({state})\nprint('trained')", tmp_path / "run")
     assert (done.code, done.out) == (2, "")
     (line,) = done.err.splitlines()
     assert f"{where}['it']" in line
@@ -201,7 +201,7 @@ def test_what_cannot_be_saved_is_refused_at_restore(tmp_path: Path, where: str, 
 
 
 def test_a_refused_state_takes_no_run_over(tmp_path: Path) -> None:
-    assert run("from train import checkpoint as c\nc.restore({'it': print})", tmp_path / "run").code == 2
+    assert run("from launch_train import checkpoint as c\nc.restore({'it': print})", tmp_path / "run").code == 2
     assert not LocalFolder(tmp_path / "run").list("checkpoints/")
 
 

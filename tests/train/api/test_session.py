@@ -25,7 +25,7 @@ from launch_train.common.storage import LocalFolder
 from tests.train import trials
 from tests.train.api.user_script import STEPS, Blow, environment, run, start
 
-ROOT = Path(contract.__file__).parents[1]
+ROOT = Path(contract.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_later_start_ends_an_older_one(tmp_path: Path) -> None:
 # --- Scripts as text ------------------------------------------------------------------------------------------------
 
 PLAIN = """
-from train import checkpoint, metrics
+from launch_train import checkpoint, metrics
 state = {"weights": [], "epoch": 0, "history": {"loss": []}}
 for step in range(checkpoint.restore(state) + 1, 4):
     state["weights"] = [*state["weights"], step]
@@ -146,7 +146,7 @@ def interpreted(text: str, **own: str) -> subprocess.CompletedProcess[str]:
 HANG_WATCHED = """
 import os
 from pathlib import Path
-from train import checkpoint, heartbeat
+from launch_train import checkpoint, heartbeat
 from launch_train.checkpointing.async_saver import Saver
 from launch_train.api import script
 
@@ -214,7 +214,7 @@ def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, text: str, code: int, line: str) -> None:
-    done = run(f"from train import checkpoint as c\n{text}", tmp_path / "run")
+    done = run(f"from launch_train import checkpoint as c\n{text}", tmp_path / "run")
     assert done.code == code
     assert done.err.splitlines()[-1].startswith(line)
     assert len(done.err.splitlines()) == 1
@@ -222,7 +222,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, code: int, line: str) 
 
 def test_a_state_that_is_not_the_checkpoints(tmp_path: Path) -> None:
     assert run(PLAIN, tmp_path / "run").code == 0
-    done = run("from train import checkpoint as c\nc.restore({'model': 1})", tmp_path / "run", 1)
+    done = run("from launch_train import checkpoint as c\nc.restore({'model': 1})", tmp_path / "run", 1)
     assert done.code == 2
     assert done.err.startswith("train: checkpoints/step-00000003/0001-0000 doesn't fit this script: it has no 'model'")
 

@@ -14,7 +14,7 @@ from tests.train.api.user_script import Said, run_ranks
 
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
-from train import checkpoint, metrics
+from launch_train import checkpoint, metrics
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
 ema = [parameter.detach().clone() for parameter in model.parameters()]
@@ -110,7 +110,7 @@ def test_what_was_whole_is_sharded_when_it_is_resumed(whole: Path, tmp_path: Pat
 )
 def test_what_cannot_be_saved_of_it_is_refused_at_restore(tmp_path: Path, state: str, own: str, where: str) -> None:
     text = "from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh\n"
-    text += "from train import checkpoint\nmesh = init_device_mesh('cpu', (2,))\n"
+    text += "from launch_train import checkpoint\nmesh = init_device_mesh('cpu', (2,))\n"
     said = run_ranks(f"{text}checkpoint.restore({state}, own={own})", tmp_path / "run")
     assert [one.code for one in said] == [2, 2], said
     assert where in said[0].err

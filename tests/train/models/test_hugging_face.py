@@ -28,7 +28,7 @@ from launch_train.models import blocks, build, flops_per_sample, hub, resolved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROOT = Path(contract.__file__).parents[1]
+ROOT = Path(contract.__file__).parents[2]
 TRUNK = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"name": "hf:llama", "vocab_size": 64, **TRUNK}
 MODELS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from launch_train.common import contract
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import environment, losses
 
-EXAMPLE = Path(contract.__file__).parents[1] / "job_specs" / "examples" / "tiny"
+EXAMPLE = Path(contract.__file__).parents[3] / "job_specs" / "examples" / "tiny"
 CONFIG: dict[str, Any] = {
     "model": {"name": "model:build", "width": 16, "depth": 2},
     "data": {"path": "data:build", "settings": {"samples": 200}},

@@ -29,8 +29,8 @@ PAIR = Cluster(("host-a:2222", "host-b:2222"), 1)
 @pytest.mark.parametrize(
     ("argv", "task"),
     [
-        ([], Task("torchrun", "module", "train", ())),
-        (["--", "--steps", "3"], Task("torchrun", "module", "train", ("--steps", "3"))),
+        ([], Task("torchrun", "module", "launch_train", ())),
+        (["--", "--steps", "3"], Task("torchrun", "module", "launch_train", ("--steps", "3"))),
         (["--module", "a.b", "--", "--module", "x", "--"], Task("torchrun", "module", "a.b", ("--module", "x", "--"))),
         (["--launcher", "python", "--script", "x.py", "a"], Task("python", "script", "x.py", ("a",))),
         (["--command", "--", "make", "-j"], Task("python", "command", "", ("make", "-j"))),
@@ -47,7 +47,7 @@ def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         parse_args(argv)
     assert caught.value.code == 2
-    assert "launch_train.node: error" in capsys.readouterr().err
+    assert "launch: error" in capsys.readouterr().err
 
 
 def shown(task: Task, cluster: Cluster) -> str:
@@ -56,10 +56,10 @@ def shown(task: Task, cluster: Cluster) -> str:
 
 
 def test_torchrun_on_one_node() -> None:
-    assert shown(Task("torchrun", "module", "train", ("--a",)), Cluster(("h:1",), 0)) == (
+    assert shown(Task("torchrun", "module", "launch_train", ("--a",)), Cluster(("h:1",), 0)) == (
         "PYTHON -P TORCHRUN --nproc-per-node=8 --max-restarts=0 --rdzv-id=demo-2-4"
         " --shutdown-timeout=30 --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=localhost"
-        " -m train --a"
+        " -m launch_train --a"
     )
 
 

@@ -20,7 +20,7 @@ from tests.train.nodes import Machines, Node, machines
 
 GENERATION = "import os, sys; print('generation', os.environ['LAUNCH_GENERATION'], flush=True)\n"
 STEPS = (
-    "from train import metrics\n"
+    "from launch_train import metrics\n"
     "for step in range(1, 10):\n"
     "    if step > {limit}:\n"
     "        raise {error}\n"
@@ -378,7 +378,7 @@ def test_a_scripts_subprocesses_print_what_they_always_print(one: Machines, argv
 
 
 def test_a_script_that_exits_with_2_after_steps_is_retried(one: Machines) -> None:
-    one.script(GENERATION + "from train import metrics; metrics.log(1, loss=1.0); sys.exit(2)")
+    one.script(GENERATION + "from launch_train import metrics; metrics.log(1, loss=1.0); sys.exit(2)")
     node = one.start(*PYTHON, env={"LAUNCH_RESTARTS": "1"})
     assert node.wait() == Exit.FAILED, node.text
     assert generations(node) == "01"

@@ -126,7 +126,7 @@ def test_what_is_printed_is_in_cloud_logging_and_in_the_run_folder(one: Machines
         assert node.wait() == Exit.FAILED, node.errors
         shown = [(entry.text, entry.shown["severity"]) for entry in cloud.logs.entries]
         assert {("café", "INFO"), ("", "INFO"), ("oh", "ERROR")} < {*shown}
-        assert [text for text, _ in shown if text.startswith("launch_train.node: ")][-1].endswith("(exit code 1)")
+        assert [text for text, _ in shown if text.startswith("launch: ")][-1].endswith("(exit code 1)")
         assert sorted(logged(cloud)) == sorted((node.text + node.errors).splitlines())
         text = b"".join(objects(cloud, "text/").values()).decode()
         assert sorted(text.splitlines()) == sorted(logged(cloud))
@@ -183,7 +183,7 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
         began = time.monotonic()
         assert first.wait() == Exit.PREEMPTED, first.text
         assert time.monotonic() - began < 25  # with time to spare of the 30 s that Compute Engine gives
-        notice = "launch_train.node: Compute Engine preempts this VM (instance/preempted is TRUE): saving and leaving"
+        notice = "launch: Compute Engine preempts this VM (instance/preempted is TRUE): saving and leaving"
         assert first.text.count(notice) == 1
         assert notice in logged(cloud)
         stopped = results(objects(cloud, "metrics/")).event("preempted")

@@ -103,7 +103,7 @@ def test_a_node_whose_gpus_are_ill_never_starts_the_program(tmp_path: Path) -> N
         site.script("print('at work')")
         node = site.start("--script", "work.py", env={**BENCH, contract.PROCESSES: "1", "PATH": path})
         assert node.wait() == contract.Exit.UNFIT, node.text
-        assert "launch_train.node: node 0: preflight: the measuring failed with exit code 70" in node.text
+        assert "launch: node 0: preflight: the measuring failed with exit code 70" in node.text
         assert node.text.count("but torch") == 1, "one line of what is wrong"
         assert "at work" not in node.text
         assert not (site.run_folder / contract.TERMINAL).exists()  # another machine may do it

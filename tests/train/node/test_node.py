@@ -70,7 +70,7 @@ def test_what_fails_twice_before_its_first_step_is_not_started_again(one: Machin
 
 def test_what_fails_alike_after_steps_without_a_word_is_started_again(one: Machines) -> None:
     one.script(
-        "import os; from train import metrics; print('generation', os.environ['LAUNCH_GENERATION']); "
+        "import os; from launch_train import metrics; print('generation', os.environ['LAUNCH_GENERATION']); "
         "metrics.log(1, loss=2.0); raise SystemExit(5)"
     )
     node = one.start("--script", "work.py")
@@ -113,9 +113,7 @@ def test_a_users_error_is_not_tried_again_and_torchrun_does_not_hide_it(one: Mac
     node = one.start("--script", script)
     assert node.wait() == Exit.USAGE, node.text
     assert re.findall(r"^generation (\d)", node.text, re.M) == ["0"]
-    assert (
-        "exit code 2" not in node.text.rpartition("launch_train.node: node 0")[0]
-    )  # it has said why; torchrun needn't
+    assert "exit code 2" not in node.text.rpartition("launch: node 0")[0]  # it has said why; torchrun needn't
     assert "Traceback" not in node.text
     assert "torch/distributed" not in node.text
     assert "can't work" in (one.run_folder / "terminal").read_text()
@@ -126,7 +124,7 @@ def test_a_terminal_run_is_not_started(one: Machines) -> None:
     (one.run_folder / "terminal").write_text("lr must be above 0\n")
     node = one.start(*python(one.script(FAILS)))
     assert node.wait() == Exit.TERMINAL
-    assert node.text == "launch_train.node: this run must not be started again: lr must be above 0 (exit code 78)\n"
+    assert node.text == "launch: this run must not be started again: lr must be above 0 (exit code 78)\n"
 
 
 def test_generations_go_on_where_the_last_container_stopped(one: Machines) -> None:
@@ -315,7 +313,7 @@ def test_what_nobody_foresaw_is_one_line_too(one: Machines) -> None:
     (one.run_folder / "terminal").write_bytes(b"\xff")
     node = one.start(*python(one.script("")))
     assert node.wait() == Exit.FAILED
-    assert node.text.startswith("launch_train.node: node 0: UnicodeDecodeError: ")
+    assert node.text.startswith("launch: node 0: UnicodeDecodeError: ")
     assert node.text.count("\n") == 1
 
 
@@ -336,7 +334,7 @@ def test_what_can_not_work_is_said_in_one_line(
     one.script("")
     node = one.start(*argv, env=env)
     assert node.wait() == Exit.USAGE
-    assert node.text.startswith("launch_train.node: ")
+    assert node.text.startswith("launch: ")
     assert line in node.text
     assert node.text.count("\n") == 1, node.text
     # A wrong CLUSTER_SPEC may be this replica's alone; all else is wrong on every machine.

@@ -36,7 +36,7 @@ def test_of_ten_jobs_at_once_exactly_one_works(one: Machines) -> None:
     workers = [number for number in range(10) if (one.folder / f"worked-{number}").exists()]
     assert len(workers) == 1
     assert json.loads((one.run_folder / contract.claim(1)).read_text()) == {"job": str(workers[0])}
-    line = f"launch_train.node: job {workers[0]} has attempt 1 of this run; this one has none\n"
+    line = f"launch: job {workers[0]} has attempt 1 of this run; this one has none\n"
     assert [node.text for number, node in enumerate(nodes) if number not in workers] == [line] * 9
 
 
@@ -60,7 +60,7 @@ def test_a_job_whose_run_was_taken_over_does_not_work_again(one: Machines) -> No
     before = written(one)
     again = one.start(*WORK, env=job("old"))
     assert again.wait() == Exit.SUPERSEDED
-    assert again.text == "launch_train.node: node 0: job new has taken over with attempt 2 (exit code 77)\n"
+    assert again.text == "launch: node 0: job new has taken over with attempt 2 (exit code 77)\n"
     assert written(one) == before
     assert not (one.folder / "worked-old").exists()
 

@@ -195,7 +195,7 @@ def test_a_signal_to_a_node_that_waits_for_another_ends_all_soon(tmp_path: Path,
         if began:
             until(lambda: [generations(node) for node in nodes] == [["0"]] * 3, "generation 0")
             nodes[2].send(signal.SIGKILL)
-        until(lambda: "launch_train.node: waiting for node 2 (" in nodes[0].text, "node 0 to wait for node 2 alone")
+        until(lambda: "launch: waiting for node 2 (" in nodes[0].text, "node 0 to wait for node 2 alone")
         start = time.monotonic()
         nodes[1].send(signal.SIGTERM)
         assert [node.wait() for node in nodes[:2]] == [143, 143], nodes[0].text + nodes[1].text

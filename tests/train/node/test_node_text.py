@@ -44,7 +44,7 @@ def test_all_that_is_printed_is_kept_in_its_order(one: Machines) -> None:
     assert node.wait() == Exit.OK
     assert text(one) == node.text
     lines = ["on stdout 0", "on stderr", "from a child", "native, no newline at the end"]
-    assert node.text.startswith("\n".join(lines) + "launch_train.node: node 0: exit code 3; starting again (1 of 3")
+    assert node.text.startswith("\n".join(lines) + "launch: node 0: exit code 3; starting again (1 of 3")
     assert node.text.endswith("native, no newline at the endtrain.node: done\n")
 
 
@@ -115,4 +115,4 @@ def test_a_text_that_can_not_be_kept_ends_nothing(one: Machines) -> None:
     assert time.monotonic() - start < 10
     assert "works\n" in node.text
     assert node.text.count("text is not kept for now: ") == 1
-    assert node.text.endswith("launch_train.node: the last of the text could not be kept\n")
+    assert node.text.endswith("launch: the last of the text could not be kept\n")

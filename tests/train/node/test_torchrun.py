@@ -61,7 +61,7 @@ def test_the_exit_file_is_the_contracts() -> None:
 
 def test_a_line_of_a_signal_fits_80_columns_behind_its_replicas_name() -> None:
     for name, words in torchrun.MEANINGS.items():
-        assert len(f"[workerpool0-0] launch_train.node: rank 7 failed first: {name} ({words})") <= 80
+        assert len(f"[workerpool0-0] launch: rank 7 failed first: {name} ({words})") <= 80
 
 
 def test_the_loggers_that_are_quiet_are_torchs() -> None:
@@ -72,9 +72,9 @@ def test_the_loggers_that_are_quiet_are_torchs() -> None:
 def test_an_older_torch_is_not_told_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11 has no --shutdown-timeout; it waits as long all the same."""
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 30))
-    known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "train", "--x=1"]
+    known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "launch_train", "--x=1"]
     known.add_argument("--shutdown-timeout")
     assert torchrun._understood(argv, known) == argv
     assert PContext.close.__defaults__ == (None, 30)
-    assert torchrun._understood(argv, ArgumentParser()) == ["--nnodes=1", "-m", "train", "--x=1"]
+    assert torchrun._understood(argv, ArgumentParser()) == ["--nnodes=1", "-m", "launch_train", "--x=1"]
     assert PContext.close.__defaults__ == (None, 18)

@@ -23,7 +23,7 @@ from launch_train.profiling.profiler import Recording
 from launch_train.profiling.report import Report
 from tests.train.nodes import free_port
 
-ROOT = Path(contract.__file__).parents[1]
+ROOT = Path(contract.__file__).parents[2]
 SHORT = Profile(1, 1, 2)
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_missed_and_a_line_says_so() -> None:
     for data in (b"12345\n", b"6789\n", b"A"):
         buffer.add(data)
     buffer.hurry()
-    assert buffer.take() == b"12345\ntrain.node: 6 bytes of text are missing here: they could not be stored in time\n"
+    assert buffer.take() == b"12345\nlaunch: 6 bytes of text are missing here: they could not be stored in time\n"
     buffer.add(b"again\n")
     buffer.close()
     assert buffer.take() == b"again\n"

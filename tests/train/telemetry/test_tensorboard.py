@@ -140,7 +140,7 @@ def test_a_killed_start_leaves_its_events_in_its_spool_alone(
     for name in ("tmp", "spool"):
         (tmp_path / name).mkdir()
     code = (
-        "import os, signal; from train import metrics\n"
+        "import os, signal; from launch_train import metrics\n"
         "metrics.log(1, loss=1.0); metrics._default().flush(20); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     env = {

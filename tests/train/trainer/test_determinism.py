@@ -49,9 +49,11 @@ def environment(folder: Path, config: dict[str, Any], path: str = str(ROOT)) -> 
 
 
 def start(env: dict[str, str], ranks: int) -> subprocess.CompletedProcess[str]:
-    """`torchrun -m train` with so many processes."""
+    """`torchrun -m launch_train` with so many processes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*torchrun, "-m", "train"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [*torchrun, "-m", "launch_train"], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def by_hand(env: dict[str, str], *own: dict[str, str]) -> list[subprocess.Popen[str]]:
@@ -61,7 +63,8 @@ def by_hand(env: dict[str, str], *own: dict[str, str]) -> list[subprocess.Popen[
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(own))}
     ranks = [{**env, **mine, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank, mine in enumerate(own)]
     return [
-        subprocess.Popen([sys.executable, "-m", "train"], env=rank, stderr=subprocess.PIPE, text=True) for rank in ranks
+        subprocess.Popen([sys.executable, "-m", "launch_train"], env=rank, stderr=subprocess.PIPE, text=True)
+        for rank in ranks
     ]
 
 
@@ -138,9 +141,11 @@ def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> No
 
 def test_a_last_checkpoint_may_take_longer_than_a_collective(tmp_path: Path, forked: Forked) -> None:
     hook = (
-        "import time, datetime, launch_train.distributed.process_group as dist, launch_train.checkpointing.manifest as manifests\n"
-        "dist.TIMEOUT, commit = datetime.timedelta(seconds=3), manifests.commit\n"
-        "manifests.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
+        "import time, datetime\n"
+        "from launch_train.checkpointing import manifest\n"
+        "from launch_train.distributed import process_group\n"
+        "process_group.TIMEOUT, commit = datetime.timedelta(seconds=3), manifest.commit\n"
+        "manifest.commit = lambda *a: (time.sleep(4), commit(*a))[1]\n"
     )
     done = forked(environment(tmp_path / "run", {**CONFIG, "data": "synthetic", "steps": 2}), 2, hook=hook)
     assert done.returncode == 0, done.stderr

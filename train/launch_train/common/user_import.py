@@ -139,7 +139,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return Path(filename).is_relative_to(Path(__file__).parent) or filename.startswith("<frozen importlib")
+    return Path(filename).is_relative_to(Path(__file__).parents[1]) or filename.startswith("<frozen importlib")
 
 
 def _is_written(filename: str) -> bool:

@@ -68,7 +68,7 @@ def _end(task: Task, environ: Mapping[str, str], timing: Timing, stop: Stop, tex
 
 def say(line: str) -> None:
     """One line to the job's log, in one write."""
-    sys.stderr.write(f"launch_train.node: {line}\n")
+    sys.stderr.write(f"launch: {line}\n")
     sys.stderr.flush()
 
 

@@ -18,7 +18,7 @@ from launch_train.common import contract
 from launch_train.node.cluster import Cluster
 from launch_train.node.control_store import Order
 
-WHOLE_LINES: Final = str(Path(__file__).with_name("lines"))
+WHOLE_LINES: Final = str(Path(__file__).with_name("sitecustomize"))
 """A folder that holds nothing but a sitecustomize.py: no process tears another's lines."""
 
 TORCHRUN: Final = str(Path(__file__).with_name("torchrun.py"))
@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str]) -> Task:
     )
     parser.add_argument("--launcher", choices=("torchrun", "python"), default="torchrun", help="how to start it")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--module", metavar="M", help="started as python -m M (default: train)")
+    what.add_argument("--module", metavar="M", help="started as python -m M (default: launch_train)")
     what.add_argument("--script", metavar="S", help="started as python S")
     what.add_argument("--command", action="store_true", help="ARGS is a command line, started once as it is")
     parser.add_argument("args", nargs="*", metavar="ARGS", help="after --, for what is started")
@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str]) -> Task:
         return Task("python", "command", "", args)
     if ours.script:
         return Task(ours.launcher, "script", ours.script, args)
-    return Task(ours.launcher, "module", ours.module or "train", args)
+    return Task(ours.launcher, "module", ours.module or "launch_train", args)
 
 
 def missing(task: Task, folder: Path) -> str:
@@ -117,7 +117,7 @@ def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: f
 @dataclass(frozen=True)
 class Paths:
     """Where the node and the processes of one generation meet (see the contract): `code` is the user's, whose modules
-    come behind Python's own (lines/sitecustomize.py); without a run folder there is no `spool`."""
+    come behind Python's own (sitecustomize/sitecustomize.py); without a run folder there is no `spool`."""
 
     code: Path
     exit_file: Path

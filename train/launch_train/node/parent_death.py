@@ -24,7 +24,7 @@ def main(starter: int, command: list[str]) -> int:
     try:
         os.execvp(command[0], command)  # noqa: S606 — an argument list
     except OSError as error:
-        print(f"launch_train.node: {command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
 from typing import Final
 
-_LEASH: Final = str(Path(__file__).with_name("leash.py"))
+_LEASH: Final = str(Path(__file__).with_name("parent_death.py"))
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _POLL_S: Final = 0.02
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         torchrun(_understood(argv, get_args_parser()))
     except ChildFailedError as error:
         for line in lines(error, os.environ.get(EXIT_FILE, ""), os.environ.get(FAULTS, "")):
-            print(f"launch_train.node: {line}", file=sys.stderr, flush=True)
+            print(f"launch: {line}", file=sys.stderr, flush=True)
         _, failed = error.get_first_failure()
         return failed.exitcode if failed.exitcode > 0 else 128 - failed.exitcode
     except SignalException as error:

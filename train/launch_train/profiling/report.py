@@ -116,7 +116,7 @@ def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
         return {}, f"a trace of {trace.stat().st_size / 1e9:.1f} GB is too large to be read here: record fewer steps"
     command = [sys.executable, "-P", "-m", "launch_train.profiling.__main__", "--json", "--pack", "--nice", "10"]
     command += ["--steps", str(steps), "--setup", json.dumps(setup._asdict()), str(trace)]
-    env = {**os.environ, "PYTHONPATH": str(Path(contract.__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(contract.__file__).parents[2])}
     try:
         done = subprocess.run(
             command,

@@ -139,9 +139,7 @@ class Buffer:
             block, missed = b"".join(self._chunks), self._missed
             self._chunks, self._size, self._missed = [], 0, 0
         if missed:
-            block += (
-                b"launch_train.node: %d bytes of text are missing here: they could not be stored in time\n" % missed
-            )
+            block += b"launch: %d bytes of text are missing here: they could not be stored in time\n" % missed
         return block or None
 
     def wait(self, seconds: float) -> bool:

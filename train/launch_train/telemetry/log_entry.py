@@ -78,7 +78,7 @@ class Entries:
     def made(self, chunks: Iterable[Chunk], missed: int = 0, *, last: bool) -> Iterator[bytes]:
         """Entries as JSON. The beginning of a line waits for its end, for a while or until the `last` chunks."""
         if missed:
-            text = f"launch_train.node: {missed} lines are missing here: Cloud Logging took them too slowly"
+            text = f"launch: {missed} lines are missing here: Cloud Logging took them too slowly"
             yield from self._entry(Said(time.time_ns(), "WARNING", text))
         for chunk in chunks:
             yield from self._lines(chunk)

@@ -61,7 +61,7 @@ def _failed(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     try:
         faults = sys.modules.get("launch_train.common.faults")
         if not hasattr(faults, "report"):  # not imported yet, or hidden by the user's own `train`
-            path = Path(__file__).parents[2] / "faults.py"
+            path = Path(__file__).parents[2] / "common" / "faults.py"
             spec = spec_from_file_location("launch_faults", path)
             faults = module_from_spec(spec)  # type: ignore[arg-type]  # it exists
             spec.loader.exec_module(faults)  # type: ignore[union-attr]
