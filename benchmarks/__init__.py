@@ -1,1 +1,6 @@
 """Measurements, each a module: `python -m benchmarks.startup`, `python -m benchmarks.planning`."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "train"))  # launch_train, on a GPU machine without an install

@@ -72,7 +72,7 @@ def _files(name: str) -> Iterator[Path]:
     """The files that `import name` runs; the last part may be a name in a module."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        at = ROOT.joinpath(*parts[:end])
+        at = (ROOT / "train" if parts[0] == "launch_train" else ROOT).joinpath(*parts[:end])
         yield from (file for file in (at / "__init__.py", at.with_suffix(".py")) if file.exists())
 
 

@@ -101,7 +101,7 @@ def test_no_secret_is_in_any_layer_nor_in_what_the_image_says_of_itself(containe
     assert {
         "workspace/train.py",
         "workspace/pkg/__init__.py",
-        "opt/launch/train/launch_train/node/__main__.py",
+        "opt/launch/launch_train/node/__main__.py",
     } <= names
     assert not {name for name in names if name.startswith("workspace/") and Path(name).name in (".env", "key.json")}
     assert not {name for name in names if Path(name).name.startswith("torch-") and name.endswith((".whl", ".lock"))}
@@ -114,17 +114,17 @@ def test_the_image_runs_as_nobody_in_particular_and_has_all_it_needs(built: Buil
     assert (config["User"], config["WorkingDir"]) == ("1000:1000", "/workspace")
     assert config["Entrypoint"] == ["python", "-m", "launch_train.node"]
     script = (
-        "import os, sys, torch, tensorboard, google_crc32c, google.cloud.storage, train\n"
+        "import os, sys, torch, tensorboard, google_crc32c, google.cloud.storage, launch_train\n"
         "open('/workspace/mine', 'w'); open('/tmp/scratch', 'w')\n"
-        "try: open('/opt/launch/train/launch_train/node/__main__.py', 'a'); print('may write our package')\n"
+        "try: open('/opt/launch/launch_train/node/__main__.py', 'a'); print('may write our package')\n"
         "except PermissionError: pass\n"
-        "print(os.getuid(), torch.__version__, train.__file__, sys.executable, os.environ.get('SECRET_TOKEN'))"
+        "print(os.getuid(), torch.__version__, launch_train.__file__, sys.executable, os.environ.get('SECRET_TOKEN'))"
     )
     said = run(built, "python", "-c", script)
     assert said.split() == [
         "1000",
         "2.13.0+cpu",
-        "/opt/launch/train/launch_train/__init__.py",
+        "/opt/launch/launch_train/__init__.py",
         "/opt/venv/bin/python",
         "None",
     ]

@@ -50,8 +50,9 @@ class Forked:
     def __call__(
         self, env: Mapping[str, str], ranks: int = 1, *, argv: Sequence[str] = (), hook: str = "", apart: bool = False
     ) -> Ended:
-        """Run `python -m launch_train` on so many ranks, or the module and arguments in `argv`. Each rank first runs the code
-        in `hook`. As under torchrun a rank that fails ends the others, unless `apart`."""
+        """Run `python -m launch_train` on `ranks` ranks, or the module and arguments in `argv`.
+
+        Each rank first runs the code in `hook`. As under torchrun, a rank that fails ends the others, unless `apart`."""
         return self.together((env, ranks), argv=argv, hook=hook, apart=apart)[0]
 
     def together(self, *jobs: tuple[Mapping[str, str], int], **common: Any) -> list[Ended]:

@@ -126,7 +126,7 @@ def test_what_is_in_the_image(job: Path, registry: OciRegistry, monkeypatch: pyt
     found = files(registry, json.loads(ran.out)["reference"].partition("@")[2])
     code = {name for name in found if name.startswith("workspace")}
     assert code == {"workspace", "workspace/mine.py", "workspace/.gitignore", "workspace/pkg", "workspace/pkg/m.py"}
-    assert "opt/launch/train/launch_train/node/__main__.py" in found
+    assert "opt/launch/launch_train/node/__main__.py" in found
     assert not [name for name in found if "__pycache__" in name or "launcher" in name]
     everything = [*registry.store.data.values(), *found.values()]
     everything += [raw for _, raw in registry.store.repository("p/r/train").manifests.values()]

@@ -116,7 +116,7 @@ def test_rank_0_speaks_and_else_the_first_that_has_something_to_say(monkeypatch:
     assert speaks(None, one)
 
 
-@pytest.mark.parametrize("module", ["train", "launch_train.bench"])
+@pytest.mark.parametrize("module", ["launch_train", "launch_train.bench"])
 def test_a_torch_that_cant_be_loaded_is_told_once(tmp_path: Path, module: str) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
     path = os.pathsep.join([str(tmp_path), str(Path(process_group.__file__).parents[1])])

@@ -45,7 +45,7 @@ def test_all_that_is_printed_is_kept_in_its_order(one: Machines) -> None:
     assert text(one) == node.text
     lines = ["on stdout 0", "on stderr", "from a child", "native, no newline at the end"]
     assert node.text.startswith("\n".join(lines) + "launch: node 0: exit code 3; starting again (1 of 3")
-    assert node.text.endswith("native, no newline at the endtrain.node: done\n")
+    assert node.text.endswith("native, no newline at the endlaunch: done\n")
 
 
 def test_a_process_that_is_killed_leaves_its_last_words(one: Machines) -> None:
@@ -72,7 +72,7 @@ def test_it_is_there_while_the_run_goes_on_and_whole_after_a_preemption(one: Mac
     until(lambda: text(one) == "waiting\n", "the first part", limit=5)
     node.send(signal.SIGTERM)
     assert node.wait() == Exit.PREEMPTED
-    assert text(one) == "waiting\nsaving\nsaved, 100%\rtrain.node: stopped from outside after saving (exit code 75)\n"
+    assert text(one) == "waiting\nsaving\nsaved, 100%\rlaunch: stopped from outside after saving (exit code 75)\n"
 
 
 def test_what_a_generation_printed_is_written_as_soon_as_it_is_over(one: Machines) -> None:
@@ -89,7 +89,7 @@ def test_parts_go_on_after_those_of_the_container_before(one: Machines) -> None:
         assert node.wait() == Exit.OK
     names = [part.name for part in parts(one)]
     assert names == [f"0001-0000-{number:06d}.log" for number in range(len(names))]
-    assert text(one) == "container 1\ntrain.node: done\ncontainer 2\ntrain.node: done\n"
+    assert text(one) == "container 1\nlaunch: done\ncontainer 2\nlaunch: done\n"
 
 
 def test_why_a_machine_was_not_fit_is_kept_too(one: Machines) -> None:
