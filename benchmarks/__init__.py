@@ -3,4 +3,6 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "train"))  # launch_train, on a GPU machine without an install
+sys.path.append(
+    str(Path(__file__).resolve().parent.parent / "train")
+)  # launch_train, on a GPU machine without an install

@@ -182,7 +182,11 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
     """The layers that change with the code, as the last two COPY lines of containers/train.Dockerfile make them."""
     from launcher.images.layer import layer
 
-    made = [layer([Tree(TRAINER_FOLDER, source.trainer)], folder / "trainer.tar.gz", "launch: COPY launch_train /opt/launch")]
+    made = [
+        layer(
+            [Tree(TRAINER_FOLDER, source.trainer)], folder / "trainer.tar.gz", "launch: COPY launch_train /opt/launch"
+        )
+    ]
     if source.code:
         tree = Tree(CODE_FOLDER, source.code, LAUNCH_USER, source.digest, group_writes=True)
         made.append(layer([tree], folder / "code.tar.gz", "launch: COPY code /workspace"))

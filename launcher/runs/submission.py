@@ -27,6 +27,8 @@ from functools import partial
 from random import SystemRandom
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from launcher.backend import request
 from launcher.backend.base import CreateRefused, GoneError, Service
 from launcher.clock import Clock, stopwatch
@@ -285,29 +287,31 @@ class Submission:
 
     def prepare(self, snapshot: RunSnapshot) -> None:
         """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
-        before = self.image_before(snapshot)
-        self.plan = bound(with_digest(self.plan, before) if before else self.make_ready(self.plan))
+        first = self.first_request(snapshot)
+        self.plan = bound(in_image_of(self.plan, first) if first else self.make_ready(self.plan))
         self.is_ready = True
 
-    def image_before(self, snapshot: RunSnapshot) -> str:
-        """Return the image of the run's first job, by its digest; empty: unknown or not trustworthy.
+    def first_request(self, snapshot: RunSnapshot) -> Mapping[str, Any] | None:
+        """Return the request of the run's first job; None: unknown, not trustworthy, or its image has no digest.
 
-        A CustomJob's request can't be changed. A VM's can, so its image is that of the stored plan, if that was
+        A CustomJob's request can't be changed. A VM's can, so its request is that of the stored plan, if that was
         verified. Either must differ from the plan in its image alone: whoever may create jobs could copy the labels,
         but not act as the plan's account.
         """
         requests = (job.request for job in reversed(snapshot.jobs) if not job.zone)
-        if found := next(filter(None, map(self.image_of, requests)), ""):
+        if found := next(filter(self.differs_in_image_alone, requests), None):
             return found
         stored = self.ledger.stored() if any(entry.job for entry in snapshot.entries) else None
-        found = self.image_of(stored.plan.attempts[0].request) if stored and stored.plan.attempts else ""
-        return found if found and stored and is_bound(stored, snapshot.jobs, snapshot.entries, self.service) else ""
+        if not stored or not stored.plan.attempts:
+            return None
+        found = stored.plan.attempts[0].request
+        is_trusted = is_bound(stored, snapshot.jobs, snapshot.entries, self.service)
+        return found if is_trusted and self.differs_in_image_alone(found) else None
 
-    def image_of(self, body: Mapping[str, Any]) -> str:
-        """Return a request's image, if it is named by digest and nothing else differs from the plan's request."""
-        image = request.image(body)
+    def differs_in_image_alone(self, body: Mapping[str, Any]) -> bool:
+        """Return whether a request names its image by digest and differs from the plan's request in nothing else."""
         changed = request.differences(body, self.plan.attempts[0].request, request.submitted)
-        return image if "@sha256:" in image and all(line.startswith("image: ") for line in changed) else ""
+        return "@sha256:" in request.image(body) and all(line.startswith("image: ") for line in changed)
 
     def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
         """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
@@ -400,3 +404,10 @@ class Submission:
         except LaunchError as error:
             self.say(f"{job.name} is made, but: {error.problem}")
             return submitted
+
+
+def in_image_of(plan: Plan, first: Mapping[str, Any]) -> Plan:
+    """Return the plan with the image of the request `first`, and the name that the image gives our package."""
+    plan = with_digest(plan, request.image(first))
+    attempts = (replace(one, request=request.for_image_of(one.request, first)) for one in plan.attempts)
+    return replace(plan, attempts=tuple(attempts))

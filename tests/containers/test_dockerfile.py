@@ -33,10 +33,18 @@ BROKEN = [
     ("no_secrets", "ARG TORCH\n", "ARG PIP_TOKEN\n"),
     ("no_secrets", "ARG TORCH=2.13.0", "ARG DB_PASSWORD=x"),
     ("no_secrets", "PYTHONUNBUFFERED=1", "API_KEY=1"),
-    ("code_comes_last", "COPY launch_train /opt/launch/launch_train\n", "COPY --chown=1000:1000 code /workspace\nRUN true\n"),
+    (
+        "code_comes_last",
+        "COPY launch_train /opt/launch/launch_train\n",
+        "COPY --chown=1000:1000 code /workspace\nRUN true\n",
+    ),
     ("code_comes_last", "COPY torch ./torch", "COPY torch ./torch\nCOPY code ./code"),
     ("code_comes_last", "COPY --chown=1000:1000 code /workspace", "COPY code /workspace\nRUN true"),
-    ("only_the_environment_leaves_the_build", "COPY launch_train /opt", "COPY torch /opt/torch\nCOPY launch_train /opt"),
+    (
+        "only_the_environment_leaves_the_build",
+        "COPY launch_train /opt",
+        "COPY torch /opt/torch\nCOPY launch_train /opt",
+    ),
     ("only_the_environment_leaves_the_build", "COPY launch_train /opt", "COPY . /opt/all\nCOPY launch_train /opt"),
     ("stages_are_known", "--from=build", "--from=golang"),
 ]

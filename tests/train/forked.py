@@ -52,7 +52,8 @@ class Forked:
     ) -> Ended:
         """Run `python -m launch_train` on `ranks` ranks, or the module and arguments in `argv`.
 
-        Each rank first runs the code in `hook`. As under torchrun, a rank that fails ends the others, unless `apart`."""
+        Each rank first runs the code in `hook`. As under torchrun, a rank that fails ends the others, unless `apart`.
+        """
         return self.together((env, ranks), argv=argv, hook=hook, apart=apart)[0]
 
     def together(self, *jobs: tuple[Mapping[str, str], int], **common: Any) -> list[Ended]:

@@ -17,8 +17,6 @@ from launcher.errors import JobFailed
 from launcher.jobs.job import Job, command
 from launcher.spec.models import BUILTIN, OLD_BUILTIN
 
-__all__ = ["Asked"]
-
 LEAST_SECONDS = 180
 """The least of limits.hours that a spec may name: what is shorter than that goes by with starting."""
 MOST_ENDED = 100
@@ -165,15 +163,34 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+OLD_NODE, NODE = "train.node", "launch_train.node"
+
+
 def renamed(words: Sequence[str]) -> list[str]:
-    """Return a command with the package's new name: requests from before call launch_train `train`."""
-    text = list(words)
-    if "train.node" in text[:3]:
-        text[text.index("train.node")] = "launch_train.node"
-        if "--module" in text:
-            at = text.index("--module") + 1
-            text[at] = re.sub(rf"^{OLD_BUILTIN}\b", BUILTIN, text[at])
-    return text
+    """Return a command with the present name of launch_train, which older requests call `train`."""
+    return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
+
+
+def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the request with the package's name as in the request `first`, whose image it shall run in."""
+    if OLD_NODE not in read(first).words[:3]:
+        return request
+    changed: Mapping[str, Any] = service(request).with_commands(
+        request, lambda words: with_package(words, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
+    )
+    return changed
+
+
+def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: str) -> list[str]:
+    """Return a node's command line with another name of the package: of the node itself and in its option --module."""
+    if not any(word in nodes for word in words[:3]):
+        return list(words)
+    own = words.index("--") if "--" in words else len(words)
+    module = words.index("--module") + 1 if "--module" in words[:own] else None
+    return [
+        re.sub(rf"^{old}(?=\.|$)", new, word) if at == module else nodes.get(word, word) if at < own else word
+        for at, word in enumerate(words)
+    ]
 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:

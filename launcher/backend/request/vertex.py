@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.backend.request.model import JobRequest
@@ -66,6 +66,24 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     """The request with another wait for machines."""
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "maxWaitDuration": f"{seconds}s"}}}
+
+
+def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
+    """Return the request with each container's command line changed to one of the same length."""
+
+    def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
+        container = one.get("containerSpec")
+        if not container:
+            return one
+        command = container.get("command", ())
+        words = edit((*command, *container.get("args", ())))
+        return {
+            **one,
+            "containerSpec": {**container, "command": words[: len(command)], "args": words[len(command) :]},
+        }
+
+    spec = request["jobSpec"]
+    return {**request, "jobSpec": {**spec, "workerPoolSpecs": list(map(pool, spec["workerPoolSpecs"]))}}
 
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch_train.common import contract
@@ -70,15 +70,22 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
     return {**request, "params": {**request["params"], "requestValidForDuration": {"seconds": str(seconds)}}}
 
 
+def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
+    """Return the request with the container's command line changed to one of the same length."""
+    sent = startup_parameters(request)
+    entrypoint, *arguments = edit((sent.get("entrypoint", ""), *sent.get("arguments", ())))
+    return with_parameters(request, {**sent, "entrypoint": entrypoint, "arguments": arguments})
+
+
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """The request with one more variable in the container."""
     sent = startup_parameters(request)
-    text = json.dumps(
-        {**sent, "env": {**sent.get("env", {}), name: value}},
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    return with_parameters(request, {**sent, "env": {**sent.get("env", {}), name: value}})
+
+
+def with_parameters(request: Mapping[str, Any], sent: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the request with other parameters for the startup script."""
+    text = json.dumps(sent, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     items = [
         {**item, "value": text} if item.get("key") == PARAMETERS else item
         for item in properties(request).get("metadata", {}).get("items", ())

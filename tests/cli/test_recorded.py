@@ -1,0 +1,70 @@
+"""Runs and jobs of an older launch, whose package in the container was called `train` (tests/recorded)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launch_train.common import contract
+from launcher.vertex.backend import Vertex
+from tests.command import launch
+from tests.googlecloud import Stage
+
+if TYPE_CHECKING:
+    from tests.cli.cloudjobs import Job
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+JOB = json.loads((RECORDED / "job.json").read_bytes())
+RUN = JOB["request"]["labels"]["launch-run"]
+FAILED = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_FAILED", 5, (3, "The replica exited with status 1.")))
+
+
+@pytest.fixture
+def older(job: Job) -> Job:
+    """The same spec, and the job that an older launch created from it."""
+    shutil.copy(RECORDED / "job.yaml", job.folder)
+    Vertex("my-project", job.cloud.environ()).create_in(JOB["region"], JOB["request"])
+    return job
+
+
+def container(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    return found
+
+
+def test_the_active_job_of_an_older_launch_is_found(older: Job) -> None:
+    found = older.data("vertex", "job.yaml", "--detach")
+    assert (found["run"], len(older.created)) == (RUN, 1)
+
+
+@pytest.mark.parametrize("module", ["train", "launch_train"])
+def test_a_resumed_run_keeps_its_image_and_its_command(job: Job, clock: Any, module: str) -> None:
+    job.cloud.jobs.script = FAILED
+    Vertex("my-project", job.cloud.environ()).create_in(JOB["region"], JOB["request"])
+    spec = (RECORDED / "job.yaml").read_text().replace("module: train", f"module: {module}")
+    (job.folder / "job.yaml").write_text(spec)
+    clock.advance(120)
+    job.launch("vertex", "job.yaml", "--resume", RUN, "--detach")
+    _, (_, body) = job.created
+    assert container(body) == container(JOB["request"]) | {"env": container(body)["env"]}
+    assert container(body)["command"] == ["python", "-m", "train.node"]
+
+
+def test_a_run_folder_of_an_older_launch_is_resumed(tmp_path: Path) -> None:
+    """By the same command; its checkpoint was saved at step 2 of 12."""
+    shutil.copytree(RECORDED / "local", tmp_path, dirs_exist_ok=True)
+    [recorded] = (tmp_path / "runs").iterdir()
+    plan = json.loads(launch("local", "local.yaml", "--dry-run", "-o", "json", cwd=tmp_path).out)
+    folder = recorded.rename(recorded.with_name(plan["run"]))  # the folder's path is part of a local run's id
+    for file in (folder / contract.PLAN, folder / "spec.yaml"):
+        file.write_text(file.read_text().replace(recorded.name, folder.name).replace("/home/me/project", str(tmp_path)))
+    ran = launch("local", "local.yaml", cwd=tmp_path)
+    assert ran.code == 0, ran.shown
+    lines = [line for path in sorted((folder / "metrics").iterdir()) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows if row.get("event") == "resumed"] == [2], ran.shown
+    assert max(row.get("step", 0) for row in rows) == 12
