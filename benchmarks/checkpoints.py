@@ -142,7 +142,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 STEPS = """
 import json, sys, time
-from train import loop
+from launch_train.trainer import train as loop
 from launch_train.common.config import parse
 from launch_train.distributed.process_group import Ranks
 import os
@@ -166,7 +166,7 @@ CONFIG: dict[str, Any] = {
 
 def step_times(env: Mapping[str, str], **config: Any) -> list[float]:
     """Unix time at which each step ended, in a process of its own on one thread."""
-    own = {"LAUNCH_CONFIG": json.dumps({**CONFIG, **config}), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    own = {"LAUNCH_CONFIG": json.dumps({**CONFIG, **config}), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "train")}
     done = subprocess.run(
         [sys.executable, "-c", STEPS], env={**env, **own}, capture_output=True, text=True, check=True, cwd=ROOT
     )

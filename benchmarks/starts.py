@@ -57,7 +57,7 @@ def start(told: jobs.Told, rounds: int) -> list[str]:
     """Two ranks, in turns. One round more is not counted: it finds no bytecode, and files that aren't in memory."""
     own = {**told, "steps": 1, "warmup_steps": 1}
     with tempfile.TemporaryDirectory() as folder:
-        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": f"{folder}/cache"}
+        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "train"), "XDG_CACHE_HOME": f"{folder}/cache"}
         env = {**os.environ, **env, "BENCHMARK_JOB": json.dumps(own), "LAUNCH_CONFIG": json.dumps(jobs.config(own))}
         paths = {title: Path(folder) / f"{number}.py" for number, title in enumerate(SCRIPTS)}
         for title, path in paths.items():

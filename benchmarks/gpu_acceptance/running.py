@@ -136,7 +136,7 @@ def _spawned(task: Task, place: Place) -> int:
     """The place travels in a file: Linux allows 128 KiB for an argument."""
     file = place.folder / PLACE
     file.write_text(json.dumps({"tiny": place.tiny, "gpus": place.gpus, "known": dict(place.known)}), encoding="utf-8")
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "train"), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--row", task.key, str(file)]
     with (place.folder / PRINTED).open("wb") as printed:
         process = subprocess.Popen(

@@ -51,7 +51,7 @@ class Place:
     def env(self) -> dict[str, str]:
         """Return the environment for programs that a row starts: with our code, without another run's variables."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")}
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "train"), os.environ.get("PYTHONPATH"))))
         return {**ours, "PYTHONPATH": path, MARK: str(self.folder), **({} if self.gpus else {"OMP_NUM_THREADS": "1"})}
 
     def within(self, seconds: float) -> float:

@@ -153,7 +153,9 @@ def test_a_bench_that_finds_a_slow_machine_is_one_document() -> None:
 
 # --- launch local ----------------------------------------------------------------------------------------------------
 
-SCRIPT = "import sys\nfrom train import metrics\nmetrics.log(1, loss=0.5)\nmetrics.log(2, loss=0.25)\nsys.exit(%d)\n"
+SCRIPT = (
+    "import sys\nfrom launch_train import metrics\nmetrics.log(1, loss=0.5)\nmetrics.log(2, loss=0.25)\nsys.exit(%d)\n"
+)
 LOCAL = {"run", "state", "exit_codes", "seconds", "run_folder", "steps", "end", "nonfinite", "restarts", "error"}
 
 

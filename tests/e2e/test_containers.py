@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from launch_train.common import contract
 from launcher.images.docker_engine import Engine, EngineError
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from launcher.workspace import code_files, content
+from tests import user_repository
 from tests.e2e.engine import Running
 
 pytestmark = pytest.mark.e2e
@@ -136,24 +138,44 @@ def test_a_user_with_another_id_writes_beside_the_code(built: Built) -> None:
     assert run(built, "python", "-c", script, user="501:20", group="1000") == "501\n"
 
 
-def run(built: Built, *command: str, user: str | None = None, group: str = "") -> str:
-    """What a container prints; it must end with 0."""
+def test_a_users_modules_win_over_ours(built: Built, tmp_path: Path) -> None:
+    """Nothing of ours but launch_train is importable in the image."""
+    folder = user_repository.write(tmp_path / "code", is_package=False)
+    node = ("python", "-m", "launch_train.node", "--script", "main.py")
+    said = run(built, *node, env={contract.PROCESSES: "2"}, code=folder)
+    assert said.count(user_repository.SAYS) == 2, said
+    ours = ("launcher", "tests", "benchmarks", "containers", "tools", "train")
+    find = f"from importlib.util import find_spec; print([name for name in {ours} if find_spec(name)])"
+    assert run(built, "python", "-c", find) == "[]\n"
+
+
+def run(
+    built: Built,
+    *command: str,
+    user: str | None = None,
+    group: str = "",
+    env: dict[str, str] | None = None,
+    code: Path | None = None,
+) -> str:
+    """What a container prints, with another folder of code if one is given; it must end with 0."""
     api = built.engine.api
+    binds = [f"{code}:/workspace"] if code else []
     made = api.create_container(
         built.image.uri,
         list(command[1:]),
         entrypoint=list(command[:1]),
         user=user,
+        environment=env,
         network_disabled=True,
-        host_config=api.create_host_config(group_add=[group] if group else None),
+        host_config=api.create_host_config(group_add=[group] if group else None, binds=binds),
     )
     try:
         api.start(made)
-        code = api.wait(made)["StatusCode"]
+        status = api.wait(made)["StatusCode"]
         said = api.logs(made).decode()
     finally:
         api.remove_container(made, force=True)
-    assert code == 0, said
+    assert status == 0, said
     return str(said)
 
 

@@ -226,7 +226,7 @@ Path("other.py").write_text("MINE = 'changed'")
 
 def test_a_script_runs_as_without_an_image(engine: Docker) -> None:
     """It finds its neighbours and the code, and what it writes into its working directory is named."""
-    package = Path(contract.__file__).parent
+    package = Path(contract.__file__).parents[1]
     ours = {f"opt/launch/launch_train/{path.relative_to(package)}": path.read_bytes() for path in package.rglob("*.py")}
     code = {"src/main.py": WRITES, "src/helper.py": "MINE = 'beside'", "other.py": "MINE = 'of the code'"}
     files = ours | {f"workspace/{name}": text.encode() for name, text in code.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import open_storage
+from tests import user_repository
 from tests.e2e.running import TINY, losses, only_run, records, run, started, succeeded
 from tests.googlecloud import GoogleCloud
 
@@ -53,20 +54,21 @@ def test_two_nodes_of_two_processes_compute_the_same(tmp_path: Path) -> None:
     assert losses(four) == pytest.approx(losses(one), abs=1e-4)
 
 
-def test_a_users_folder_with_names_like_ours(tmp_path: Path) -> None:
-    """A user's train.py, launcher.py and tests/ work, and `from launch_train import metrics` is ours."""
-    write(
-        tmp_path / "code",
-        train__py="import launcher, tests.helper\nfrom train import metrics\n"
-        "print('mine', launcher.MINE, tests.helper.MINE)\n"
-        "for step in range(1, 4):\n    metrics.log(step, loss=1.0 / step)\n",
-        launcher__py="MINE = 'launcher'\n",
-    )
-    (write(tmp_path / "code" / "tests", helper__py="MINE = 'tests'\n") / "__init__.py").touch()
-    write(tmp_path, job__yaml="name: mine\nmachine: {type: l4}\nimage: {code: code}\nrun: {script: train.py}\n")
+def test_a_users_modules_with_names_like_ours(tmp_path: Path) -> None:
+    """They win in both torchrun ranks, their DataLoader workers and their child processes, beside our launch_train."""
+    user_repository.write(tmp_path / "code")
+    write(tmp_path, job__yaml="name: mine\nmachine: {type: l4}\nimage: {code: code}\nrun: {script: main.py}\n")
     ran = succeeded("local", "job.yaml", "--gpus", "2", "--output", "out", cwd=tmp_path)
-    assert ran.stderr.count("mine launcher tests") == 2
-    assert losses(only_run(tmp_path / "out")) == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert ran.stderr.count(user_repository.SAYS) == 2
+    assert losses(only_run(tmp_path / "out")) == [0.5]
+
+
+def test_a_users_program_called_train(tmp_path: Path) -> None:
+    """`run.module: train` is the user's program where there is one."""
+    write(tmp_path, train__py="print('my own trainer')\n")
+    write(tmp_path, job__yaml="name: mine\nmachine: {type: l4}\nrun: {module: train}\n")
+    ran = succeeded("local", "job.yaml", "--gpus", "2", "--output", "out", cwd=tmp_path)
+    assert ran.stderr.count("my own trainer") == 2
 
 
 def test_a_script_in_a_subfolder_imports_its_neighbours(tmp_path: Path) -> None:

@@ -176,7 +176,8 @@ def test_two_gpus_learn_as_one_does(gpu: Ranks, tmp_path: Path) -> None:
     config = json.dumps({**CONFIG, "micro_batch_size": 8})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     torchrun += ["--nproc-per-node=2", "-m", "launch_train"]
-    env = os.environ | {contract.CONFIG: config, contract.RUN_FOLDER: str(tmp_path / "two"), "PYTHONPATH": str(ROOT)}
+    env = os.environ | {contract.CONFIG: config, contract.RUN_FOLDER: str(tmp_path / "two")}
+    env["PYTHONPATH"] = str(ROOT / "train")
     subprocess.run(torchrun, env=env, check=True, timeout=300)
     rows = read(tmp_path / "two")
     assert [(start["backend"], start["world_size"]) for start in events(rows, "start")] == [("nccl", 2)]

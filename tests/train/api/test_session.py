@@ -252,7 +252,7 @@ def test_other_nodes_read_and_leave_saving_to_the_first(tmp_path: Path) -> None:
 def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
     """A worker that is told to end does so, with a handler of its own or none; its parent doesn't take it to itself."""
     text = (
-        "import os, signal, time, launch_train.api.signals\nfrom train import checkpoint as c\n"
+        "import os, signal, time, launch_train.api.signals\nfrom launch_train import checkpoint as c\n"
         "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nfor own in (True, False):\n"
         "    child = os.fork()\n"
         "    if not child: own and signal.signal(15, lambda *_: os._exit(3)); time.sleep(30)\n"
@@ -266,7 +266,7 @@ def test_a_forked_child_keeps_nothing_of_it(tmp_path: Path) -> None:
 def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> None:
     """The thread that hears of it is before the handler."""
     text = (
-        "import os, signal, threading, time, launch_train.api.signals\nfrom train import checkpoint as c\n"
+        "import os, signal, threading, time, launch_train.api.signals\nfrom launch_train import checkpoint as c\n"
         "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\n"
         "threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
         "import ctypes; ctypes.CDLL(None).usleep(600_000)\n"
@@ -279,7 +279,8 @@ def test_a_preemption_in_the_middle_of_native_code_is_one(tmp_path: Path) -> Non
 def test_a_notice_that_the_node_takes_back_ends_a_script_that_waits(tmp_path: Path) -> None:
     """Another node's processes have failed, and this one waits for them."""
     text = (
-        "import os, pathlib, signal, threading, time, launch_train.api.signals\nfrom train import checkpoint as c\n"
+        "import os, pathlib, signal, threading, time, launch_train.api.signals\n"
+        "from launch_train import checkpoint as c\n"
         "c.restore({}); launch_train.api.signals.PEER_SECONDS = 0\nnotice = pathlib.Path(os.environ['LAUNCH_NOTICE'])\n"
         "notice.touch(); threading.Timer(0.2, os.kill, (os.getpid(), 15)).start()\n"
         "threading.Timer(0.5, notice.unlink).start()\n"

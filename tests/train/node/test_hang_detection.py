@@ -102,7 +102,7 @@ def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None
 
 def test_a_silent_script_that_logs_metrics_does_not_hang(one: Machines) -> None:
     text = (
-        "import os, sys, time\nsys.path.append(os.environ['REPOSITORY'])\nfrom train import metrics\n"
+        "import os, sys, time\nsys.path.append(os.environ['REPOSITORY'])\nfrom launch_train import metrics\n"
         "for step in range(1, 5): metrics.log(step, loss=1.0); time.sleep(0.8)\n"
     )
     env = environ() | {contract.HANG_AFTER: "1.5"}

@@ -18,7 +18,8 @@ from tests.train import meeting
 
 CODE = """
 import json, os, sys
-from train import dist, loop
+from launch_train.distributed import process_group as dist
+from launch_train.trainer import train as loop
 from launch_train.common.config import parse
 ranks = dist.join(os.environ)
 loop.train(parse(json.loads(os.environ["LAUNCH_CONFIG"])), ranks, os.environ)
