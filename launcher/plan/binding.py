@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL
 from launcher.plan import names
 from launcher.plan.model import Plan
 
 DIGITS = 32
+VERSION = 1
+"""The newest format of a run folder that this launch reads (docs/output.md)."""
 
 
 class Stored(NamedTuple):
@@ -22,14 +25,29 @@ class Stored(NamedTuple):
     digest: str
 
 
+class NewerFormat(UsageError):
+    """A newer launch wrote the run folder."""
+
+
 def read(text: bytes) -> Stored | None:
-    """Return the plan that plan.json holds; None: this launch can't read it."""
+    """Return the plan that plan.json holds; None: this launch can't read it. Raises NewerFormat."""
     try:
         data = msgspec.json.decode(text)
+        check_version(data)
         plan = msgspec.convert(data, Plan)  # of the same data as the digest: a parser each might read two plans
     except msgspec.DecodeError:
         return None
     return Stored(plan, digest_of(data))
+
+
+def check_version(data: Any) -> None:
+    """Raise NewerFormat if the run folder whose plan.json holds `data` is in a newer format."""
+    version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise NewerFormat(
+            f"run {data.get('run')}: its run folder has format version {version}; this launch reads up to {VERSION}",
+            "Update launch, or use the version that started the run.",
+        )
 
 
 def digest(plan: Plan) -> str:

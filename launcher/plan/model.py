@@ -222,3 +222,5 @@ class Plan(Frozen, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     spec: dict[str, Any]
     """The spec as it was read, flags applied; secrets are references."""
+    version: int = 1
+    """Format of the run folder that holds this plan."""

@@ -287,6 +287,8 @@ class Submission:
 
     def prepare(self, snapshot: RunSnapshot) -> None:
         """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
+        if snapshot.entries:
+            self.ledger.stored()  # raises NewerFormat before anything is created
         first = self.first_request(snapshot)
         self.plan = bound(in_image_of(self.plan, first) if first else self.make_ready(self.plan))
         self.is_ready = True

@@ -246,6 +246,7 @@ class Identity(Model, frozen=True, kw_only=True):
 class JobSpec(Model, frozen=True, kw_only=True):
     """One training job, or one VM to work on."""
 
+    version: Annotated[int, Meta(ge=1, description="the spec's format (default: 1, the newest)")] = 1
     name: Annotated[Name, Meta(description="the run's id starts with it")]
     machine: Machine
     provisioning: Annotated[

@@ -13,7 +13,7 @@ from launcher.spec.checks import check
 from launcher.spec.filling import Filler
 from launcher.spec.loader import MAX_BYTES, load
 from launcher.spec.models import JobSpec
-from launcher.spec.nodes import Map, Node, clipped, dotted, place
+from launcher.spec.nodes import Map, Node, clipped, dotted, place, plain
 from launcher.spec.overrides import Override, apply, parse_set
 from launcher.spec.shapes import shape_of
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Located", "Override", "parse_set", "read", "read_located", "read_text"]
+
+VERSION = 1
+"""The newest format of a spec that this launch reads."""
 
 
 class Located(NamedTuple):
@@ -70,6 +73,8 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
     except SpecError as error:
         raise SpecError(by_line(error.problems, source)) from None
     root, unset = apply(loaded.root, overrides)
+    if newer := newer_version(root, source):
+        raise SpecError((newer,))
     filler = Filler(JobSpec)
     spec = filler.fill(root, shape_of(JobSpec), ())
     problems = [*loaded.problems, *unset, *filler.problems]
@@ -80,6 +85,16 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
         if not problems:
             return Located(spec, root, source)
     raise SpecError(by_line(problems, source))
+
+
+def newer_version(root: Node, source: str) -> Problem | None:
+    """Return the problem of a spec in a newer format: whatever else seems wrong in it may be right there."""
+    version = plain(root.entries["version"]) if isinstance(root, Map) and "version" in root.entries else None
+    if not isinstance(version, int) or version <= VERSION:
+        return None
+    return Problem(
+        place(root, ("version",)), f"version: {version} is newer than this launch reads ({VERSION})", "update launch"
+    )
 
 
 def by_line(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:

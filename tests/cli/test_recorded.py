@@ -68,3 +68,27 @@ def test_a_run_folder_of_an_older_launch_is_resumed(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows if row.get("event") == "resumed"] == [2], ran.shown
     assert max(row.get("step", 0) for row in rows) == 12
+
+
+# --- What a newer launch made --------------------------------------------------------------------------------------
+
+
+def test_the_run_folder_of_a_newer_launch_is_refused(job: Job) -> None:
+    job.cloud.jobs.script = FAILED
+    run = job.data("vertex", "job.yaml", code=3)["run"]
+    name = f"runs/{run}/{contract.PLAN}"
+    plan = json.loads(b"".join(job.cloud.objects.buckets["my-bucket"][name].pieces))
+    job.cloud.objects.put("my-bucket", name, json.dumps(plan | {"version": 2}).encode())
+    for argv in (("follow", run), ("vertex", "--resume", run), ("vertex", "job.yaml", "--resume", run)):
+        assert "format version 2" in job.launch(*argv, code=2).err
+    assert len(job.created) == 1
+
+
+def test_the_local_run_folder_of_a_newer_launch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("raise SystemExit(2)")
+    (tmp_path / "job.yaml").write_text("name: a\nmachine: {type: l4}\nrun: {script: fail.py, launcher: python}\n")
+    launch("local", "job.yaml", "--output", "runs", cwd=tmp_path)
+    [plan] = (tmp_path / "runs").glob(f"*/{contract.PLAN}")
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"version": 2}))
+    ran = launch("local", "job.yaml", "--output", "runs", cwd=tmp_path)
+    assert (ran.code, "format version 2" in ran.err) == (2, True), ran.shown

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import SpecError
+from launcher.plan.names import spec_hash
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override, parse_set, read, read_text
 from tests.spec.helpers import SMALL, lines, problems, spec, whats
@@ -296,3 +297,11 @@ def test_the_ready_specs_can_be_read() -> None:
     found = [read(path) for path in sorted(folder.glob("*.yaml"))]
     assert found
     assert all(isinstance(one, JobSpec) for one in found)
+
+
+def test_a_spec_in_a_newer_format_is_refused_whatever_else_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"version: 2\n{SMALL}\nnew_setting: 1\n")
+    assert refusal(path).startswith(f"{path}:1: version: 2 is newer than this launch reads (1)\n")
+    path.write_text(f"version: 1\n{SMALL}")
+    assert spec_hash(read(path)) == spec_hash(read_text(SMALL.encode(), "a.yaml"))

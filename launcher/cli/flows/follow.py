@@ -19,6 +19,7 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import JobFailed, LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import Job, command
+from launcher.plan.binding import NewerFormat
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver, end_error, ends_run
 from launcher.runs.endings import RunEnded, RunSucceeded
@@ -204,6 +205,8 @@ def checked_plan(cloud: CloudContext, run: Run) -> tuple[Plan | None, NotAuthori
     try:
         ledger = BucketLedger.open(folder) if folder else None
         stored = ledger.stored() if ledger else None
+    except NewerFormat:
+        raise
     except LaunchError:
         return None, None
     if ledger is None or stored is None or stored.plan.run != run.id:

@@ -51,7 +51,18 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
                 f"another launch local of this run is under way on this machine, in {storage.url}",
                 "Wait for its end, or stop it there (Ctrl-C). --new starts the job beside it, as a run of its own.",
             )
+        if storage:
+            check_format(storage)
         yield storage
+
+
+def check_format(storage: Storage) -> None:
+    """Raise UsageError if a newer launch wrote the run folder."""
+    from launcher.gcp.storage import use_errors
+    from launcher.plan.binding import read
+
+    with use_errors(), suppress(FileNotFoundError):
+        read(storage.read(contract.PLAN))
 
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
