@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from launcher.catalog.model import CatalogError, Gpu, MachineType, Service
+from launcher.text import either, near
 
 SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute Engine"}
 
@@ -64,11 +65,11 @@ def unknown(name: str, stock: Stock, field: str) -> CatalogError:
     if NOT_NVIDIA.fullmatch(low):
         return CatalogError(f"{name[:80]} is not supported: launch runs on NVIDIA GPUs", every, field=field)
     if len(sizes := [gpu for gpu in stock.gpus if re.fullmatch(rf"{re.escape(low)}-\d+gb", gpu)]) > 1:
-        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {_or(sizes)}", field=field)
-    near = _nearest(name, stock)
+        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {either(sizes)}", field=field)
+    close = _nearest(name, stock)
     return CatalogError(
         f"no GPU and no machine type with GPUs is called {name[:80]}",
-        f"did you mean {_or(near)}?" if near else every,
+        f"did you mean {either(close)}?" if close else every,
         field=field,
     )
 
@@ -119,14 +120,14 @@ def _with_accelerator(stock: Stock, query: MachineQuery) -> list[MachineType]:
     kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[query.type]))
     if query.accelerator is None and len(kinds) > 1:
         raise CatalogError(
-            f"{query.type} takes several GPUs: {_or(kinds)}",
+            f"{query.type} takes several GPUs: {either(kinds)}",
             f"say which: machine.accelerator: {kinds[0]}",
             field="machine.type",
         )
     wanted = stock.gpus[kinds[0]] if query.accelerator is None else _gpu(stock, query.accelerator)
     shapes = [shape for shape in stock.machines[query.type] if shape.gpu == wanted.name]
     if not shapes:
-        has = _or(stock.gpus[kind].title for kind in kinds)
+        has = either(stock.gpus[kind].title for kind in kinds)
         raise CatalogError(f"{query.type} has no {wanted.title}", f"it has {has}", field="machine.accelerator")
     return shapes
 
@@ -146,13 +147,11 @@ def _instead(stock: Stock, query: MachineQuery, missing: MachineType) -> str:
         return shape.name.rpartition("-")[0] != missing.name.rpartition("-")[0], shape.vcpus
 
     others = sorted((shape for shape in stock.shapes() if shape.gpu == missing.gpu and query.offers(shape)), key=far)
-    near = list(dict.fromkeys(shape.name for shape in others))[:4]
-    return f"it has {_or(near)}; Compute Engine has {missing.name}: launch vm" if near else "try launch vm"
+    same = list(dict.fromkeys(shape.name for shape in others))[:4]
+    return f"it has {either(same)}; Compute Engine has {missing.name}: launch vm" if same else "try launch vm"
 
 
 def _nearest(name: str, stock: Stock) -> list[str]:
-    import difflib  # 2 ms, and only for a mistake
-
     low = name[:80].lower().replace("_", "-")
     names = {gpu.accelerator: gpu.name for gpu in stock.gpus.values()}
     names |= {(gpu.vertex_accelerator or "").lower().replace("_", "-"): gpu.name for gpu in stock.gpus.values()}
@@ -160,14 +159,9 @@ def _nearest(name: str, stock: Stock) -> list[str]:
     if low in names or low in known:
         return [names.get(low, low)]
     starts = [other for other in known if len(low) > 2 and other.startswith(low)]
-    return starts[:4] or difflib.get_close_matches(low, known, n=3, cutoff=0.5)
+    return starts[:4] or near(low, known, 0.5, 3)
 
 
 def _counts(sold: Iterable[int]) -> str:
     counts = sorted(sold)
-    return f"{_or(map(str, counts))} {'GPU' if counts == [1] else 'GPUs'}"
-
-
-def _or(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{either(map(str, counts))} {'GPU' if counts == [1] else 'GPUs'}"

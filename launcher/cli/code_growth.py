@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from launch_train.common import contract
-from launcher.cli.ui.progress_bars import in_bytes
 from launcher.images.source_files import File
 from launcher.plan.binding import read
 from launcher.plan.model import Content, Plan
+from launcher.text import plural, size_text
 
 MUCH: Final = 1_000_000
 """Bytes more than last time that are worth a line."""
@@ -33,9 +33,9 @@ def grown_since(name: str, output: str, files: Sequence[File], content: Content)
         young = [file for file in files if file.link is None and _time(file.path) > _time(path)]
         sizes = {file.name: file.path.stat().st_size for file in young}
         largest = sorted(sizes, key=lambda one: -sizes[one])[:MOST_NAMED]
-        before = f"{in_bytes(plan.image.size)} in {plan.image.files} files"
-        now = f"{in_bytes(content.size)} in {content.files} files since {plan.run}"
-        return "; ".join([f"{before} -> {now}", *(f"{one} ({in_bytes(sizes[one])})" for one in largest)])
+        before = f"{size_text(plan.image.size)} in {plural(plan.image.files, 'file')}"
+        now = f"{size_text(content.size)} in {plural(content.files, 'file')} since {plan.run}"
+        return "; ".join([f"{before} -> {now}", *(f"{one} ({size_text(sizes[one])})" for one in largest)])
     return ""
 
 

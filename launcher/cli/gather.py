@@ -20,11 +20,11 @@ from launcher.plan.model import EMPTY, Context, Target
 from launcher.spec.checks import own_files, own_functions
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 from launcher.spec.reader import Located, Override, read_located
+from launcher.text import did_you_mean
 from launcher.workspace import code_files, content, gcloud_config
 from launcher.workspace.code_warnings import code_warnings
 from launcher.workspace.data_files import check_data
-from launcher.workspace.python_files import check_module, check_syntax, module_beside
-from launcher.workspace.suggest import near_names
+from launcher.workspace.python_files import check_module, check_syntax, module_beside, near_scripts
 from launcher.workspace.user_functions import check_functions, functions_elsewhere
 
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
@@ -315,7 +315,7 @@ def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
     elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
         hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
     else:
-        hint = f"Did you mean {near}?" if (near := near_names(name, names)) else "It is relative to image.code."
+        hint = did_you_mean(near_scripts(name, names), "It is relative to image.code.")
     raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint, field="run.script")
 
 

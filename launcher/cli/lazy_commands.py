@@ -75,10 +75,10 @@ class Commands(LazyGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; fail with the names that are nearest to an unknown one."""
         if args[0] not in self.names:
-            from difflib import get_close_matches
+            from launcher.text import did_you_mean, near
 
-            if near := get_close_matches(args[0], self.names):
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, near))}?")
+            if close := near(args[0], self.names, most=3):
+                ctx.fail(f"No such command {args[0]!r}. {did_you_mean([repr(name) for name in close])}")
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -153,14 +153,14 @@ class VmGroup(LazyGroup):
 
     def refuse_typo(self, args: list[str]) -> None:
         """Raises UsageError: what stands where a spec may is no file, and nearly a command."""
-        from difflib import get_close_matches
         from pathlib import Path
 
         from launcher.errors import UsageError
+        from launcher.text import did_you_mean, near
 
-        near = get_close_matches(args[0], VM_COMMANDS, n=1) if args and not Path(args[0]).exists() else []
-        if near:
-            raise UsageError(f"launch vm has no command {args[0]!r}", f"Did you mean launch vm {near[0]}?")
+        close = near(args[0], VM_COMMANDS) if args and not Path(args[0]).exists() else []
+        if close:
+            raise UsageError(f"launch vm has no command {args[0]!r}", did_you_mean([f"launch vm {close[0]}"]))
 
     def get_help(self, ctx: Any) -> str:
         """Return the help of `make`, which lists the other commands."""

@@ -17,6 +17,7 @@ from launch_train.common.storage import OutputError, open_storage
 from launch_train.common.storage.objects import Objects
 from launch_train.common.storage.sources import checksum
 from launcher.errors import LaunchError
+from launcher.text import size_text
 
 SOURCES = "source"
 LOGS = "logs/cloud-build"
@@ -84,7 +85,7 @@ def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str]
         if there and (there.size, there.crc32c, there.md5) == sums:
             on_line(f"{folder.url}/{name} exists already")
             return there.version
-        on_line(f"sending {len(data) / 1e6:.1f} MB to {folder.url}/{name}")
+        on_line(f"sending {size_text(len(data))} to {folder.url}/{name}")
         with suppress(FileExistsError):  # another launch was quicker
             return folder.swap(name, data, there.version if there else "")
     raise OutputError(f"{folder.url}/{name} was changed by another writer {TRIES} times in a row")

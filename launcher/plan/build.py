@@ -18,6 +18,7 @@ from launcher.plan.placement import SERVICE, places, provisioning
 from launcher.plan.trained_model import check_model
 from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
+from launcher.text import parse_duration
 
 HOURS = 24.0
 HOURS_OF_A_WORKPLACE = 12.0
@@ -49,7 +50,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     shared = in_common(spec, catalog, context, chosen, where)
     validate.of_places(spec, context, where)
     attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
-    nodes, total = spec.machine.nodes, names.seconds(spec.limits.wait_total) if spec.limits.wait_total else None
+    nodes, total = spec.machine.nodes, parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_cap(attempts, spec, hours=shared.hours)
     made = Plan(

@@ -10,11 +10,11 @@ from launcher.catalog import Catalog, Component, Price
 from launcher.errors import PlanRefused
 from launcher.plan import vm_metadata
 from launcher.plan.model import Attempt, Chosen, Context, Place
-from launcher.plan.names import seconds
 from launcher.plan.validate import LOCAL_SSD_GIB
 from launcher.plan.vertex_request import disk_spec
 from launcher.plan.vm_request import boot_disk_of
 from launcher.spec.models import JobSpec, Limits
+from launcher.text import hourly_price, parse_duration, plural, usd_text
 
 MONTH_HOURS = 730
 """Of an average month, as Google's price lists count."""
@@ -123,9 +123,9 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
     total = rate * nodes * billed
     if total > cap:
         raise PlanRefused(
-            f"this run could cost ${total:,.2f}, more than limits.usd (${cap:,.2f}): at most ${rate:,.2f}/h "
-            f"({most.provisioning} in {most.where}, {most.usd_ceiling_rule}) "
-            f"x {nodes} {'node' if nodes == 1 else 'nodes'} x {in_hours(most, hours)}",
+            f"this run could cost {usd_text(total)}, more than limits.usd ({usd_text(cap)}): "
+            f"at most {hourly_price(rate)} ({most.provisioning} in {most.where}, {most.usd_ceiling_rule}) "
+            f"x {plural(nodes, 'node')} x {in_hours(most, hours)}",
             fitting(cap, rate * nodes, billed - hours),
             field="limits.usd",
         )
@@ -142,11 +142,11 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     Raises:
         PlanRefused: with what the longer time could cost.
     """
-    lease = seconds(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
+    lease = parse_duration(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
         return
     most = sums(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
-    costs = f"at most ${most:,.2f}" if most is not None else "at a price that is unknown"
+    costs = f"at most {usd_text(most)}" if most is not None else "at a price that is unknown"
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
         f"Raise the limit ({costs}): --hours {lease:g}; or shorten the lease.",
@@ -163,14 +163,14 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
     unknown = next((attempt for attempt in attempts if attempt.usd_ceiling is None), None)
     if unknown:
         raise PlanRefused(
-            f"limits.usd is ${cap:,.2f}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
+            f"limits.usd is {usd_text(cap)}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
             f"in {unknown.where} is unknown",
             "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
             field="limits.usd",
         )
     if spec.vertex.reduction_server:
         raise PlanRefused(
-            f"limits.usd is ${cap:,.2f}, but the price of the reduction servers "
+            f"limits.usd is {usd_text(cap)}, but the price of the reduction servers "
             f"({spec.vertex.reduction_server.machine_type}) is unknown",
             "Leave limits.usd or vertex.reduction_server out.",
             field="limits.usd",
@@ -180,5 +180,5 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
 def fitting(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
     """Return the hint: how many hours the cap pays for."""
     hours = int((cap / usd_per_hour - shutdown_hours) * 100) / 100
-    pays = f"${cap:,.2f} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
+    pays = f"{usd_text(cap)} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
     return f"{pays} higher --usd, or cheaper regions or provisioning."

@@ -101,11 +101,6 @@ def default_service_account(project: str) -> str:
     return f"launch@{name}{'.' + domain if domain else ''}.iam.gserviceaccount.com"
 
 
-def seconds(duration: str) -> int:
-    """`90s`, `30m`, `6h` or `2d` in seconds."""
-    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
-
-
 def region_of(zone: str) -> str:
     """`us-central1-a` -> `us-central1`."""
     return zone.rpartition("-")[0]

@@ -9,6 +9,7 @@ from launcher.errors import PlanRefused
 from launcher.plan.model import Context, Place, Target
 from launcher.plan.names import region_of
 from launcher.spec.models import JobSpec
+from launcher.text import did_you_mean, hourly_price, listed, near
 
 SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
 NAMED = 6
@@ -59,7 +60,8 @@ def places(
     if not found:
         raise PlanRefused(
             f"the catalog doesn't know which zones have {machine.name}",
-            f"Name them: --zone ZONE. Its regions are {listed(known_regions(catalog, machine, context.target))}.",
+            "Name them: --zone ZONE. "
+            f"Its regions are {listed(known_regions(catalog, machine, context.target), NAMED)}.",
             field="regions",
         )
     return found
@@ -104,10 +106,12 @@ def chosen_regions(
         )
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
-            hint = f"{near(region, catalog.training_regions)}It does in {listed(catalog.training_regions)}."
+            hint = (
+                f"{suggestion(region, catalog.training_regions)}It does in {listed(catalog.training_regions, NAMED)}."
+            )
             raise PlanRefused(f"Vertex AI doesn't train in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
-            hint = f"{near(region, known)}It is in {listed(known)}."
+            hint = f"{suggestion(region, known)}It is in {listed(known, NAMED)}."
             raise PlanRefused(f"{machine.name} isn't in {region}", hint, field=field_of(spec, region))
     return named
 
@@ -120,12 +124,9 @@ def field_of(spec: JobSpec, region: str) -> str:
     return f"zones.{zones.index(region)}" if region in zones else ""
 
 
-def near(name: str, known: tuple[str, ...]) -> str:
+def suggestion(name: str, known: tuple[str, ...]) -> str:
     """`Did you mean us-central1? `, or nothing."""
-    import difflib
-
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    return f"Did you mean {found[0]}? " if found else ""
+    return f"{did_you_mean(close)} " if (close := near(name, known, 0.85)) else ""
 
 
 def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) -> tuple[str, ...]:
@@ -134,7 +135,7 @@ def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) ->
     wanted = tuple(zone for zone in spec.zones or () if region_of(zone) == region)
     for zone in wanted:
         if known and zone not in known and not is_ai_zone(zone):
-            hint = f"In {region} it is in {listed(known)}."
+            hint = f"In {region} it is in {listed(known, NAMED)}."
             raise PlanRefused(f"{machine.name} isn't in {zone}", hint, field=f"zones.{(spec.zones or ()).index(zone)}")
     if not wanted and not spec.zones and not known and spec.regions != "any":
         raise PlanRefused(
@@ -172,22 +173,9 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
     lines = []
     for place in cheapest_first(catalog, machine, target, found)[:NAMED]:
         price = catalog.price(machine, SERVICE[target], model, place.region)
-        lines.append(f"  {place.region:<24}" + in_words(price.usd, price.ceiling, is_bound=price.bound))
+        lines.append(f"  {place.region:<24}" + hourly_price(price.usd, price.ceiling, bound=price.bound))
     more = len(found) - len(lines)
     return "\n".join(lines) + (f"\n  and {more} more" if more > 0 else "")
-
-
-def in_words(usd: float | None, ceiling: float | None, *, approx: bool = False, is_bound: bool = False) -> str:
-    """Return `$2.00/h`, `≈$12.87/h` for a derived price, `≤$28.77/h` for an upper bound, or `price unknown`."""
-    mark = "≤" if is_bound or usd is None else "≈" if approx else ""
-    known = ceiling if usd is None else usd
-    return "price unknown" if known is None else f"{mark}${known:,.2f}/h"
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """A short list for a sentence."""
-    shown = ", ".join(names[:NAMED])
-    return f"{shown} and {len(names) - NAMED} more" if len(names) > NAMED else shown
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

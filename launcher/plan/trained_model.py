@@ -12,6 +12,7 @@ from launcher.catalog import Catalog
 from launcher.errors import PlanRefused
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
+from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
     from launch_train.common.config import Data, Foreign
@@ -52,12 +53,10 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
 def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Catalog) -> None:
     """Check that transformers has a type, and that the type has the task. Raises PlanRefused."""
     if tasks is None:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, catalog.transformers_types, n=1)
+        close = [f"hf:{one}" for one in near(name, catalog.transformers_types)]
         raise PlanRefused(
             f"run.config.model: transformers has no type {name}",
-            (f"Did you mean hf:{near[0]}? " if near else "")
+            (did_you_mean(close) + " " if close else "")
             + f"A model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}.",
             field="run.config.model.name",
         )

@@ -12,6 +12,7 @@ from launcher.plan.model import Chosen, Container, Context, Place
 from launcher.plan.placement import SERVICE
 from launcher.plan.waiting import LEAST
 from launcher.spec.models import JobSpec
+from launcher.text import parse_duration
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
@@ -32,7 +33,7 @@ def of_spec(spec: JobSpec, context: Context) -> None:
             "It becomes a label and a VM's name: a-z, 0-9 and -, at most 63, starting with a letter.",
         )
     total = spec.limits.wait_total
-    if total and names.seconds(total) < LEAST:
+    if total and parse_duration(total) < LEAST:
         raise PlanRefused(
             f"limits.wait_total: {total} is too short: an attempt waits at least {LEAST} s for machines",
             f"Set it to {LEAST}s or more: --set limits.wait_total=2h",
@@ -59,7 +60,7 @@ def of_vm(spec: JobSpec, context: Context) -> None:
         raise PlanRefused(problem, "Set another --name.", field="name")
     if spec.machine.nodes > 1:
         of_several_vms(spec, context)
-    if spec.vm.idle_stop and names.seconds(spec.vm.idle_stop) < IDLE_LEAST:
+    if spec.vm.idle_stop and parse_duration(spec.vm.idle_stop) < IDLE_LEAST:
         raise PlanRefused(
             f"vm.idle_stop: {spec.vm.idle_stop} would stop the VM while somebody thinks",
             f"Say {IDLE_LEAST // 60}m or more.",

@@ -14,8 +14,9 @@ from launcher.jobs.vm import PARAMETERS
 from launcher.plan import iam_commands
 from launcher.plan.container import as_json, expanded
 from launcher.plan.model import Container, Context, Place, Shared
-from launcher.plan.names import default_service_account, seconds
+from launcher.plan.names import default_service_account
 from launcher.spec.models import JobSpec
+from launcher.text import parse_duration
 
 MAX_ITEM = 256 * 1024
 """Bytes of one metadata value (Compute Engine, VM metadata: limitations)."""
@@ -67,8 +68,8 @@ def workplace(spec: JobSpec) -> dict[str, Any]:
     return {
         "kind": "work",
         "on_stop": on_stop(spec, training=False),
-        **({"lease_seconds": seconds(vm.lease)} if vm.lease else {}),
-        **({"idle_stop_seconds": seconds(vm.idle_stop)} if vm.idle_stop else {}),
+        **({"lease_seconds": parse_duration(vm.lease)} if vm.lease else {}),
+        **({"idle_stop_seconds": parse_duration(vm.idle_stop)} if vm.idle_stop else {}),
     }
 
 

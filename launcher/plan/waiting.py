@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from launcher.plan.model import Attempt, Target
-from launcher.plan.names import seconds
 from launcher.spec.models import Limits
+from launcher.text import parse_duration
 
 FLEX_START: Final = 6 * 3600
 """Default for flex-start, whose purpose is to queue. Vertex AI's own default is 24 h (Scheduling.max_wait_duration),
@@ -27,8 +27,8 @@ def of_attempt(limits: Limits, target: Target, provisioning: str) -> int | None:
     if target == "local":
         return None
     kind = provisioning.partition(":")[0]
-    own = seconds(limits.wait) if limits.wait else FLEX_START if kind == "flex-start" else OTHERS
-    found = min(own, seconds(limits.wait_total)) if limits.wait_total else own
+    own = parse_duration(limits.wait) if limits.wait else FLEX_START if kind == "flex-start" else OTHERS
+    found = min(own, parse_duration(limits.wait_total)) if limits.wait_total else own
     return flex_start_vm(found) if target == "vm" and kind == "flex-start" else found
 
 

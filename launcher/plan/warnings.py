@@ -14,6 +14,7 @@ from launcher.plan.vm_request import has_local_ssd
 from launcher.plan.waiting import flex_start_vm
 from launcher.spec.models import JobSpec, Run
 from launcher.spec.services import Vertex
+from launcher.text import parse_duration
 
 MUCH_CODE = 100_000_000
 """Bytes of code above which it probably includes data or weights. Each push sends all of it again."""
@@ -135,7 +136,7 @@ def of_vm(spec: JobSpec, context: Context, chosen: Chosen) -> Iterator[str]:
         yield f"machine.local_ssds: {machine.name} brings its own; the number has no effect."
     if unlisted := [zone for zone in spec.zones or () if is_ai_zone(zone)]:
         yield f"{', '.join(unlisted)}: whether AI zones have {spec.machine.type} is not in launch's tables."
-    wait = names.seconds(spec.limits.wait) if spec.limits.wait else None
+    wait = parse_duration(spec.limits.wait) if spec.limits.wait else None
     if wait and (taken := flex_start_vm(wait)) != wait and "flex-start" in (spec.provisioning or ()):
         yield f"limits.wait: Compute Engine takes 90 s to 2 h for flex-start; the request says {taken} s."
 

@@ -20,6 +20,7 @@ from launcher.runs.endings import cancel_and_confirm, release_resources, settle
 from launcher.runs.ledger import Ledger
 from launcher.runs.submission import Submitted, submit
 from launcher.runs.watch.loop import Event, JobView, watch
+from launcher.text import exact_duration
 
 FLEX_SLACK_SECONDS = 120.0
 """For flex-start the request says itself how long it may wait: Google's own end comes first, and says why."""
@@ -195,7 +196,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         """
         left = self.wait_total_left(number)
         limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
-        cause = f"{job.state} for {minutes(wait)}, longer than {limit} allows"
+        cause = f"{job.state} for {exact_duration(wait)}, longer than {limit} allows"
         fix = f"A longer wait: --set {limit}={2 * ceil(wait / 3600)}h"
         diagnosis = Diagnosis(scope="region+provisioning", kind="waited", cause=cause, fix=fix)
         try:
@@ -226,13 +227,6 @@ def is_up(job: Job) -> bool:
 def is_created(job: Job) -> bool:
     """Whether a VM exists: it is up, or flex-start has put it into its queue."""
     return is_up(job) or provisioning(job.request) == "flex-start"
-
-
-def minutes(seconds: float) -> str:
-    """`6 h`, `90 min` or `45 s`."""
-    if seconds >= 7200:
-        return f"{seconds / 3600:.3g} h"
-    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:

@@ -10,6 +10,7 @@ from launcher.errors import LaunchError, NoCapacity, PlanRefused
 from launcher.selftest.cleanup import stop
 from launcher.selftest.kit import Kit, NotTried
 from launcher.selftest.steps import GROUPS, Step, argv, chosen
+from launcher.text import usd_text
 
 
 class Item(NamedTuple):
@@ -76,7 +77,7 @@ def check_cap(kit: Kit, found: Sequence[Item], usd: float) -> None:
         return
     fits = [group for group in GROUPS if total(items(kit, chosen([group]))) <= usd]
     hint = f"Each of these fits by itself: {', '.join(f'--only {group}' for group in fits)}" if fits else "Raise --usd."
-    raise PlanRefused(f"the selftest could cost ${total(found):.2f}, more than --usd {usd:.2f}", hint)
+    raise PlanRefused(f"the selftest could cost {usd_text(total(found))}, more than --usd {usd:.2f}", hint)
 
 
 # --- Its steps --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ class Filler:
     def require(self, node: Map, known: Mapping[str, Field], at: Path) -> None:
         """What has to be there is there (or misspelt, which was said already)."""
         for name in (name for name, field in known.items() if field.required and name not in node.entries):
-            from launcher.spec.wording import near, wanted
+            from launcher.spec.wording import wanted
+            from launcher.text import near
 
             if near(name, node.entries.keys() - known.keys(), 0.7):
                 self.bad.append((*at, name))

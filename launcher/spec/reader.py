@@ -16,6 +16,7 @@ from launcher.spec.models import JobSpec
 from launcher.spec.nodes import Map, Node, clipped, dotted, place, plain
 from launcher.spec.overrides import Override, apply, parse_set
 from launcher.spec.shapes import shape_of
+from launcher.text import either, near
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,13 +131,11 @@ def specs_in(folder: Path) -> str:
 
 def near_files(path: Path) -> str:
     """Files beside the missing one that have a name like it."""
-    from difflib import get_close_matches
-
     if not path.parent.is_dir():
         return f"there is no folder {clipped(str(path.parent))}"
-    names = {name.rpartition(".")[0].lower(): name for name in yaml_files(path.parent)}
-    near = [names[stem] for stem in get_close_matches(path.stem.lower(), names, n=3, cutoff=0.6)]
-    return f"did you mean {' or '.join(near)}?" if near else "`launch init` writes a spec to start from"
+    names = {name.rpartition(".")[0]: name for name in yaml_files(path.parent)}
+    close = [names[stem] for stem in near(path.stem, names, most=3)]
+    return f"did you mean {either(close)}?" if close else "`launch init` writes a spec to start from"
 
 
 def yaml_files(folder: Path) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 from launcher.spec.nodes import List, Map, Node, Path, Scalar, clipped, dotted
 from launcher.spec.secretive import known_secret, masked
 from launcher.spec.shapes import Shape, fields, shape_of
+from launcher.text import near
 
 KIND_WORDS = {
     "text": "text",
@@ -95,21 +94,14 @@ def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> 
     places = {path: path.rpartition(".")[2] for path in every_path(root)}
     same = [path for path, name in places.items() if name == key]
     if not same and (close := near(key, here, 0.7)):
-        return f"did you mean `{close}`?"
+        return f"did you mean `{close[0]}`?"
     if not same and (close := near(key, places.values(), 0.8)):
-        same = [path for path, name in places.items() if name == close]
+        same = [path for path, name in places.items() if name == close[0]]
     if not same:
         return f"{f'`{dotted(at)}`' if at else 'a spec'} has: {', '.join(here)}"
     name = places[same[0]]
     above = dict.fromkeys(path.rpartition(".")[0] for path in same)
     return f"`{name}` belongs " + " or ".join(f"under `{path}`" if path else "at the top level" for path in above)
-
-
-def near(word: str, words: Iterable[str], cutoff: float) -> str:
-    """The nearest of the words, or an empty text."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word[:80].lower().replace("-", "_"), list(words), n=1, cutoff=cutoff)), "")
 
 
 def every_path(model: type[Struct], above: str = "") -> list[str]:

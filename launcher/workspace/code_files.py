@@ -11,6 +11,7 @@ from typing import NamedTuple
 from launcher.errors import UsageError
 from launcher.images.source_files import File
 from launcher.spec.secretive import secret_file
+from launcher.text import size_text
 from launcher.workspace import dockerignore
 from launcher.workspace.content import unreadable
 from launcher.workspace.listing import Listing
@@ -59,7 +60,7 @@ def check_size(files: Iterable[File], limit_mb: int) -> None:
     sizes = sorted(((size_of(file.path), file.name) for file in files), reverse=True)
     total = sum(size for size, _ in sizes)
     if total > limit_mb * 1e6:
-        largest = "\n".join(f"  {size / 1e6:9,.1f} MB  {name}" for size, name in sizes[:LARGEST])
+        largest = "\n".join(f"  {size_text(size):>12}  {name}" for size, name in sizes[:LARGEST])
         raise UsageError(
             f"the code has {total / 1e6:,.0f} MB, and image.code_limit_mb is {limit_mb}; the largest files:\n{largest}",
             "Name what isn't code in .dockerignore (data belongs in the bucket), or raise image.code_limit_mb.",

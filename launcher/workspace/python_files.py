@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import UsageError
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
-from launcher.workspace.suggest import near_names
+from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
     import ast
@@ -76,13 +76,19 @@ def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tu
     if image.requirements:
         return (f"run.module: {module} is no file of the code: a package of image.requirements has to bring it",)
     wanted = module.replace(".", "/") + ".py"
-    near = near_names(wanted, names)
     where = f"among the code in {folder}" if folder else "beside the spec"
     raise UsageError(
         f"run.module: {module}: there is no {wanted} {where}",
-        f"Did you mean {near}?" if near else "Name the folder with your code in image.code.",
+        did_you_mean(near_scripts(wanted, names), "Name the folder with your code in image.code."),
         field="run.module",
     )
+
+
+def near_scripts(name: str, names: Sequence[str]) -> list[str]:
+    """Return the Python files that may have been meant: of the same name elsewhere, or of a name like it."""
+    base = posixpath.basename(name)
+    scripts = [one for one in names if one.endswith(".py")]
+    return [one for one in scripts if posixpath.basename(one) == base][:3] or near(name, scripts, most=3)
 
 
 def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -> tuple[str, ...]:

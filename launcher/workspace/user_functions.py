@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from launcher.errors import UsageError
 from launcher.spec.checks import own_functions
 from launcher.spec.models import JobSpec
-from launcher.workspace.python_files import file_of_module, parsed
-from launcher.workspace.suggest import near_names
+from launcher.text import did_you_mean, near
+from launcher.workspace.python_files import file_of_module, near_scripts, parsed
 
 if TYPE_CHECKING:
     import ast
@@ -27,10 +27,9 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
             _check_name(field, function, folder / path, path)
         elif not (spec.image.requirements or spec.image.base):
             wanted = function.partition(":")[0].replace(".", "/") + ".py"
-            near = near_names(wanted, names)
             raise UsageError(
                 f"{field}: {function}: there is no {wanted} among the code in {folder}",
-                f"Did you mean {near}?" if near else "If a package brings it, name that in image.requirements.",
+                did_you_mean(near_scripts(wanted, names), "If a package brings it, name that in image.requirements."),
                 field=field,
             )
 
@@ -52,12 +51,10 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
     bound |= {word for node in everywhere if isinstance(node, ast.Global) for word in node.names}
     if name in bound:
         return
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, sorted(one for one in bound if not one.startswith("_")), n=1)
+    close = near(name, sorted(one for one in bound if not one.startswith("_")))
     raise UsageError(
         f"{field}: {function}: {shown} has no {name}",
-        f"Did you mean {near[0]}?" if near else "The part behind the colon is a function's name in that file.",
+        did_you_mean(close, "The part behind the colon is a function's name in that file."),
         field=field,
     )
 

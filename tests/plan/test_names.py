@@ -84,8 +84,3 @@ def test_domain_scoped_project() -> None:
     assert names.default_repository("example.com:p") == "us-docker.pkg.dev/example.com/p/launch"
     assert names.default_service_account("example.com:p") == "launch@p.example.com.iam.gserviceaccount.com"
     assert names.default_output("example.com:p") == "gs://example-com-p-launch/runs"
-
-
-@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("2d", 172800)])
-def test_seconds(text: str, expected: int) -> None:
-    assert names.seconds(text) == expected

@@ -20,8 +20,8 @@ def follow(
     from launcher.cli.flows.cloud import here
     from launcher.cli.flows.find_run import one_run, searched
     from launcher.cli.flows.follow import follow_run
-    from launcher.cli.flows.preemption import seconds_of
+    from launcher.cli.ui.text import flag_seconds
 
-    seconds = None if watch_for is None else seconds_of(watch_for, "--watch-for")
+    seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")
     cloud = here()
     follow_run(cloud, one_run(cloud, run, searched(regions)), output_format, watch_seconds=seconds)

@@ -86,9 +86,9 @@ def preemption_seconds(text: str | None) -> float | None:
     """When to preempt. Raises UsageError."""
     if text is None:
         return None
-    from launcher.cli.flows.preemption import seconds_of
+    from launcher.cli.ui.text import flag_seconds
 
-    return seconds_of(text)
+    return flag_seconds(text, "--preempt-after")
 
 
 def of_request(

@@ -10,7 +10,9 @@ import typer
 
 from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Output, Regions
+from launcher.cli.ui.text import columns
 from launcher.errors import LaunchError
+from launcher.text import listed
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -93,16 +95,16 @@ def lines(run: str, found: Results, most: int) -> Iterator[str]:
     rows = spread(found.rows, most)
     if not rows:
         yield f"{run}: no step is done yet"
-    columns = fitting(rows)
-    table = [columns, *([cell(figure(row, name)) for name in columns] for row in rows)]
-    yield from aligned(table) if rows else ()
+    names = fitting(rows)
+    table = [names, *([cell(figure(row, name)) for name in names] for row in rows)]
+    yield from columns(table, ">") if rows else ()
     if len(rows) < len(found.rows):
         yield f"{len(rows)} of {len(found.rows)} steps (--all)"
     evals = spread([event for event in found.events if event["event"] == "eval"], most)
     if evals:
         yield ""
-        yield from aligned(
-            [["step", "eval_loss"], *([cell(figure(one, name)) for name in ("step", "loss")] for one in evals)]
+        yield from columns(
+            [["step", "eval_loss"], *([cell(figure(one, name)) for name in ("step", "loss")] for one in evals)], ">"
         )
 
 
@@ -125,7 +127,7 @@ def happened(events: Sequence[Record]) -> Iterator[str]:
     """Steps that were skipped, memory that ran out, errors of GPUs; what is the same is told once, and how often."""
     skipped = sorted({event["step"] for event in events if event["event"] == "non_finite" and "step" in event})
     if skipped:
-        some = ", ".join(map(str, skipped[:NAMED])) + (f" and {len(skipped) - NAMED} more" if skipped[NAMED:] else "")
+        some = listed([str(step) for step in skipped], NAMED)
         yield f"skipped, as their gradients were not finite: {'step' if len(skipped) == 1 else 'steps'} {some}"
     for event in events:
         if event["event"] == "out_of_memory":
@@ -170,10 +172,3 @@ def cell(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-
-
-def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns, flush right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)).rstrip()

@@ -89,11 +89,11 @@ def show(found: Code, *, every: bool) -> None:
 
 def total(found: Code) -> str:
     """`12 files, 0.3 MB`."""
+    from launcher.text import plural, size_text
     from launcher.workspace.code_files import size_of
 
-    size = sum(size_of(file.path) for file in found.files) / 1e6
-    count = len(found.files)
-    return f"{count} file{'' if count == 1 else 's'}, {size:,.1f} MB"
+    size = sum(size_of(file.path) for file in found.files)
+    return f"{plural(len(found.files), 'file')}, {size_text(size)}"
 
 
 def printable(name: str) -> str:

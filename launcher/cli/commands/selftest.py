@@ -11,6 +11,7 @@ import typer
 from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
 from launcher.errors import LaunchError, UsageError
 from launcher.signals import signals_stop
+from launcher.text import usd_text
 
 if TYPE_CHECKING:
     import subprocess
@@ -159,8 +160,8 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
     for item in found:
         say(f"  {item.kind:12}{item.name}")
         if item.usd is not None:
-            say(f"  {'':12}at most ${item.usd:.2f}")
-    say(f"\nat most ${total(found):.2f} in all, boot disks included; network traffic is not")
+            say(f"  {'':12}at most {usd_text(item.usd)}")
+    say(f"\nat most {usd_text(total(found))} in all, boot disks included; network traffic is not")
     say(f"Everything is removed at the end. If this process is killed:\n  {clean_command(kit)}")
     if yes:
         return

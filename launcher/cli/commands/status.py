@@ -11,6 +11,8 @@ import typer
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Output, OutputFormat, Regions
+from launcher.cli.ui.text import columns
+from launcher.text import rough_duration
 
 if TYPE_CHECKING:
     from launcher.cli.flows.find_run import Run
@@ -84,18 +86,8 @@ def list_lines(runs: Sequence[Run]) -> Iterator[str]:
     rows = [("RUN", "STATE", "MACHINE", "PLACE", "AGE")]
     for run in runs:
         where = f"{machine_of(run.job)} {provisioning_of(run.job)}"
-        rows.append((run.id, run.job.state, where, run.job.place, age(run.job)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def age(job: Job) -> str:
-    """Since its creation: `5 min`, `3 h`, `2 d`."""
-    seconds = max(0.0, time.time() - job.created)
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} d"
+        rows.append((run.id, run.job.state, where, run.job.place, rough_duration(time.time() - run.job.created)))
+    yield from columns(rows)
 
 
 # --- One run ---------------------------------------------------------------------------------------------------------
@@ -148,7 +140,7 @@ def lines(
 def facts(run: Run) -> Iterator[tuple[str, str]]:
     """What the job's request says, and its times."""
     from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
-    from launcher.cli.ui.run_summary import stamp
+    from launcher.cli.ui.text import stamp
 
     job = run.job
     yield "job", job.name

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -18,6 +17,7 @@ from launcher.backend import request
 from launcher.cli.flows import find_local_run
 from launcher.errors import LaunchError, NotAuthorised, UsageError
 from launcher.jobs.job import IDENTITY_LABEL, RESOURCE, RUN_LABEL, Job
+from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
     from launcher.backend.base import Listing
@@ -246,7 +246,6 @@ def searched(named: Sequence[str] | None) -> tuple[str, ...]:
     known = catalog.load().training_regions
     for region in named or ():
         if region not in known and region != "any":
-            near = get_close_matches(region, known, n=3)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
+            hint = did_you_mean(near(region, known, most=3), f"There are {', '.join(known)}.")
             raise UsageError(f"--region {region}: Vertex AI trains in no such region", hint)
     return known if not named or "any" in named else tuple(dict.fromkeys(named))

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import launcher.clock
 from launcher.errors import LaunchError, UsageError
 from launcher.jobs.job import RUN_LABEL
+from launcher.text import did_you_mean, near
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute, Fleet
@@ -101,8 +101,8 @@ def missing(name: str, zone: str | None, ours: Sequence[Machine], fleet: Fleet, 
     elsewhere = sorted({machine.zone for machine in ours if name in (machine.name, machine.id)})
     if elsewhere:
         return UsageError(f"there is no VM {name} {where}", f"It is in {', '.join(elsewhere)}.")
-    if near := get_close_matches(name, sorted({machine.name for machine in ours}), n=3):
-        return UsageError(f"launch has no VM {name} {where}", f"Did you mean {' or '.join(near)}? {LIST}")
+    if close := near(name, sorted({machine.name for machine in ours}), most=3):
+        return UsageError(f"launch has no VM {name} {where}", f"{did_you_mean(close)} {LIST}")
     return NoSuchVm(f"launch has no VM {name} {where}", LIST)
 
 

@@ -149,14 +149,14 @@ def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
 
 def how(made: Made, seconds: float) -> str:
     """How it came about, in a sentence."""
-    from launcher.cli.ui.progress_bars import in_bytes
+    from launcher.text import size_text
 
     took = f"{seconds:.1f} s"
     made_too = "The dependency image was made and pushed; t" if made.dependencies else "T"
     return {
         "own": "Nothing to do: the spec names an image that is there.",
         "there": f"Nothing to do: the registry has it already ({took}).",
-        "appended": f"{made_too}he code was appended in the registry: {in_bytes(made.sent or 0)} sent, {took}.",
+        "appended": f"{made_too}he code was appended in the registry: {size_text(made.sent or 0)} sent, {took}.",
         "docker": f"Built by the Docker engine{' and pushed' if made.pushed else ''} in {took}."
         + ("" if made.pushed else "\nIt is on this machine alone; `launch push` sends it."),
         "pulled": f"Pulled in {took}.",

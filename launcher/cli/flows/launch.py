@@ -18,10 +18,10 @@ from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import CloudContext, of_project
 from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, everywhere, one_run, searched
 from launcher.cli.flows.plan import planned
-from launcher.cli.flows.preemption import seconds_of
 from launcher.cli.gather import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
 from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.text import flag_seconds
 from launcher.errors import NotAuthorised, UsageError
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 from launcher.plan.build import with_digest
@@ -50,7 +50,7 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float | None:
         """How long to watch. Raises UsageError."""
-        return None if self.watch_seconds is None else seconds_of(self.watch_seconds, "--watch-for")
+        return None if self.watch_seconds is None else flag_seconds(self.watch_seconds, "--watch-for")
 
 
 def launch_or_resume(

@@ -91,7 +91,8 @@ def lines(run: LocalRun, seen: Seen) -> Iterator[str]:
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES, progress_text
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
-    from launcher.cli.ui.run_summary import relative, stamp
+    from launcher.cli.ui.run_summary import relative
+    from launcher.cli.ui.text import stamp
 
     end = seen.attempts[-1].end if seen.attempts else None
     after = f" after {ended_after(end)}" if end and not seen.is_running else ""
@@ -124,9 +125,9 @@ def attempt_text(attempt: Attempt, *, is_running: bool) -> str:
 
 def ended_after(end: End) -> str:
     """Return how long an attempt took."""
-    from launcher.cli.ui.run_summary import duration
+    from launcher.cli.ui.text import elapsed
 
-    return duration(end.seconds)
+    return elapsed(end.seconds)
 
 
 def as_data(run: LocalRun, seen: Seen) -> dict[str, Any]:

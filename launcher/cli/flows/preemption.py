@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Struct
 
 from launch_train.common.contract import Exit
-from launcher.errors import UsageError
+from launcher.text import exact_duration, listed, plural
 
 if TYPE_CHECKING:
     from launcher.rehearsal.supervisor import Ended, Preemption
@@ -41,7 +40,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """`after 15 s at step 152; on again behind step 152, 0 steps lost`."""
-        when = f"after {span(self.after)}"
+        when = f"after {exact_duration(self.after)}"
         if self.done:
             return f"{when}; all ended with 0 all the same, so the job was not started again"
         stopped, resumed, lost = self.went_on.stopped_at, self.went_on.resumed_from, self.went_on.lost
@@ -49,7 +48,7 @@ class Preempted(Struct, frozen=True, kw_only=True):
             when = f"{when} at step {stopped}"
         if resumed is None:
             return f"{when}; started again"
-        told = "" if lost is None else f", {lost} {'step' if lost == 1 else 'steps'} lost"
+        told = "" if lost is None else f", {plural(lost, 'step')} lost"
         return f"{when}; on again {f'behind step {resumed}' if resumed > 0 else 'from the beginning'}{told}"
 
     def as_data(self) -> dict[str, Any]:
@@ -63,18 +62,6 @@ class Preempted(Struct, frozen=True, kw_only=True):
         }
 
 
-def seconds_of(text: str, flag: str = "--preempt-after") -> float:
-    """`15s`, `2m` or `1h` in seconds, as the spec takes times. Raises UsageError."""
-    from launcher.plan.names import seconds
-    from launcher.spec.kinds import Duration
-
-    try:
-        return seconds(msgspec.convert(text, Duration))
-    except msgspec.ValidationError:
-        near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
-        raise UsageError(f"{flag} {text!r} isn't a time", f"Write {near}.") from None
-
-
 def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> Ran:
     """Start a job; with `after` preempt it then, and start it again unless it was done. A script may save by itself,
     which only the trainer (`builtin`) can be known not to have done."""
@@ -86,7 +73,7 @@ def run(start: Callable[[Preemption | None], Ended], after: float | None, *, bui
     first = start(Preemption(after, lambda: say(words)))
     if first.preempted is None:
         what = "a replica failed" if any(first.codes.values()) else "the job ended"
-        say(f"{what} before {span(after)} were over; the job was not preempted")
+        say(f"{what} before {exact_duration(after)} were over; the job was not preempted")
         return Ran(exit_codes=first.codes)
     say(f"all were gone after {first.preempted:.1f} s: {'; '.join(endings(first.codes, builtin))}")
     if not any(first.codes.values()):
@@ -109,12 +96,7 @@ def endings(codes: Mapping[str, int], builtin: bool) -> list[str]:
     alike: dict[int, list[str]] = {}
     for name, code in codes.items():
         alike.setdefault(code, []).append(name)
-    return [f"{listed(names)} {ending(code, builtin)}" for code, names in alike.items()]
-
-
-def listed(names: list[str]) -> str:
-    """At most three names, and how many more."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return [f"{listed(names, 3)} {ending(code, builtin)}" for code, names in alike.items()]
 
 
 def ending(code: int, builtin: bool) -> str:
@@ -125,11 +107,3 @@ def ending(code: int, builtin: bool) -> str:
         return "exited with 0 (done)"
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
     return f"{how} (nothing was saved)" if builtin else how
-
-
-def span(seconds: float) -> str:
-    """`15 s`, `2 min`, `1 h`: a time as it was typed."""
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds % length == 0:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -210,11 +210,11 @@ def folder_for_left(run_folder: str | None) -> Path:
 
 def left_text(left: Left) -> str:
     """`left in the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
-    from launcher.cli.ui.progress_bars import in_bytes
+    from launcher.text import size_text
 
     largest = sorted(left.files, key=lambda name: -left.files[name])[:MOST_NAMED]
     named = ", ".join(
-        f"{os.fsencode(name).decode(errors='replace')} ({in_bytes(left.files[name])})" for name in largest
+        f"{os.fsencode(name).decode(errors='replace')} ({size_text(left.files[name])})" for name in largest
     )
     more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
     where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"

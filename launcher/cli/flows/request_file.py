@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import Flags, Output
 from launcher.errors import UsageError
+from launcher.text import plural
 
 if TYPE_CHECKING:
     from launcher.rehearsal.request import Pool
@@ -91,7 +92,7 @@ def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
 def pool_text(pool: Pool) -> str:
     """`2 replicas, 8 GPUs each: python -m launch_train.node --module train`."""
     count, gpus = pool.replica_count, pool.machine_spec.accelerator_count
-    each = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}{' each' if count > 1 else ''}" if gpus else "no GPUs"
+    each = f"{plural(gpus, 'GPU')}{' each' if count > 1 else ''}" if gpus else "no GPUs"
     container = pool.container_spec
     runs = shlex.join((*container.command, *container.args)) or "the image's entrypoint"
-    return f"{count} {'replica' if count == 1 else 'replicas'}, {each}: {runs}"
+    return f"{plural(count, 'replica')}, {each}: {runs}"

@@ -12,6 +12,7 @@ from launcher.cli.ui.plan_page import LABEL
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, Job
 from launcher.plan.model import Plan
+from launcher.text import usd_text
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -68,7 +69,7 @@ def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | N
         ended = (job.run, folder, job.state == "SUCCEEDED", seconds, found)
         print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=restarts or 0)))
         if usd is not None:
-            print(f"{'cost':{LABEL}}≈${usd:,.2f} for the machines of this attempt")
+            print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
         return
     data = {"seconds": seconds, "usd": usd, "restarts": restarts, "results": as_data(found)}
     printed({**job_data(job.run, job), **data}, output, error)

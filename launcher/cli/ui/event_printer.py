@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.ui.line_printer import LinePrinter
 from launcher.cli.ui.plan_page import LABEL, WIDTH, fitted, labelled
-from launcher.cli.ui.run_summary import duration
+from launcher.cli.ui.text import elapsed
 from launcher.jobs.job import GONE
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class EventPrinter:
                 self._print(line)
 
     def _back(self, event: Any) -> None:
-        self._print(f"{clock()}  {WHAT[event.of]} can be seen again, after {duration(event.seconds)}")
+        self._print(f"{clock()}  {WHAT[event.of]} can be seen again, after {elapsed(event.seconds)}")
 
     def _note(self, event: Any) -> None:
         for line in labelled("note", event.text):
@@ -186,9 +186,9 @@ def place_text(job: Job, planned: Attempt | None) -> str:
 def after(job: Job) -> str:
     """How long it took from the creation to the start, and from there to the end."""
     if job.state == "RUNNING" and job.started:
-        return f" ({duration(max(0.0, job.started - job.created))} after its creation)"
+        return f" ({elapsed(max(0.0, job.started - job.created))} after its creation)"
     if job.has_ended and job.ended and job.started:
-        return f" after {duration(max(0.0, job.ended - job.started))}"
+        return f" after {elapsed(max(0.0, job.ended - job.started))}"
     return ""
 
 
@@ -200,7 +200,7 @@ def progress_text(progress: Progress) -> str:
     if progress.rate is not None:
         parts.append(f"{progress.rate:,.{0 if progress.rate >= 100 else 2}f} {progress.unit}/s")
     if progress.eta_seconds is not None and progress.step != progress.steps:
-        parts.append(f"{duration(progress.eta_seconds)} left")
+        parts.append(f"{elapsed(progress.eta_seconds)} left")
     return ", ".join(parts)
 
 

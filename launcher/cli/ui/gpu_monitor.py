@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from launch_train.common import contract
+from launcher.text import plural, rough_duration
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -101,8 +102,7 @@ def lines(found: Sequence[Node], told: Container[int] = ()) -> Iterator[str]:
     for node in seen[:SHOWN]:
         yield sentence(node)
     if len(seen) > SHOWN:
-        more = len(seen) - SHOWN
-        yield f"and {more} more node" + ("s" if more > 1 else "")
+        yield f"and {plural(len(seen) - SHOWN, 'more node')}"
     for node in found:
         yield from (*node.wrong, *(() if node.number in told else node.errors))
 
@@ -114,11 +114,11 @@ def _worst_first(node: Node) -> tuple[bool, float]:
 def sentence(node: Node) -> str:
     """`node 0, last 10 min: 8 GPUs, 97% busy, up to 60.0 GB, 61 °C, 653 W; CPUs 35%, RAM up to 120.3 GB`."""
     facts = node.facts
-    gpus = [f"{node.gpus} GPU" + ("s" if node.gpus > 1 else "")]
+    gpus = [plural(node.gpus, "GPU")]
     gpus += [text.format(facts[name]) for name, text in _GPU.items() if name in facts]
     host = [text.format(facts[name]) for name, text in _HOST.items() if name in facts]
     said = "; ".join(", ".join(part) for part in (gpus, host) if part)
-    return f"node {node.number}, last {_span(node.seconds)}: {said}"
+    return f"node {node.number}, last {rough_duration(node.seconds)}: {said}"
 
 
 _GPU: Final = {
@@ -128,7 +128,3 @@ _GPU: Final = {
     "gpu_power_mean_w": "{:.0f} W",
 }
 _HOST: Final = {"cpu_mean": "CPUs {:.0%}", "ram_max_gb": "RAM up to {:.1f} GB"}
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launcher.cli.options import Output
+from launcher.text import exact_duration, hourly_price, plural, size_text, usd_text
 
 if TYPE_CHECKING:
     from launcher.plan.model import Attempt, Image, Plan
@@ -159,7 +160,7 @@ def machine_text(plan: Plan) -> str:
     machine = plan.machine
     if plan.target == "local":
         nodes = "one node" if machine.nodes == 1 else f"{machine.nodes} nodes, each"
-        here = f"here {nodes} with {machine.gpus} {'process' if machine.gpus == 1 else 'processes'}"
+        here = f"here {nodes} with {plural(machine.gpus, 'process')}"
         return f"{here}, in place of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
     parts = [f"{machine.gpus} × {machine.gpu}"]
     if machine.vcpus:
@@ -177,9 +178,7 @@ def boot_image(plan: Plan) -> str:
 
 def code_text(image: Image) -> str:
     """Return the number and size of the user's code files: `12 files, 13 kB`."""
-    from launcher.cli.ui.progress_bars import in_bytes
-
-    return f"{image.files:,} {'file' if image.files == 1 else 'files'}, {in_bytes(image.size)}"
+    return f"{plural(image.files, 'file')}, {size_text(image.size)}"
 
 
 def limits_text(plan: Plan) -> str:
@@ -194,11 +193,11 @@ def limits_text(plan: Plan) -> str:
 def waiting_text(plan: Plan) -> str:
     """Return how long each attempt waits for machines, and all together: `spot 1 h per attempt; at most 2 h in all`."""
     waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
-    each = ", ".join(f"{kind} {hours_text(wait)}" for kind, wait in waits.items() if wait)
+    each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
     limits = plan.limits
     how = "as limits.wait_total says" if limits.wait_total_seconds else "no limits.wait_total"
-    number = f"{len(plan.attempts)} attempt{'s' if len(plan.attempts) > 1 else ''}"
-    return f"{each} per attempt; at most {hours_text(limits.wait_at_most_seconds or 0)} in {number} ({how})"
+    number = plural(len(plan.attempts), "attempt")
+    return f"{each} per attempt; at most {exact_duration(limits.wait_at_most_seconds or 0)} in {number} ({how})"
 
 
 def lease_text(plan: Plan) -> Iterator[str]:
@@ -208,7 +207,7 @@ def lease_text(plan: Plan) -> Iterator[str]:
     told = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
     how = "deletes itself" if told.get("on_stop") == "delete" else "stops itself"
     known = {"after": told.get("lease_seconds"), "when idle for": told.get("idle_stop_seconds")}
-    if ends := [f"{when} {hours_text(seconds)}" for when, seconds in known.items() if seconds]:
+    if ends := [f"{when} {exact_duration(seconds)}" for when, seconds in known.items() if seconds]:
         yield f"{how} {' or '.join(ends)}"
 
 
@@ -216,22 +215,21 @@ def cost_lines(plan: Plan) -> Iterator[str]:
     """Yield the expected cost, the upper bound that limits.usd is compared with, the hard bound, and what they
     cover."""
     limits = plan.limits
-    cap = f"cap ${limits.usd:,.2f}" if limits.usd is not None else "no cap (--usd sets one)"
+    cap = f"cap {usd_text(limits.usd)}" if limits.usd is not None else "no cap (--usd sets one)"
     if limits.usd_at_most is None:
         yield f"unknown: not every attempt has a known price; {cap}"
         return
     from launcher.plan.cost import billed_hours, ceiling, in_hours
 
     if limits.usd_expected is not None:
-        yield f"≈${limits.usd_expected:,.2f} expected, at the shipped prices"
+        yield f"{usd_text(limits.usd_expected, approx=True)} expected, at the shipped prices"
     most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
-    nodes = f"{plan.machine.nodes} {'node' if plan.machine.nodes == 1 else 'nodes'}"
-    by = f"${ceiling(most):,.2f}/h × {nodes} × {in_hours(most, limits.hours)}"
-    yield f"${limits.usd_at_most:,.2f} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
+    by = f"{hourly_price(ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
+    yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)
         again = f"Vertex AI restarts the job {restarts} times, each with its own {limits.hours:g} h"
-        yield f"${limits.usd_hard_bound:,.2f} hard bound: {again if restarts else 'every hour at list price'}"
+        yield f"{usd_text(limits.usd_hard_bound)} hard bound: {again if restarts else 'every hour at list price'}"
     yield "; ".join(scope(plan))
 
 
@@ -241,13 +239,6 @@ def scope(plan: Plan) -> Iterator[str]:
     outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
     yield f"including {', '.join(inside) or 'the machines alone'}"
     yield f"excluding {', '.join(outside)}"
-
-
-def hours_text(seconds: int) -> str:
-    """`6 h`, `90 min` or `45 s`."""
-    if seconds % 3600 == 0:
-        return f"{seconds // 3600} h"
-    return f"{seconds // 60} min" if seconds % 60 == 0 else f"{seconds} s"
 
 
 def attempt_table(plan: Plan) -> Iterator[str]:
@@ -268,15 +259,13 @@ def price_text(attempt: Attempt) -> str:
     price = expected_price(attempt)
     if attempt.usd_per_hour is None or attempt.usd_ceiling is None or attempt.usd_ceiling <= attempt.usd_per_hour:
         return price
-    return f"{price:<12} at most ${attempt.usd_ceiling:,.2f}/h"
+    return f"{price:<12} at most {hourly_price(attempt.usd_ceiling)}"
 
 
 def expected_price(attempt: Attempt) -> str:
     """Return the expected price of a node and hour."""
-    from launcher.plan.placement import in_words
-
     known, highest = attempt.usd_per_hour, attempt.usd_ceiling
-    return in_words(known, highest, approx=attempt.usd_approx, is_bound=attempt.usd_is_bound)
+    return hourly_price(known, highest, approx=attempt.usd_approx, bound=attempt.usd_is_bound)
 
 
 COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")

@@ -6,16 +6,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from launcher.text import size_text
+
 if TYPE_CHECKING:
     from launcher.images.dependency_image import Report
-
-
-def in_bytes(count: int) -> str:
-    """`812 B`, `13 kB`, `4.2 MB`, `1.3 GB`."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}" if count < 10 * unit else f"{count / unit:,.0f} {name}"
-    return f"{count} B"
 
 
 class Lines:
@@ -41,7 +35,7 @@ class Lines:
         with self._lock:
             if size and done >= size and name not in self._told:
                 self._told.add(name)
-                self.line(f"sent {name} ({in_bytes(size)})")
+                self.line(f"sent {name} ({size_text(size)})")
 
 
 class Bars(Lines):

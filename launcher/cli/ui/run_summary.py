@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch_train.common.contract import MEAN_STEPS
 from launcher.cli.ui.plan_page import labelled
+from launcher.cli.ui.text import elapsed
 from launcher.runs.metrics.results import figure
+from launcher.text import plural
 
 if TYPE_CHECKING:
     from launcher.runs.metrics.results import Results
@@ -31,7 +32,7 @@ def lines(
     again."""
     yield ""
     how = how or ("succeeded in" if succeeded else "failed in")
-    yield from labelled("run", f"{run} {how} {duration(seconds)}")
+    yield from labelled("run", f"{run} {how} {elapsed(seconds)}")
     if image:
         yield from labelled("image", image)
     if preempted:
@@ -73,19 +74,14 @@ def last_row(found: Results) -> str:
     row = found.rows[-1]
     named = {name: figure(row, name) for name in row if name not in ("step", "time")}
     values = [f"{name} {value:.4g}" for name, value in named.items() if value is not None]
-    return f"{counted(len(found.rows))}; the last ({row['step']}): {', '.join(values) or 'no values'}"
+    return f"{plural(len(found.rows), 'step')}; the last ({row['step']}): {', '.join(values) or 'no values'}"
 
 
 def nonfinite(found: Results) -> Iterator[str]:
     """`loss was nan or infinite in 3 of 9 steps, first in step 4`, for each such value."""
     for name, where in found.nonfinite.items():
-        count = f"{where['steps']} of {counted(len(found.rows))}"
+        count = f"{where['steps']} of {plural(len(found.rows), 'step')}"
         yield f"{name} was nan or infinite in {count}, first in step {where['first_step']}"
-
-
-def counted(steps: int) -> str:
-    """`1 step` or `12 steps`."""
-    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def speed_text(end: Mapping[str, Any]) -> str:
@@ -93,7 +89,7 @@ def speed_text(end: Mapping[str, Any]) -> str:
     for unit in ("tokens", "images", "samples"):
         rate = end.get(f"{unit}_per_s")
         if rate:
-            processes = "1 process" if end["world_size"] == 1 else f"{end['world_size']} processes"
+            processes = plural(end["world_size"], "process")
             speed = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
             mfu = f", MFU {end['mfu']:.1%}" if end.get("mfu") else ""
             return f"{speed} {unit}/s with {processes} ({end['device']}, {end['precision']}){mfu}"
@@ -111,27 +107,6 @@ def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
     if end is None and (rows or time is not None):
         end = {"step": None, **(rows[-1] if rows else {}), **({"time": time} if time is not None else {})}
     return {"steps": len(rows), "end": dict(end) if end else None, "nonfinite": found.nonfinite if found else {}}
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `5 h 10 min` or `4 d 7 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    minutes = round(whole / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else days(round(minutes / 60))
-
-
-def stamp(seconds: float) -> str:
-    """Day and time, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-def days(hours: int) -> str:
-    """`4 d 7 h`."""
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def relative(folder: str) -> str:

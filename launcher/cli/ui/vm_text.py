@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from launcher.cli.ui.text import clock_text
+from launcher.text import hourly_price, rough_duration, usd_text
 
 if TYPE_CHECKING:
     from launcher.catalog import Price
@@ -24,7 +26,7 @@ def price_and_end(machine: Machine, price: Price, now: float) -> str:
     The upper bound counts from the last start to the limit that Google enforces. If the lease ends earlier, the cost at
     its end follows.
     """
-    parts = [price_text(price)]
+    parts = [hourly_price(price.usd, approx=price.approx)]
     limit = machine.limit_seconds
     if price.usd is not None and limit:
         parts.append(f"at most {usd_text(price.usd * limit / 3600, price.approx)}")
@@ -45,7 +47,7 @@ def end_after_start(machine: Machine) -> str:
     known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
     if not known:
         return "nothing stops it"
-    return f"{ends_itself(machine)} {span_text(min(known))} after its start"
+    return f"{ends_itself(machine)} {rough_duration(min(known))} after its start"
 
 
 def ends_itself(machine: Machine) -> str:
@@ -53,30 +55,3 @@ def ends_itself(machine: Machine) -> str:
     scheduling = machine.request.get("scheduling", {})
     how = machine.parameters.get("on_stop") or scheduling.get("instanceTerminationAction", "stop")
     return "deletes itself" if how.lower() == "delete" else "stops itself"
-
-
-def price_text(price: Price) -> str:
-    """Return `≈$2.00/h`, or `price unknown`."""
-    return "price unknown" if price.usd is None else f"{usd_text(price.usd, price.approx)}/h"
-
-
-def usd_text(usd: float, approx: bool = False) -> str:
-    """`≈$24.00`."""
-    return f"{'≈' if approx else ''}${usd:,.2f}"
-
-
-def clock_text(at: float, now: float) -> str:
-    """`22:40` by this machine's time zone, with the day when it is another one: `Sun 06:40`, `28 Nov 06:40`."""
-    there, here = (datetime.fromtimestamp(seconds, UTC).astimezone() for seconds in (at, now))
-    days = (there.date() - here.date()).days
-    day = "" if not days else "%a " if abs(days) < 7 else "%-d %b "
-    return there.strftime(f"{day}%H:%M")
-
-
-def span_text(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h`, `26 d`: one unit is enough to tell how old something is."""
-    if seconds < 100:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} d"

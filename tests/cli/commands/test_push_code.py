@@ -39,14 +39,14 @@ def test_a_dry_push_needs_no_cloud(place: Place, source: Path) -> None:
     assert "  id_rsa stays here: it looks like a secret\n" in out
     assert "a.log" not in out
     assert "\x1b" not in out
-    assert out.endswith("nothing was sent: 14 files, 0.0 MB would go to project on dev\n")
+    assert out.endswith("nothing was sent: 14 files, 19 B would go to project on dev\n")
     assert len(place.vms.cloud.requests) == before
 
 
 def test_a_push(place: Place, source: Path) -> None:
     out = place.launch("push-code", "dev", "project", *place.there).out
     assert "  … and 4 more (--dry-run lists all)\n" in out
-    assert out.endswith("dev:project has 14 files, 0.0 MB\n")
+    assert out.endswith("dev:project has 14 files, 19 B\n")
     arrived = place.server.home / "project"
     assert (arrived / "file11.py").read_text() == "x"
     assert not (arrived / "id_rsa").exists()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from launcher.catalog import Price
 from launcher.cli.flows.find_vm import one_machine
-from launcher.cli.ui.vm_text import clock_text, price_and_end, span_text
+from launcher.cli.ui.vm_text import price_and_end
 from launcher.compute.vm_cost import has_local_ssd, price_of, usd_so_far
 from launcher.errors import UsageError
 from launcher.gcp.api import UnreachableError
@@ -107,19 +107,6 @@ def test_what_is_not_seen_is_not_said_to_be_missing(vms: Vms) -> None:
 )
 def test_price_and_end_in_a_line(vms: Vms, machine: Machine, price: Price, text: str) -> None:
     assert price_and_end(machine, price, NOW) == text
-
-
-def test_times_of_day(vms: Vms) -> None:
-    assert [clock_text(NOW + days * 86_400, NOW) for days in (0, 1, 6, 7, -1, -7)] == [
-        "22:13",
-        "Wed 22:13",
-        "Mon 22:13",
-        "21 Nov 22:13",
-        "Mon 22:13",
-        "7 Nov 22:13",
-    ]
-    spans = (-5, 45, 720, 3 * HOUR, 71 * HOUR, 26 * 24 * HOUR)
-    assert [span_text(seconds) for seconds in spans] == ["0 s", "45 s", "12 min", "3 h", "71 h", "26 d"]
 
 
 def test_a_price_is_the_catalogs() -> None:

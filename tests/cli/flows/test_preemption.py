@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.flows.preemption import Preempted, Ran, run, seconds_of
-from launcher.errors import UsageError
+from launcher.cli.flows.preemption import Preempted, Ran, run
 from launcher.rehearsal.supervisor import Ended, Preemption
 from launcher.runs.metrics.results import Resumption
 from tests.command import launch
@@ -30,17 +29,6 @@ class Platform:
         if preemption and ended.preempted is not None:
             preemption.begins()
         return ended
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("15s", 15), ("2m", 120), ("1h", 3600)])
-def test_times_are_those_of_the_spec(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["15", "", "0s", "-1s", "1.5s", "15 s", "s", "\u0663s", "99999999s"])
-def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="isn't a time"):
-        seconds_of(text)
 
 
 def test_a_preempted_job_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:

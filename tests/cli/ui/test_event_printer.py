@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, attempted, progress_text
-from launcher.cli.ui.run_summary import duration
 from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
 from launcher.runs.attempts import Entry, EntryEnd
@@ -171,21 +170,6 @@ def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.Monke
     tell(Note("\x1b]0;title\x07"))
     tell(AttemptFailed(job=JOB, number=1, diagnosis=Diagnosis(scope="permanent", kind="user", cause="\x1b[2J", fix="")))
     assert terminal.rows[:2] == ["note      \\x1b]0;title\\x07", "ended     \\x1b[2J"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (42.4, "42 s"),
-        (200, "3 min 20 s"),
-        (3599.6, "1 h 0 min"),
-        (18_600, "5 h 10 min"),
-        (172_799, "2 d 0 h"),
-        (4e5, "4 d 15 h"),
-    ],
-)
-def test_spans_of_time(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_attempts_in_a_line() -> None:

@@ -9,15 +9,7 @@ import time
 
 import pytest
 
-from launcher.cli.ui.progress_bars import Bars, Lines, in_bytes, progress
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12 kB"), (4_200_000, "4.2 MB"), (2_345_678_901, "2.3 GB")],
-)
-def test_bytes_for_people(count: int, text: str) -> None:
-    assert in_bytes(count) == text
+from launcher.cli.ui.progress_bars import Bars, Lines, progress
 
 
 def test_lines_tell_a_layer_once_when_it_has_gone(capsys: pytest.CaptureFixture[str]) -> None:

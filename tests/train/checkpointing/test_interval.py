@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from launch_train.checkpointing.interval import FIRST_SECONDS, Interval, chosen, expected_between, span, young
+from launch_train.checkpointing.interval import FIRST_SECONDS, Interval, chosen, expected_between, young
 from launch_train.common import contract
 from launch_train.common.config import parse
 
@@ -69,11 +69,3 @@ def test_what_the_run_has_seen_counts() -> None:
     assert expected_between(8, 0, 0) == 8 * 3600
     assert expected_between(8, 24 * 3600, 3) == 8 * 3600
     assert expected_between(8, 2 * 3600, 4) == 2 * 3600
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(45.0, "45 s"), (0.06, "0.06 s"), (252.0, "4.2 min"), (8 * 3600.0, "8 h"), (1e6, "11.6 days")],
-)
-def test_spans(seconds: float, words: str) -> None:
-    assert span(seconds) == words

@@ -23,9 +23,9 @@ from launch_train import checkpoint, models
 from launch_train.checkpointing import manifest
 from launch_train.common import contract
 from launch_train.common.config import parse
-from launch_train.common.console import si
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
+from launch_train.common.text import si
 from launch_train.data import open_data
 from launch_train.data.loader import Feed
 from launch_train.distributed import dtensor

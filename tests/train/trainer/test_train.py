@@ -342,24 +342,3 @@ def test_a_short_run_has_one_mean_loss_and_launch_tells_its_own() -> None:
         "model",
         "sha256",
     ]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.5, "0.5"),
-        (99.4, "99.4"),
-        (812, "812"),
-        (999.7, "1.00k"),
-        (12345, "12.3k"),
-        (123456, "123k"),
-        (1.21e6, "1.21M"),
-    ],
-)
-def test_rates_have_three_figures(value: float, text: str) -> None:
-    assert console.si(value) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (41.2, "0:41"), (725, "12:05"), (10800, "3:00:00")])
-def test_times(seconds: float, text: str) -> None:
-    assert console.clock(seconds) == text

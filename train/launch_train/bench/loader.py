@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from launch_train.bench.figures import Figure
 from launch_train.bench.matmul import cores, threads
+from launch_train.common.text import plural
 
 SIZE: Final = (500, 375)
 """Pixels across and down: the commonest size of ImageNet's photographs."""
@@ -27,7 +28,10 @@ def measure(budget: float, quick: bool) -> list[Figure]:
     more of them only get in each other's way over one picture."""
     data = Photographs(photograph())
     with threads(1):
-        return [Figure(f"loader, {_workers(count)}", rate(data, count, budget), "samples/s") for count in counts(quick)]
+        return [
+            Figure(f"loader, {plural(count, 'worker')}", rate(data, count, budget), "samples/s")
+            for count in counts(quick)
+        ]
 
 
 def counts(quick: bool, most: int | None = None) -> tuple[int, ...]:
@@ -35,10 +39,6 @@ def counts(quick: bool, most: int | None = None) -> tuple[int, ...]:
     most = min(most or cores(), MOST_WORKERS)
     doubled = [1 << n for n in range(most.bit_length()) if 1 << n < most]
     return (0, most) if quick else (0, *doubled, most)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" + ("" if count == 1 else "s")
 
 
 class Photographs(Dataset[Tensor]):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import retention
-from launch_train.checkpointing.interval import Interval, span
+from launch_train.checkpointing.interval import Interval
 from launch_train.checkpointing.lease import Fence
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError, Part, write_shard
@@ -26,6 +26,7 @@ from launch_train.common import contract
 from launch_train.common.config import Checkpoint
 from launch_train.common.errors import OutputError, SupersededError, TrainError
 from launch_train.common.storage import Storage
+from launch_train.common.text import span
 from launch_train.distributed.process_group import Ranks, use_device
 from launch_train.metrics import Sink
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launch_train.common import contract
 from launch_train.common.config import Checkpoint
+from launch_train.common.text import span
 
 FIRST_SECONDS = 60.0
 """`auto` has measured nothing yet: the first save comes after so long, and tells what one costs."""
@@ -67,11 +68,3 @@ def expected_between(mtbf_hours: float, trained: float, interruptions: int) -> f
     """Seconds between interruptions: what is expected of the machines, corrected by what this run has seen. The
     expectation weighs as much as one interruption that was seen."""
     return (mtbf_hours * 3600 + trained) / (1 + interruptions)
-
-
-def span(seconds: float) -> str:
-    """45 s, 4.2 min, 8 h, 12 days."""
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.3g} s"

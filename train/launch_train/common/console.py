@@ -10,6 +10,7 @@ from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.contract import MEAN_STEPS
+from launch_train.common.text import clock, plural, si
 
 
 def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> str:
@@ -59,24 +60,6 @@ def agreement(world: int) -> str:
     return "1 rank" if world == 1 else f"all {world} ranks agree"
 
 
-def si(value: float | None) -> str:
-    """Three figures and a letter: 812, 12.3k, 1.21M."""
-    if value is None:
-        return "?"
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit * 0.9995:
-            scaled = value / limit
-            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{letter}"
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
-
-
-def clock(seconds: float) -> str:
-    """0:41, 12:05, 3:00:00."""
-    minutes, s = divmod(max(0, round(seconds)), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
-
-
 def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The held-out loss, and beside it what knowing the bytes' frequencies alone would give."""
     if end.get("eval_loss") is None:
@@ -98,5 +81,4 @@ def _mfu(end: Mapping[str, Any]) -> str:
 
 
 def _machine(end: Mapping[str, Any]) -> str:
-    ranks = f"{end['world_size']} rank" + ("s" if end["world_size"] > 1 else "")
-    return f"{ranks}, {end['device']}, {end['precision']}"
+    return f"{plural(end['world_size'], 'rank')}, {end['device']}, {end['precision']}"

@@ -7,13 +7,14 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.errors import TrainError, UsageError
+from launch_train.common.text import did_you_mean
 
 OURS = __name__.partition(".")[0]
 
@@ -112,11 +113,9 @@ def _public(module: ModuleType) -> list[str]:
     return [name for name in vars(module) if not name.startswith("_")]
 
 
-def _near(name: str, known: Any) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _near(name: str, known: Iterable[str]) -> str:
+    near = did_you_mean(name, known)
+    return f"; {near}" if near else ""
 
 
 def said(error: BaseException) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launch_train.common.console import si
 from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.storage import UnreachableError
 from launch_train.common.storage.objects import Object, Objects
+from launch_train.common.text import si
 from launch_train.data.token_file import temporary, unfit
 
 THREADS = 16

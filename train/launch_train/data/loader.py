@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from launch_train.common.config import Loader
-from launch_train.common.console import si
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
+from launch_train.common.text import plural, si
 from launch_train.data.batch import mapped, samples, to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
@@ -142,18 +142,14 @@ def settled(loader: Loader, here: Machine, need: int) -> Settled:
     """
     free = here.cores // here.ranks - 1
     workers = min(MOST, max(0, free)) if loader.workers is None else loader.workers
-    why = f"{here.cores} cores for {_many(here.ranks, 'rank')}" if loader.workers is None else "the spec says so"
+    why = f"{here.cores} cores for {plural(here.ranks, 'rank')}" if loader.workers is None else "the spec says so"
     room = int(SHM_PART * here.shm / here.ranks / max(1, need))
     prefetch = loader.prefetch
     if workers * prefetch > room:
         workers, prefetch = (room // prefetch, prefetch) if room >= prefetch else (min(1, room), 1)
         why = f"{SHM} has only {si(here.shm)}B free"
-    chosen = f"{workers} process{'es' if workers > 1 else ''}" if workers else "this process"
+    chosen = plural(workers, "process") if workers else "this process"
     return Settled(workers, prefetch, Choice("loader", chosen, why))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
 
 
 def machine(environ: Mapping[str, str]) -> Machine:

@@ -15,8 +15,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from launch_train.common.console import si
 from launch_train.common.errors import UsageError
+from launch_train.common.text import si
 from launch_train.data import jsonl
 from launch_train.data.jsonl import opened
 from launch_train.data.text import files_of, unreadable

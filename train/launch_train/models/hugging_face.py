@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from launch_train.common.config import Config, Foreign
-from launch_train.common.config.rules import suggestion
 from launch_train.common.errors import UsageError
+from launch_train.common.text import did_you_mean
 from launch_train.data.source import Source
 from launch_train.data.validation import Suits
 from launch_train.models.hub import only_cached
@@ -153,8 +153,8 @@ def _type(library: Any, name: str) -> Any:
     """The class of a type's config. Raises UsageError: transformers has no such type."""
     types = library.models.auto.configuration_auto.CONFIG_MAPPING
     if name not in types:
-        near = suggestion(name, dict.fromkeys(types.keys()))
-        said = f"{near} " if near.startswith("did you mean") else ""
+        near = did_you_mean(name, types.keys())
+        said = f"{near} " if near else ""
         raise UsageError(
             f"model: hf:{name}: transformers {library.__version__} has no type {name}; {said}"
             f"a model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}"
@@ -189,8 +189,7 @@ def known(shape: Foreign, kind: Any) -> dict[str, Any]:
     names = {**fields, **dict.fromkeys(more)}
     for name in shape.settings:
         if name not in names:
-            near = suggestion(name, names)
-            said = near if near.startswith("did you mean") else f"they are transformers' {kind.__name__}'s"
+            said = did_you_mean(name, names) or f"they are transformers' {kind.__name__}'s"
             raise UsageError(f"model.{name}: {shape.name} has no such setting; {said}")
     return dict(shape.settings)
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from launch_train.common.config import Config
-from launch_train.common.console import si
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
+from launch_train.common.text import si
 from launch_train.distributed.dtensor import local
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance.precision import Numbers

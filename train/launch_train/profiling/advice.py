@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from launch_train.common.text import plural
 from launch_train.profiling.bottleneck import Analysis, Cause
 
 WORTH = 0.05
@@ -224,8 +225,8 @@ ADVICE: Mapping[Cause, Callable[[Analysis, Setup], Advice]] = {
 
 def shown(found: Verdict) -> str:
     """Lines of at most WIDTH columns."""
-    plural = "s" if found.steps > 1 else ""
-    which = f"step{plural} {found.which}" if found.which else f"{found.steps} step{plural}"
+    steps = plural(found.steps, "step")
+    which = f"{steps.partition(' ')[2]} {found.which}" if found.which else steps
     head = f"profile of {which}: bound by {found.bound.replace('_', ' ')}"
     lines = [line for sentence in found.sentences for line in _wrapped(sentence, " " * (5 - sentence.index(" ")))]
     return "\n".join([head, *lines, *_wrapped(f"First: {found.advice}.", "  ")])

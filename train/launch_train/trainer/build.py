@@ -23,11 +23,12 @@ from launch_train.checkpointing.async_saver import Saver
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.common import contract
 from launch_train.common.config import Config, as_data
-from launch_train.common.console import Pace, si
+from launch_train.common.console import Pace
 from launch_train.common.decisions import Choice, lines
 from launch_train.common.heartbeat import Heartbeat
 from launch_train.common.step_timer import Stopwatch, stopwatch
 from launch_train.common.storage import Storage, open_storage
+from launch_train.common.text import si
 from launch_train.data import Source, open_data
 from launch_train.data.loader import Feed
 from launch_train.data.source import draw, share

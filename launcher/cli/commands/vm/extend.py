@@ -63,10 +63,10 @@ def leasing(machine: Machine) -> Machine:
 def wished(lease: str | None, until: str | None, now: float) -> float:
     """The end that is asked for, in Unix seconds; `now` is Google's. Raises UsageError."""
     from launcher.cli.flows.find_vm import say
-    from launcher.cli.flows.preemption import seconds_of
+    from launcher.cli.ui.text import flag_seconds
 
     if lease is not None:
-        return now + seconds_of(lease, "--lease")
+        return now + flag_seconds(lease, "--lease")
     ends, note = moment(until or "", now)
     if ends <= now:
         raise UsageError(f"--until {until} is over", "launch vm stop NAME stops it now")
@@ -135,7 +135,8 @@ def show(machine: Machine, short: bool, now: float, output: Output) -> None:
     """The VM with its new end. `short`: the limit didn't allow all that was asked for."""
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.vm_text import clock_text, price_and_end
+    from launcher.cli.ui.text import clock_text
+    from launcher.cli.ui.vm_text import price_and_end
     from launcher.compute.vm_cost import price_of
 
     if output is not Output.text:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Output, OutputFormat
+from launcher.cli.ui.text import column_widths, columns
 
 if TYPE_CHECKING:
     from launcher.compute.client import Compute
@@ -87,15 +88,13 @@ def table(machines: Sequence[Machine], disks: Iterable[Disk], now: float, width:
         yield "No VMs."
         return
     rows = fitting([row(machine, disks, now) for machine in machines], width)
-    widths = widths_of(rows)
-    for line in [{name: name for name in widths}, *rows]:
-        yield "  ".join(f"{line[name]:<{size}}" for name, size in widths.items()).rstrip()
+    yield from columns(lines_of(rows))
 
 
 def fitting(rows: list[dict[str, str]], width: int) -> list[dict[str, str]]:
     """The rows, without the columns that would make them too wide."""
     for spared in SPARED:
-        if sum(size + 2 for size in widths_of(rows).values()) - 2 <= width:
+        if sum(size + 2 for size in column_widths(lines_of(rows))) - 2 <= width:
             break
         if spared in ("ENDS", "MACHINE"):
             rows = [{**row, spared: row[spared].partition(", ")[0]} for row in rows]
@@ -104,15 +103,16 @@ def fitting(rows: list[dict[str, str]], width: int) -> list[dict[str, str]]:
     return rows
 
 
-def widths_of(rows: list[dict[str, str]]) -> dict[str, int]:
-    """Each column's."""
-    return {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+def lines_of(rows: list[dict[str, str]]) -> list[list[str]]:
+    """Return the cells, below the names of the columns."""
+    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
     """A VM's cells, by column."""
-    from launcher.cli.ui.vm_text import span_text, state_text
+    from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import price_of
+    from launcher.text import rough_duration
 
     price = price_of(machine)
     return {
@@ -120,7 +120,7 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
         "STATE": state_text(machine),
         "MACHINE": f"{machine.machine_type}, {machine.provisioning}",
         "ZONE": machine.zone,
-        "AGE": span_text(now - machine.created),
+        "AGE": rough_duration(now - machine.created),
         "$/H": "?" if price.usd is None else f"{'≈' if price.approx else ''}{price.usd:,.2f}",
         "COST": cost_text(machine, disks, now),
         "ENDS": ends_text(machine, now),
@@ -129,9 +129,9 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
 
 def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
-    from launcher.cli.ui.vm_text import usd_text
     from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
+    from launcher.text import usd_text
 
     if machine.status in DOWN:
         own = of_machine(disks, machine)
@@ -144,10 +144,11 @@ def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
 
 def ends_text(machine: Machine, now: float) -> str:
     """`22:40, in 3 h`; `-` for one that doesn't run or that nothing stops."""
-    from launcher.cli.ui.vm_text import clock_text, span_text
+    from launcher.cli.ui.text import clock_text
+    from launcher.text import rough_duration
 
     until = machine.lease_until
     if until is None:
         return "-"
-    left = f"in {span_text(until - now)}" if until > now else "is over"
+    left = f"in {rough_duration(until - now)}" if until > now else "is over"
     return f"{clock_text(until, now)}, {left}"

@@ -114,17 +114,17 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -
 def lines(found: Sequence[Orphan]) -> Iterator[str]:
     """The page: three lines each, commands in one piece, to be copied."""
     from launcher.cli.ui.plan_page import wrapped
-    from launcher.cli.ui.vm_text import usd_text
+    from launcher.text import usd_text
 
     if not found:
         yield "Nothing of launch's is there without need."
         return
     for one in found:
-        costs = "price unknown" if one.usd_per_month is None else f"≈{usd_text(one.usd_per_month)} a month"
+        costs = "price unknown" if one.usd_per_month is None else f"{usd_text(one.usd_per_month, approx=True)} a month"
         yield f"{one.name}  {one.about} in {one.zone}"
         yield f"    {one.why}; {costs}"
         yield from (f"    {wrapped(line, 9 * len(line))[0]}" for line in one.because.splitlines() if line)
         yield f"    {one.remove}"
     known = [one.usd_per_month for one in found if one.usd_per_month is not None]
     if len(known) > 1:
-        yield f"in all ≈{usd_text(sum(known))} a month"
+        yield f"in all {usd_text(sum(known), approx=True)} a month"

@@ -112,20 +112,22 @@ def lines(seen: Seen) -> Iterator[str]:
 
 def headline(seen: Seen) -> str:
     """`runs for 3 h 12 min`, `is stopped`, `is STAGING`."""
-    from launcher.cli.ui.run_summary import duration
+    from launcher.cli.ui.text import elapsed
     from launcher.jobs.vm import DOWN
 
     machine = seen.machine
     if machine.status == "RUNNING" and machine.started is not None:
-        return f"runs for {duration(max(0.0, seen.now - machine.started))}"
+        return f"runs for {elapsed(max(0.0, seen.now - machine.started))}"
     return "is stopped" if machine.status in DOWN else f"is {machine.status}"
 
 
 def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
-    from launcher.cli.ui.vm_text import clock_text, price_and_end, span_text, usd_text
+    from launcher.cli.ui.text import clock_text
+    from launcher.cli.ui.vm_text import price_and_end
     from launcher.compute.vm_cost import usd_a_month, usd_so_far
     from launcher.jobs.vm import DOWN
+    from launcher.text import rough_duration, usd_text
 
     machine, now = seen.machine, seen.now
     yield "price", price_and_end(machine, seen.price, now)
@@ -134,12 +136,12 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
         yield "cost", f"{usd_text(so_far, seen.price.approx)} since its last start ({clock_text(machine.started, now)})"
     for disk in seen.disks:
         usd = usd_a_month([disk])
-        costs = "price unknown" if usd is None else f"≈{usd_text(usd)} a month"
+        costs = "price unknown" if usd is None else f"{usd_text(usd, approx=True)} a month"
         down = machine.status in DOWN
         yield "disk", f"{disk.size_gb} GB {disk.kind}, {costs}{', while it is stopped too' if not down else ''}"
     until = machine.lease_until
     if until is not None and until != machine.ceiling:
-        left = f"{span_text(until - now)} left" if until > now else "over"
+        left = f"{rough_duration(until - now)} left" if until > now else "over"
         yield "lease", f"until {clock_text(until, now)}, {left}; launch vm extend {machine.name} --lease 4h moves it"
     if machine.ceiling is not None:
         yield "limit", f"{clock_text(machine.ceiling, now)}: then Google itself ends it, and that can't be moved"
@@ -186,7 +188,7 @@ def names(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def event(operation: Operation) -> str:
     """`2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`"""
-    from launcher.cli.ui.run_summary import stamp
+    from launcher.cli.ui.text import stamp
 
     text = error_text(operation)
     how = f" failed: {text}" if text else ""

@@ -88,11 +88,13 @@ def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
 
 def disks_text(disks: Sequence[Disk]) -> str:
     """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
-    from launcher.cli.ui.vm_text import usd_text
     from launcher.compute.vm_cost import usd_a_month
+    from launcher.text import usd_text
 
     if not disks:
         return "its disk is still billed"
     usd = usd_a_month(disks)
     what = " and ".join(f"{disk.size_gb} GB {disk.kind}" for disk in disks)
-    return f"its disk ({what}) " + ("is still billed" if usd is None else f"still costs ≈{usd_text(usd)} a month")
+    return f"its disk ({what}) " + (
+        "is still billed" if usd is None else f"still costs {usd_text(usd, approx=True)} a month"
+    )

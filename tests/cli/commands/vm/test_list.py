@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cli.commands.vm.list import fitting, widths_of
+from launcher.cli.commands.vm.list import fitting, lines_of
+from launcher.cli.ui.text import column_widths
 from tests.cli.vms import HOUR, RUN, Vms
 from tests.googlecloud import Fault, Status
 
@@ -39,7 +40,7 @@ def test_a_training_vm_is_in_it_and_a_table_never_is_too_wide(vms: Vms) -> None:
 
 def test_what_a_narrow_list_leaves_out() -> None:
     row = {"MACHINE": "a3-highgpu-2g, spot", "AGE": "3 h", "$/H": "≈12.87", "ENDS": "Wed 22:40, in 3 h"}
-    assert sum(widths_of([row]).values()) + 6 == 51
+    assert sum(column_widths(lines_of([row]))) + 6 == 51
     assert fitting([row], 51) == [row]
     assert fitting([row], 50) == [{**row, "ENDS": "Wed 22:40"}]
     assert fitting([row], 42) == [{**row, "ENDS": "Wed 22:40", "MACHINE": "a3-highgpu-2g"}]

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from launch_train.common.config.rules import Problem, Rule, check, either, number, one_of, shown, suggestion, whole
+from launch_train.common.config.rules import Problem, Rule, check, either, number, one_of, shown, whole
 from launch_train.common.config.settings import DEFAULT, PRESETS, Gpt, kind_of
+from launch_train.common.text import did_you_mean
 
 
 def problems(config: Mapping[str, Any]) -> list[Problem]:
@@ -205,8 +206,7 @@ def _unknown_model(name: object) -> tuple[str, str]:
     known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), and your own my_pkg.model:build"
     if not isinstance(name, str):
         return f"{shown(name)} is no model's name", known
-    near = suggestion(name, PRESETS)
-    return f"there is no model {shown(name)}", near if near.startswith("did you mean") else known
+    return f"there is no model {shown(name)}", did_you_mean(name, PRESETS) or known
 
 
 def _head_problems(given: Mapping[str, Any]) -> list[Problem]:

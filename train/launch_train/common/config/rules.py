@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from launch_train.common.text import did_you_mean
+
 Path = tuple[str | int, ...]
 Problem = tuple[Path, str, str]
 """Where (the keys that lead there), what is wrong, what would be right."""
@@ -61,10 +63,7 @@ _UNKNOWN: Final = object()
 
 
 def suggestion(key: str, fields: Mapping[str, Any]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(key, fields, n=1)
-    return f"did you mean {close[0]}?" if close else f"the settings here are {', '.join(fields)}"
+    return did_you_mean(key, fields) or f"the settings here are {', '.join(fields)}"
 
 
 def shown(value: object) -> str:

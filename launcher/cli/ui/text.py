@@ -1,0 +1,62 @@
+"""Texts of the screen alone: times, columns, durations in flags. The other layers' are in `launcher/text.py`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from launcher.errors import UsageError
+
+
+def elapsed(seconds: float) -> str:
+    """Return a duration in two units: `42 s`, `3 min 20 s`, `5 h 10 min` or `4 d 7 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(whole / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def flag_seconds(text: str, flag: str) -> float:
+    """Return the seconds of a flag's `15s`, `2m` or `1h`, which a spec takes too. Raises UsageError."""
+    import msgspec
+
+    from launcher.spec.kinds import Duration
+    from launcher.text import parse_duration
+
+    try:
+        return parse_duration(msgspec.convert(text, Duration))
+    except msgspec.ValidationError:
+        near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
+        raise UsageError(f"{flag} {text!r} isn't a time", f"Write {near}.") from None
+
+
+def stamp(seconds: float) -> str:
+    """Return day and time of Unix seconds, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def clock_text(at: float, now: float) -> str:
+    """Return `22:40` in this machine's time zone, with the day if it is not today: `Sun 06:40`, `28 Nov 06:40`."""
+    there, here = (datetime.fromtimestamp(seconds, UTC).astimezone() for seconds in (at, now))
+    days = (there.date() - here.date()).days
+    day = "" if not days else "%a " if abs(days) < 7 else "%-d %b "
+    return there.strftime(f"{day}%H:%M")
+
+
+def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def columns(rows: Sequence[Sequence[str]], align: str = "<") -> Iterator[str]:
+    """Yield a line for each row; `align` is `<` (left) or `>` (right)."""
+    widths = column_widths(rows)
+    for row in rows:
+        yield "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
