@@ -3,6 +3,12 @@
 torch 2.13 wraps their methods to keep them out of compiled code, and loads torch._dynamo (with SymPy) to do so: a
 second of every start, on every rank. The trainer compiles models or their blocks, never an optimizer's step; and DDP's
 own code is compiled only with a whole model.
+
+What it saves: a process that trains one step on a CPU takes 2.0 s of CPU time with it, and 4.1 s with torch's own AdamW
+(torch 2.13; median of 5 starts each, in turns, `optimizer` returning `base`: LAUNCH_CONFIG='{"model": {"n_layer": 1,
+"n_head": 1, "n_embd": 8, "block_size": 8}, "data": "synthetic", "steps": 1, "batch_size": 2, "optimizer":
+{"warmup_steps": 1}}' bash -c 'time python -m launch_train'). A run that compiles its model (`compile: auto` on Ampere
+GPUs and later) loads the compiler in any case, and saves nothing.
 """
 
 from __future__ import annotations
