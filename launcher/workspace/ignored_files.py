@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from launcher.spec.models import JobSpec
 from launcher.workspace.listing import NEVER, is_run_folder
-from launcher.workspace.python_files import parsed, started
+from launcher.workspace.python_files import started, walk_code
 
 if TYPE_CHECKING:
     import ast
 
-MOST_FILES: Final = 100
-"""Python files that are read."""
 MOST_ENTRIES: Final = 20_000
 """Files and folders that are looked at below the code's folder, those nearest to its top first."""
 
@@ -147,20 +145,11 @@ def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Me
     """Yield the string constants of Python files and of the code's modules that they import, one after the other."""
     import ast  # here, as a dry run without a script doesn't need it
 
-    waiting, seen = deque(start), set[str]()
-    tops = list(dict.fromkeys(["", *(posixpath.dirname(name) for name in start)]))
-    while waiting and len(seen) < MOST_FILES:
-        name = waiting.popleft()
-        if name in seen or name not in own or not name.endswith(".py"):
-            continue
-        seen.add(name)
-        with suppress(SyntaxError, ValueError, RecursionError, OSError):  # others report it
-            tree = parsed(folder / name)
-            beside = set(_beside(tree))
-            for node in ast.walk(tree):
-                waiting.extend(_imported(node, posixpath.dirname(name), tops))
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value):
-                    yield Mention(node.value, f"{name}:{node.lineno}", node in beside)
+    for name, tree in walk_code(start, folder, own, ast.walk):
+        beside = set(_beside(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_path(node.value):
+                yield Mention(node.value, f"{name}:{node.lineno}", node in beside)
 
 
 def _beside(tree: ast.Module) -> Iterator[ast.AST]:
@@ -172,23 +161,6 @@ def _beside(tree: ast.Module) -> Iterator[ast.AST]:
             parts = list(ast.walk(statement))
             if any(isinstance(part, ast.Name) and part.id == "__file__" for part in parts):
                 yield from parts
-
-
-def _imported(node: ast.AST, here: str, tops: Sequence[str]) -> Iterator[str]:
-    """Yield the files that an import may read, as far as they are the code's."""
-    import ast
-
-    if isinstance(node, ast.Import):
-        modules, folders = [alias.name for alias in node.names], tops
-    elif isinstance(node, ast.ImportFrom):
-        modules = [node.module or "", *(f"{node.module or ''}.{alias.name}" for alias in node.names)]
-        folders = [posixpath.join(here, *[".."] * (node.level - 1))] if node.level else tops
-    else:
-        return
-    for top in folders:
-        for module in modules:
-            path = posixpath.normpath(posixpath.join(top, module.strip(".").replace(".", "/")))
-            yield from (f"{path}.py", f"{path}/__init__.py")
 
 
 # --- What is no code ------------------------------------------------------------------------------------------------

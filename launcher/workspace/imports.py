@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import posixpath
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 from launcher.workspace.image_modules import image_modules, modules_of, normalised
-from launcher.workspace.python_files import file_of_module, parsed
+from launcher.workspace.python_files import imported, walk_code
 
-MOST_FILES, MOST_BYTES = 100, 1_000_000
-"""What is read of the code at most: a dry run has to be instant."""
 MOST_WARNINGS = 10
 
 
@@ -45,32 +42,20 @@ def unprovided(
 
 def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterator[Import]:
     """Yield the unconditional imports of some files and of the files of the code that they import in turn."""
-    known, waiting, seen, size = frozenset(names), list(dict.fromkeys(starts)), set(starts), 0
-    while waiting and len(seen) <= MOST_FILES:
-        name = waiting.pop(0)
-        try:
-            size += (folder / name).stat().st_size
-            if size > MOST_BYTES:
-                return
-            tree = parsed(folder / name)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-            continue
-        for node in unconditional(tree.body):
+    for name, tree in walk_code(starts, folder, names, unconditional):
+        for node in unconditional(tree):
             for module in imported(node, name):
                 if module and not module.startswith("."):
                     yield Import(name, node.lineno, module.partition(".")[0])
-                new = [one for one in files_of(module.lstrip("."), name, known) if one not in seen]
-                seen.update(new)
-                waiting += new
 
 
-def unconditional(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the imports that a module can't do without: under no `if`, and in no `try` that has another way."""
-    for node in body:
+    for node in block.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif is_always_run(node):
-            yield from unconditional(node.body)
+            yield from unconditional(node)
 
 
 def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
@@ -78,28 +63,6 @@ def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
     if isinstance(node, ast.If):
         return "__main__" in ast.dump(node.test)
     return isinstance(node, ast.Try) and not node.handlers
-
-
-def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
-    """Yield the full names of what an import may load; those that are relative to `file` begin with a dot."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-        return
-    module = node.module or ""
-    if node.level:
-        parts = posixpath.dirname(file).split("/")
-        parent = parts[: len(parts) - node.level + 1]
-        module = "." + ".".join([*filter(None, parent), *filter(None, [module])])
-    yield module
-    yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def files_of(module: str, importer: str, names: frozenset[str]) -> Iterator[str]:
-    """Yield the files of the code that importing a module runs: from the code's root, or beside the importing file."""
-    beside = posixpath.dirname(importer).replace("/", ".")
-    for root in filter(None, (module, f"{beside}.{module}" if beside else "")):
-        parts = root.split(".")
-        yield from filter(None, (file_of_module(".".join(parts[:end]), names) for end in range(1, len(parts) + 1)))
 
 
 def is_provided(module: str, names: Sequence[str], requirements: Sequence[str]) -> bool:

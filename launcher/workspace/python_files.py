@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     import ast
 
+MOST_FILES, MOST_BYTES = 100, 1_000_000
+"""What is read of the code at most: a dry run has to be instant."""
 NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
 """Where Python 3.12 takes what 3.11 refuses: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
 
@@ -57,6 +60,70 @@ def module_beside(spec: JobSpec, folder: Path) -> bool:
     """Return whether `run.module` is a file in a folder."""
     path = (spec.run.module or "").replace(".", "/")
     return not spec.run.is_builtin and any((folder / f"{path}{end}").is_file() for end in (".py", "/__main__.py"))
+
+
+def walk_code(
+    starts: Iterable[str],
+    folder: Path,
+    names: Collection[str],
+    imports_of: Callable[[ast.Module], Iterable[ast.AST]],
+) -> Iterator[tuple[str, ast.Module]]:
+    """Yield Python files of the code, parsed: those of `starts`, then those that they import in turn.
+
+    `names` are the code's files. `imports_of` yields the nodes of a file whose imports are followed. A file that can't
+    be parsed is left out; so is what exceeds MOST_FILES or MOST_BYTES.
+    """
+    import ast
+
+    known, waiting, size = frozenset(names), deque(dict.fromkeys(starts)), 0
+    seen, roots = set(waiting), list(dict.fromkeys(["", *map(posixpath.dirname, waiting)]))
+    read = 0
+    while waiting and read < MOST_FILES:
+        name = waiting.popleft()
+        if name not in known or not name.endswith(".py"):
+            continue
+        read += 1
+        try:
+            size += (folder / name).stat().st_size
+            if size > MOST_BYTES:
+                return
+            tree = parsed(folder / name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # others report it
+            continue
+        yield name, tree
+        nodes = (node for node in imports_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        for module in (module for node in nodes for module in imported(node, name)):
+            new = [one for one in files_of(module, name, roots, known) if one not in seen]
+            seen.update(new)
+            waiting += new
+
+
+def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
+    """Yield the full names of what an import may load; those that are relative to `file` begin with a dot."""
+    import ast
+
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    module = node.module or ""
+    if node.level:
+        parts = posixpath.dirname(file).split("/")
+        parent = parts[: len(parts) - node.level + 1]
+        module = "." + ".".join([*filter(None, parent), *filter(None, [module])])
+    yield module
+    yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[str]) -> Iterator[str]:
+    """Yield the files of the code that importing a module runs: the module, and its packages' `__init__.py`.
+
+    It is looked for in `roots` and beside the importing file; a relative name (`.pkg.module`) in the code's root alone.
+    """
+    parts = module.strip(".").split(".")
+    for root in [""] if module.startswith(".") else dict.fromkeys([*roots, posixpath.dirname(importer)]):
+        above = root.split("/") if root else []
+        paths = (".".join([*above, *parts[:end]]) for end in range(1, len(parts) + 1))
+        yield from filter(None, (file_of_module(path, names) for path in paths))
 
 
 def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tuple[str, ...]:
