@@ -1,8 +1,7 @@
-"""The dependency image: made once by an engine or by Cloud Build, with a list of what is in it."""
+"""The dependency image: made once by an engine or by Cloud Build."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -10,21 +9,18 @@ from msgspec import Struct
 
 import launcher.clock
 from launcher.errors import LaunchError
-from launcher.images import sbom
 from launcher.images.source_files import Source
 from launcher.plan.model import Image
 
 if TYPE_CHECKING:
     from launcher.images.append import Stamp
     from launcher.images.docker_engine import Engine
-    from launcher.images.package_inventory import Inventory
     from launcher.images.registry import Reference, Registry
 
 Builder = Literal["auto", "docker", "append", "cloud-build"]
 BUILDERS: tuple[Builder, ...] = get_args(Builder)
 NO_TIME = "1980-01-01T00:00:00Z"
 """Of an image that comes from no commit: a real time would give the same content another digest."""
-VERSION = "org.opencontainers.image.version"
 LONGEST = 100
 """Characters of a build's line."""
 
@@ -50,7 +46,7 @@ class Report(Struct, frozen=True):
 
 
 def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report) -> None:
-    """The dependency image with its SBOM, in the registry; once, so that its tag stays what others have built upon.
+    """The dependency image, in the registry; once, so that its tag stays what others have built upon.
 
     Raises LaunchError, before anything is built where nothing can be pushed.
     """
@@ -63,7 +59,7 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
     if wanted.builder == "cloud-build":
         from launcher.images.cloud_build import build as build_in_cloud
 
-        digest = build_in_cloud(
+        build_in_cloud(
             wanted.source,
             wanted.image,
             project=wanted.project,
@@ -72,46 +68,11 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
             on_line=report.line,
             clock=launcher.clock.REAL,
         )
-        add_sbom(registry, base, digest, lambda: sbom.of_source(wanted.source, wanted.image), wanted, report)
         return
     engine = engine_of(environ, wanted)
     by_engine(engine, wanted, "dependencies", wanted.image.dependencies, report)
     report.line(f"pushing {base}")
-    digest = engine.push(wanted.image.dependencies, report.layer)
-    add_sbom(registry, base, digest, lambda: inventory_in(engine, wanted), wanted, report)
-
-
-def inventory_in(engine: Engine, wanted: Wanted) -> Inventory:
-    """What a container of the dependency image finds installed. Raises LaunchError."""
-    from launcher.images.docker_engine import docker_errors
-
-    with docker_errors(wanted.image.dependencies, "can't be looked into"):
-        return sbom.inventory(sbom.in_container(engine.api, wanted.image.dependencies))
-
-
-def created(registry: Registry, image: Reference, digest: str) -> str:
-    """When an image was made, by its own config (RFC 3339). Raises LaunchError."""
-    manifest = registry.manifest(image.repository, digest)
-    config = registry.blob(image.repository, manifest.body["config"]["digest"]) if manifest else b"{}"
-    return str(json.loads(config).get("created") or NO_TIME)
-
-
-def add_sbom(
-    registry: Registry,
-    base: Reference,
-    digest: str,
-    inventory: Callable[[], Inventory],
-    wanted: Wanted,
-    report: Report,
-) -> None:
-    """A list of all packages (CycloneDX) beside the image, which is as good without: a failure is only told."""
-    try:
-        about = {"time": created(registry, base, digest), "version": wanted.stamp.labels.get(VERSION, "")}
-        sbom.attach(registry, base, digest, sbom.document(inventory(), base, digest, **about))
-    except LaunchError as error:
-        report.line(f"the image has no SBOM: {error.problem}")
-    else:
-        report.line(f"its SBOM is {base.name}:{sbom.tag_of(digest)}")
+    engine.push(wanted.image.dependencies, report.layer)
 
 
 # --- With an engine -------------------------------------------------------------------------------------------------
