@@ -83,7 +83,7 @@ def _gpu(found: Sequence[Result], name: str) -> str:
 
 
 def summary(folder: Path = RESULTS) -> list[str]:
-    """For the README: what never ran, and what did."""
+    """Return the README's lines on what has run and what has not."""
     found = list(rows(folder))
     never = [what for what, ran in found if ran.startswith("not yet")]
     ran = [f"{what} {when}" for what, when in found if not when.startswith("not yet")]
@@ -92,11 +92,11 @@ def summary(folder: Path = RESULTS) -> list[str]:
     lines = [f"- Ran: {'; '.join(ran)}."] if ran else []
     if services:
         lines.append(
-            f"- {' and '.join(services)}: not tested there yet, only on a loopback cloud with Google's clients."
+            f"- Not yet run on {' or '.join(services)}: tested with Google's own clients on a loopback cloud only."
         )
     if gpus:
-        which = "All GPUs" if gpus == len(found) - len(SERVICES) else f"{gpus} of the catalog's GPU types"
-        lines.append(f"- {which}: not tested on them yet; the trainer's tests run on CPUs.")
+        which = "any GPU" if gpus == len(found) - len(SERVICES) else f"{gpus} of the catalog's GPU types"
+        lines.append(f"- Not yet run on {which}: the trainer's tests run on CPUs.")
     return [*lines, "", "The full table is in [docs/what-ran.md](docs/what-ran.md)."]
 
 
