@@ -63,7 +63,7 @@ FEATURES: tuple[Feature, ...] = (
         faked=True,
     ),
     Feature(
-        "kernels for attention by name",
+        "attention kernels",
         "`attention`",
         ("techniques/test_attention.py::test_a_run_says_what_it_was_told_and_learns_alike",),
         ("test_gpu.py::test_each_kernel_for_attention_learns_alike",),
@@ -90,27 +90,27 @@ FEATURES: tuple[Feature, ...] = (
         ("test_gpu.py::test_blocks_that_keep_less_take_less_memory",),
     ),
     Feature(
-        "pixels together",
+        "channels-last memory format",
         "`channels_last`",
         ("techniques/test_speed.py::test_pixels_lie_together_where_it_pays",),
         ("test_gpu.py::test_pixels_together_learn_alike",),
     ),
     Feature(
-        "the largest micro-batch that fits",
+        "automatic micro-batch size",
         "`micro_batch_size: auto`",
         ("techniques/test_memory.py::test_a_probe_before_training_leaves_no_trace",),
         ("test_gpu.py::test_the_largest_micro_batch_that_fits",),
         faked=True,
     ),
     Feature(
-        "less when the memory runs out",
+        "smaller micro-batch after running out of memory",
         "always",
         ("techniques/test_memory.py::test_two_ranks_of_which_one_runs_out_of_memory_go_on",),
         ("test_gpu.py::test_less_at_a_time_where_the_memory_runs_out_later",),
         faked=True,
     ),
     Feature(
-        "steps that are not finite",
+        "skipping non-finite steps",
         "`non_finite`",
         ("techniques/test_finite.py::test_a_skipped_step_is_told_with_its_samples",),
     ),
@@ -123,20 +123,18 @@ FEATURES: tuple[Feature, ...] = (
     Feature("images: folders and shards", "`data`", ("data/test_images.py::test_shards_hold_the_same_as_their_files",)),
     Feature("tokenizers", "`data: {tokenizer: …}`", ("data/test_text.py::test_a_run_with_a_tokenizer",)),
     Feature(
-        "transformers' models",
+        "transformers models",
         "`model: hf:…`",
         ("models/test_hugging_face.py::test_each_is_built_from_its_settings_and_learns",),
     ),
     Feature(
-        "models of your own",
+        "custom models",
         "`model: my_pkg.model:build`",
         ("models/test_own_model.py::test_it_learns_the_same_on_one_rank_and_on_two",),
     ),
+    Feature("custom scripts", "`run.script`", ("scripts/test_script.py::test_a_preempted_script_comes_to_the_same",)),
     Feature(
-        "scripts of your own", "`run.script`", ("scripts/test_script.py::test_a_preempted_script_comes_to_the_same",)
-    ),
-    Feature(
-        "monitor of the GPUs (NVML)",
+        "GPU monitor (NVML)",
         "`monitor`",
         ("monitoring/test_nvml.py::test_a_look_at_two_gpus",),
         (
@@ -146,10 +144,10 @@ FEATURES: tuple[Feature, ...] = (
         faked=True,
     ),
     Feature(
-        "the GPUs' health before a start", "always", ("node/test_checks.py::test_a_good_machine_of_eight",), faked=True
+        "GPU health check before a start", "always", ("node/test_checks.py::test_a_good_machine_of_eight",), faked=True
     ),
     Feature(
-        "profile and its verdict",
+        "profile and verdict",
         "`profile`",
         ("profiling/test_bottlenecks.py::test_the_bottleneck_is_found",),
         ("profiling/test_bottlenecks.py::test_on_a_gpu",),

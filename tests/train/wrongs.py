@@ -1,5 +1,5 @@
 """What can be wrong with what the trainer is given, what it says to that, and its exit code: for test_bad_input and the
-table in docs/train.md, which `python -m tests.train.wrongs` writes anew."""
+table in docs/train.md, which `python -m tests.train.wrongs` renews."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tests.train.wrongdata import DATA
 
 SETTINGS: dict[str, Wrong] = {
     "key": Wrong(
-        "a setting that there is none of",
+        "an unknown setting",
         {"steps_": 3},
         "run.config can't be used: steps_: is no setting; did you mean steps?",
     ),
     "scheme": Wrong(
-        "data at another place than a bucket of Google's",
+        "data in a bucket of another cloud",
         {"data": "s3://bucket/data"},
         "run.config can't be used: data: 's3://bucket/data' can't be used; it must be python-stdlib, synthetic, …",
     ),
     "batch": Wrong(
-        "a batch that the ranks can't share",
+        "a batch size that the processes don't divide",
         {"batch_size": 3},
         "batch_size 3 can't be shared by 2 processes evenly; 4 can",
     ),
     "micro": Wrong(
-        "micro-batches that don't make up a rank's share",
+        "a micro-batch that doesn't divide a rank's share",
         {"batch_size": 4, "micro_batch_size": 4},
         "micro_batch_size 4 doesn't divide the 2 samples that each of 2 ranks has",
     ),
@@ -38,12 +38,12 @@ SETTINGS: dict[str, Wrong] = {
         "precision: fp16 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto",
     ),
     "attention": Wrong(
-        "a kernel for attention that the device hasn't",
+        "an attention kernel that the device doesn't have",
         {"attention": "cudnn"},
         "attention: there is no cudnn on cpu; use auto or flash or math",
     ),
     "flash": Wrong(
-        "a kernel for attention that doesn't compute it",
+        "an attention kernel that doesn't support the model",
         {"attention": "flash", "model": {**GPT, "dropout": 0.1}},
         "attention: flash doesn't compute this model's attention: Both fused kernels do not support non-zero dropout; "
         "use auto",
@@ -52,28 +52,28 @@ SETTINGS: dict[str, Wrong] = {
 
 MODELS: dict[str, Wrong] = {
     "module": Wrong(
-        "a model's module that isn't there",
+        "a missing module",
         {**OWN, "model": "nowhere.model:build"},
         "model: nowhere.model:build: there is no module nowhere in {here}, and none is installed",
     ),
     "lacking": Wrong(
-        "a module that imports what isn't there",
+        "a module that imports a missing package",
         {**OWN, "model": "lacking:build"},
         "model: lacking:build can't be imported at lacking.py:1: ModuleNotFoundError: No module named "
         "'no_such_package'; image.requirements is where it belongs if no_such_package is a package",
     ),
     "syntax": Wrong(
-        "a module that is no Python",
+        "a module with a syntax error",
         {**OWN, "model": "broken:build"},
         "model: broken:build can't be imported at broken.py:1: SyntaxError: invalid syntax",
     ),
     "function": Wrong(
-        "a function that the module hasn't",
+        "a function that the module doesn't define",
         {**OWN, "model": "mine:modle"},
         "model: mine:modle: mine.py has no modle; did you mean model?",
     ),
     "argument": Wrong(
-        "a setting that the function doesn't take",
+        "a setting that the function doesn't accept",
         {**OWN, "model": {"name": "mine:model", "widht": 3}},
         "model: mine:model failed when it was called: TypeError: model() got an unexpected keyword argument 'widht'",
     ),
@@ -83,7 +83,7 @@ MODELS: dict[str, Wrong] = {
         "model: mine:raises failed at mine.py:…: ValueError: no such depth",
     ),
     "no-model": Wrong(
-        "a function that makes no model",
+        "a function that doesn't return a model",
         {**OWN, "model": "mine:text"},
         "model: mine:text returned a str, not a torch.nn.Module",
     ),
@@ -93,7 +93,7 @@ MODELS: dict[str, Wrong] = {
         "model: mine:bare returned a ReLU without parameters",
     ),
     "loss": Wrong(
-        "a loss that is no function",
+        "a loss that isn't a function",
         {**OWN, "loss": "mine:constant"},
         "loss: mine:constant: mine.py: constant is no function, but int",
     ),
@@ -103,23 +103,23 @@ MODELS: dict[str, Wrong] = {
         "model: mine:model failed at mine.py:…: KeyError: 'colour'",
     ),
     "forward-exits": Wrong(
-        "one that ends the process",
+        "a forward pass that exits the process",
         own("exits"),
         "model: mine:model failed at mine.py:…: SystemExit: 3",
     ),
     "forward-leaves": Wrong(
-        "one that does so later",
+        "a forward pass that exits the process in a later step",
         {**own("leaves"), "steps": 40},
         "model: mine:model left at mine.py:…: SystemExit",
     ),
     "forward-vector": Wrong(
-        "one that returns no single number",
+        "a forward pass that returns several numbers",
         own("vector"),
         "model: mine:model returned a tensor of the shape [3]; the trainer needs the mean loss, one number "
         "(`loss: my_pkg.losses:loss` makes one of a model's outputs)",
     ),
     "forward-number": Wrong(
-        "one that returns no tensor",
+        "a forward pass that doesn't return a tensor",
         own("number"),
         "model: mine:model returned a float for a batch; the trainer needs the mean loss, a tensor",
     ),
@@ -129,27 +129,27 @@ MODELS: dict[str, Wrong] = {
         "model: mine:model returned a loss that depends on no parameter: no gradient leads from it (detach()?)",
     ),
     "memory": Wrong(
-        "a model of which not one sample fits",
+        "a model too large for one sample",
         own("memory"),
         "rank … is out of memory: CUDA out of memory. Tried to allocate 20.00 MiB: a smaller model, "
         "micro_batch_size or block_size, activation_checkpointing: full, or parallel: fsdp",
         Exit.FAILED,
     ),
     "hf-lacking": Wrong(
-        "a model of transformers without transformers",
+        "a transformers model without the package transformers",
         llama(),
         "model: hf:… needs transformers, which can't be imported (…): pip install 'gcp-launch[hf]' here, "
         "and transformers in image.requirements for the cloud",
         env={"LACKING": "transformers"},
     ),
     "hf-type": Wrong(
-        "a type that transformers hasn't",
+        "an unknown type of transformers",
         {"model": "hf:lama"},
         "model: hf:lama: transformers … has no type lama; did you mean llama? a model of the hub is hf:ORG/NAME, or "
         "{name: hf:lama, pretrained: true}",
     ),
     "hf-setting": Wrong(
-        "a setting that the type hasn't",
+        "an unknown setting of the type",
         llama(hiden_size=3),
         "model.hiden_size: hf:llama has no such setting; did you mean hidden_size?",
     ),
@@ -160,14 +160,14 @@ MODELS: dict[str, Wrong] = {
         "attention heads (3).",
     ),
     "hf-hub": Wrong(
-        "a model of the hub, and the hub can't be reached",
+        "a model of the hub, without access to the hub",
         {"model": "hf:nobody/nothing", "data": TEXT},
         "model: hf:nobody/nothing: … can't be reached (…), and nothing is cached here; hf:TYPE (hf:llama) with "
         "settings needs no hub",
         env=NOWHERE,
     ),
     "hf-long": Wrong(
-        "samples that are longer than the model takes",
+        "samples longer than the model accepts",
         llama(max_position_embeddings=4),
         "model: hf:llama takes 4 tokens at most (max_position_embeddings), and data.block_size is 8",
     ),
@@ -175,14 +175,14 @@ MODELS: dict[str, Wrong] = {
 
 FOLDERS: dict[str, Wrong] = {
     "folder": Wrong(
-        "a run folder that can't be written",
+        "a run folder that can't be used",
         {},
         "{here}/file/run/micro_batch.json can't be read: Not a directory",
         Exit.UNFIT,
         env={"LAUNCH_RUN_FOLDER": "{here}/file/run"},
     ),
     "gpus": Wrong(
-        "GPUs that this PyTorch can't use",
+        "GPUs that the installed PyTorch can't use",
         {},
         "this node has 8 GPUs (nvidia-smi), but torch … can't use them: it is built without CUDA or for a newer driver",
         Exit.UNFIT,
@@ -197,7 +197,7 @@ FOLDERS: dict[str, Wrong] = {
         before={"LAUNCH_CONFIG": json.dumps({**USUAL, "model": {**GPT, "n_embd": 4}})},
     ),
     "another-code": Wrong(
-        "a checkpoint of a model that has other parameters now",
+        "a checkpoint of a model whose parameters have changed",
         OWN,
         "checkpoints/… doesn't fit this code: Error(s) in loading state_dict for …: size mismatch for …",
         before={"WIDTH": "5"},
@@ -218,7 +218,7 @@ TABLE = re.compile(r"(<!-- bad input -->\n).*(<!-- end of bad input -->)", re.DO
 
 def renewed(page: str) -> str:
     """The page with the table as it is now."""
-    rows = ["| wrong | it says | code |", "|---|---|---|"]
+    rows = ["| what is wrong | message | code |", "|---|---|---|"]
     rows += [f"| {case.what} | {_code(case.line)} | {int(case.exit)} |" for case in CASES.values()]
     return TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], page)
 
