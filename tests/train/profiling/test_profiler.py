@@ -1,4 +1,4 @@
-"""What a profile does to a run, and its own trouble; test_bottlenecks.py has what it finds."""
+"""What a profile does to a run, and its own trouble; test_advice.py has what it finds."""
 
 from __future__ import annotations
 
