@@ -69,6 +69,6 @@ def test_the_recipe_is_the_dockerfile_and_the_locks_and_names_its_base() -> None
     assert not [name for name in names if name.endswith(".py")]
     assert content.base_image().startswith("docker.io/library/python:3.12-slim-bookworm")
     assert {file.name for file in content.trainer()} > {
-        "train/launch_train/node/__main__.py",
-        "train/launch_train/common/storage/__init__.py",
+        "launch_train/node/__main__.py",
+        "launch_train/common/storage/__init__.py",
     }

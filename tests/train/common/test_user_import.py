@@ -60,7 +60,7 @@ def test_the_users_code_comes_behind_pythons_own_modules(write: Write) -> None:
     assert said == f"model: queue:build: {own}"
 
 
-@pytest.mark.parametrize(("name", "whose"), [("train__model", "launch's own"), ("pytest", "the installed")])
+@pytest.mark.parametrize(("name", "whose"), [("launch_train__model", "launch's own"), ("pytest", "the installed")])
 def test_a_module_that_another_one_hides_is_named(write: Write, name: str, whose: str) -> None:
     write(**{name: "def build(): return 1\n"})
     said = refused(lambda: load(f"{name.replace('__', '.')}:build", "model"))
