@@ -1,8 +1,8 @@
-"""`make lock`: renew what the training image is locked to.
+"""`make lock`: renew the lock files of the training image.
 
-images.lock gets the digest of each base, where its registry can be reached; a digest that isn't known stays as it is,
-empty or not. requirements.lock and torch-cu130.lock are resolved anew from requirements.in and the Dockerfile's version
-of PyTorch, for all platforms and all versions of Python from 3.11 on, each file of theirs by its hash.
+images.lock gets the current digest of each base image; if its registry does not answer, the recorded digest stays.
+requirements.lock and torch-cu130.lock are resolved from requirements.in and the Dockerfile's PyTorch version, for all
+platforms and for Python 3.11 or later, with hashes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 OLDEST_PYTHON = "3.11"
 OF_TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-(?!ml-py)[a-z0-9-]+)==")
-"""PyTorch and what its wheels for CUDA 13 bring along, as PyPI has them; the CPU's wheel needs none of the rest."""
+"""PyTorch and the dependencies of its CUDA 13 wheels on PyPI; the CPU wheel needs none of them."""
 
 Digest = Callable[[str], str | None]
 
 
 def main() -> int:
-    """Write the three locks. A digest that can't be had is told, and no failure."""
+    """Write the three lock files. An unavailable digest is reported, but is not an error."""
     images = HERE / "images.lock"
     rows, problems = renewed(images.read_text(encoding="utf-8"), digest)
     images.write_text(rows, encoding="utf-8")
@@ -39,18 +39,18 @@ def main() -> int:
 
 
 def renewed(table: str, find: Digest) -> tuple[str, list[str]]:
-    """images.lock with the digests that `find` knows, and a line about each that it doesn't."""
+    """Return images.lock with the digests from `find`, and a message for each digest that is unavailable."""
     problems, rows = [], []
     for row in csv.DictReader(table.splitlines()):
         found = find(row["reference"])
         if not found:
-            problems.append(f"{row['reference']}: its registry doesn't say its digest; {row['digest'] or 'none'} stays")
+            problems.append(f"{row['reference']}: digest unavailable; keeping {row['digest'] or 'no digest'}")
         rows.append(f"{row['reference']},{found or row['digest']}\n")
     return "reference,digest\n" + "".join(rows), problems
 
 
 def digest(reference: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The digest of an image in its registry; None: it isn't there, or can't be reached."""
+    """Return the digest of an image in its registry; None if it does not exist or the registry does not answer."""
     from launcher.errors import LaunchError
     from launcher.images.registry import Registry, parse
 
@@ -63,13 +63,13 @@ def digest(reference: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 
 def torch_version(dockerfile: str) -> str:
-    """The version of PyTorch that the recipe names."""
+    """Return the PyTorch version in the Dockerfile."""
     (found,) = re.findall(r"^ARG TORCH=(\S+)$", dockerfile, re.MULTILINE)
     return str(found)
 
 
 def resolved(requirements: str, torch: str) -> str:
-    """All packages with their hashes, resolved together; only what uv is told here counts."""
+    """Return all packages with their hashes, resolved together. uv's own configuration is ignored."""
     options = ("--universal", "--generate-hashes", "--no-header", "--no-annotate", "--no-config", "--quiet")
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "all.in")
@@ -79,13 +79,13 @@ def resolved(requirements: str, torch: str) -> str:
 
 
 def split(locked: str) -> tuple[str, str]:
-    """(all other packages, PyTorch and what comes with its CUDA wheels); a package is a line and its hashes below."""
+    """Return (other packages, PyTorch and its CUDA packages). A package is a line followed by its hashes."""
     packages = [block for block in re.split(r"^(?=\S)", locked, flags=re.MULTILINE) if block]
     return joined(packages, torch=False), joined(packages, torch=True)
 
 
 def joined(packages: Iterable[str], *, torch: bool) -> str:
-    """Those packages that are PyTorch's, or those that aren't."""
+    """Join the packages that belong to PyTorch's CUDA wheels, or all others."""
     return "".join(block for block in packages if bool(OF_TORCH.match(block)) is torch)
 
 

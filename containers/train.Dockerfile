@@ -1,14 +1,14 @@
-# The training image, in three stages from what changes least to what changes most:
-#   build         PyTorch for one CUDA variant and our packages, in a virtual environment; never pushed
-#   dependencies  the base, that environment and the user's requirements: an image of its own, kept for months
-#   train         launch_train, then the user's code: all that an edit sends
-# launch can also append the last stage's two layers to `dependencies` in the registry; they hold the same files.
+# The training image, in three stages ordered by how often they change:
+#   build         PyTorch for one CUDA variant and the locked packages, in a virtual environment; never pushed
+#   dependencies  the base, that environment and the user's requirements; pushed as a separate image, kept for months
+#   train         launch_train, then the user's code: the only layers that an edit uploads
+# launch can also append the two layers of the last stage to `dependencies` in the registry; the files are the same.
 #
-# PyTorch's wheels bring CUDA's libraries, so the base is plain Python, 3.11 or later; the machine brings the driver.
-# The build context holds this file, the locks, torch/ (a PyTorch wheel of the user's own, or nothing),
-# requirements.txt (the user's; may be empty), launch_train/ and code/ (may be empty).
+# PyTorch's wheels include the CUDA libraries, so the base is plain Python 3.11 or later; the host provides the driver.
+# The build context holds this file, the locks, torch/ (a custom PyTorch wheel, or nothing), requirements.txt (the
+# user's; may be empty), launch_train/ and code/ (may be empty).
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
-# cu126 reaches P4 to H100, cu130 T4 to Blackwell: the plan picks by the machine, never by the host that builds.
+# cu126 supports P4 to H100, cu130 T4 to Blackwell. The plan chooses by the job's machine, never by the build host.
 ARG WHEEL=cu126
 ARG TORCH=2.13.0
 
@@ -23,12 +23,12 @@ ARG TORCH
 COPY requirements.lock torch-*.lock ./
 COPY torch ./torch
 
-# First the lock with PyTorch's own dependencies in plain Python, so that the next step finds them, by their hashes.
-# Then PyTorch: a wheel of the user's own, else by a lock (PyPI's wheels of this version are the cu130 build), else from
-# PyTorch's index, which tells no hashes.
+# First the lock with PyTorch's pure-Python dependencies, so that the next step finds them installed with their hashes
+# checked. Then PyTorch: the custom wheel, else from a lock (PyPI's wheels of this version are the cu130 build), else
+# from PyTorch's index, which has no hashes.
 #
-# The large packages are put apart, to become layers of their own: several are compressed, sent and fetched at once, and
-# a GPU waits for the slowest. The CPU's PyTorch has neither CUDA nor Triton: those two stay empty.
+# The large packages become separate layers, which are compressed, pushed and pulled in parallel while the GPU waits.
+# PyTorch for CPUs has neither CUDA nor Triton, so these two layers are empty.
 RUN python3 -m venv /opt/venv \
  && /opt/venv/bin/pip install --require-hashes --requirement requirements.lock \
  && set -- torch/*.whl \
@@ -37,7 +37,7 @@ RUN python3 -m venv /opt/venv \
     elif [ -e "torch-${WHEEL}.lock" ]; then \
       /opt/venv/bin/pip install --require-hashes --requirement "torch-${WHEEL}.lock"; \
     else \
-      echo "There is no lock for ${WHEEL}: PyTorch comes from download.pytorch.org, its hash unchecked" \
+      echo "No lock for ${WHEEL}: installing PyTorch from download.pytorch.org without checking its hash" \
       && /opt/venv/bin/pip install "torch==${TORCH}" --index-url "https://download.pytorch.org/whl/${WHEEL}"; \
     fi \
  && /opt/venv/bin/pip check \
@@ -51,8 +51,8 @@ RUN python3 -m venv /opt/venv \
 
 
 FROM ${BASE} AS dependencies
-# Not a tool for builds: torch.compile's Triton compiles its launcher in C the first time a kernel runs. (Python's
-# headers are in the base; one that has Debian's Python needs python3-dev for it.)
+# gcc is needed at run time: Triton (torch.compile) compiles its launcher in C when a kernel first runs. (The base has
+# Python's headers; a custom base with Debian's Python needs python3-dev.)
 ARG WHEEL
 RUN if [ "${WHEEL}" != cpu ]; then \
       apt-get update \
@@ -60,14 +60,13 @@ RUN if [ "${WHEEL}" != cpu ]; then \
       && rm -rf /var/cache/apt/* /var/lib/apt/lists/*; \
     fi
 
-# No root: the code needs none, and what it writes outside the bucket stays its own. By number, since a base may have
-# given this one to a user of its own. The group may write beside the code as well: a rehearsal runs as whoever asks,
-# and that user joins the group.
+# The code does not run as root. The user is set by number, as a custom base may already have a user with this id. The
+# group can write to /workspace: a rehearsal runs with the local user's id and joins the group.
 RUN getent passwd 1000 || useradd --create-home --uid 1000 --user-group launch \
  && install --directory --owner 1000 --group 1000 --mode 775 /workspace
 
-# A user's train.py must not hide our package: ours comes first, and no script folder goes in front of it. The user's
-# code is the working directory: launch_train.node puts it behind the standard library, which it must not hide either.
+# The user's files must not shadow launch_train: PYTHONPATH comes first, and PYTHONSAFEPATH adds no script folder. The
+# user's code is the working directory; launch_train.node adds it after the standard library, so that it shadows neither.
 ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -81,9 +80,9 @@ COPY --from=build /opt/nvidia /opt/venv/site-packages
 COPY --from=build /opt/triton /opt/venv/site-packages
 COPY --from=build /opt/torch /opt/venv/site-packages
 
-# The constraint keeps a requirement from replacing this build of PyTorch. Packages that link against PyTorch must be
-# built for the same variant: PyPI's torchvision is for CUDA 13 and fails at import beside a cu126 or cpu build. Those
-# builds of PyTorch name their variant in their version, and PyTorch's index has the packages that match.
+# The constraint prevents a requirement from replacing this build of PyTorch. Packages that link against PyTorch must be
+# built for the same variant: PyPI's torchvision is for CUDA 13 and fails to import with a cu126 or cpu build. These
+# builds have their variant in the version, and PyTorch's index has the matching packages.
 COPY requirements.txt /opt/venv/requirements.txt
 RUN sed -nE 's,^torch==.*[+](cpu|cu[0-9]+)$,--extra-index-url https://download.pytorch.org/whl/\1,p' \
       /opt/venv/constraints.txt > /opt/venv/index.txt \

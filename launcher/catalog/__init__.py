@@ -1,8 +1,7 @@
-"""The catalog: GPUs, machine types, places, prices, quotas, images and NCCL settings of Google Cloud, as data.
+"""The catalog of Google Cloud: GPUs, machine types, regions, zones, prices, quotas, images and NCCL settings, as data.
 
-Every figure is in data/*.csv with its source and date; tools/catalog/sources/README.md of the repository says what the
-sources are. An empty cell is unknown and stays so. Tables are read when they are first asked for, so a plan pays for
-what it uses.
+Every figure is in data/*.csv with its source and date; tools/catalog/sources/README.md lists the sources. An empty cell
+means unknown. Tables are loaded on first use, so that a plan loads only those that it needs.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ PLAIN = Nccl({}, None, None, "NCCL's own choice: no settings for this machine ar
 
 @cache
 def load() -> Catalog:
-    """The catalog that travels with launch."""
+    """Return the catalog that ships with launch."""
     return Catalog()
 
 
 class Catalog:
-    """All tables and their look-ups; pure, but for reading its own data files once."""
+    """All tables and their look-ups. Pure, except that it reads its own data files once."""
 
     def __init__(self) -> None:
         self._priced: dict[tuple[str, str, int, str, str, str], Price] = {}
@@ -71,7 +70,7 @@ class Catalog:
 
     @cached_property
     def machines(self) -> Mapping[str, tuple[MachineType, ...]]:
-        """Machine type -> its shapes: one, or for N1 one for each GPU kind and count."""
+        """Machine type -> its shapes: one, or for N1 one per GPU kind and count."""
         return tables.machines()
 
     @cached_property
@@ -81,88 +80,88 @@ class Catalog:
 
     @cached_property
     def wheels(self) -> Mapping[str, str | None]:
-        """PyTorch's CUDA variant -> the least driver branch that runs it; `None` is unknown."""
+        """PyTorch's CUDA variant -> the oldest driver branch that supports it; `None`: unknown."""
         return tables.wheels()
 
     @cached_property
     def transformers_types(self) -> Mapping[str, tuple[str, ...]]:
-        """The model types of the image's transformers -> the trainer's tasks that each has a head for."""
+        """Model type of the image's transformers -> the trainer's tasks that it has a head for."""
         return tables.transformers_types()
 
     def runs(self, wheel: str, gpu: Gpu) -> bool:
-        """Whether a GPU takes PyTorch's CUDA variant: not one that is older than its own, nor one whose driver has
-        left the GPU behind."""
+        """Return whether a GPU supports PyTorch's CUDA variant: not older than the GPU's default, and with a driver
+        that still supports the GPU."""
         return wheel >= gpu.wheel and int(self.wheels[wheel] or 0) <= int(gpu.max_driver or 9999)
 
     def interruptions(self, provisioning: str) -> Interruptions | None:
-        """How often one node is interrupted; `None` when that is unknown."""
+        """Return how often a node is interrupted; `None` if unknown."""
         return self._interruptions.get(provisioning.partition(":")[0])
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name, in capitals or not. Raises CatalogError."""
+        """Return a GPU by its name, ignoring case. Raises CatalogError."""
         if name.lower() not in self.gpus:
             raise shapes.unknown(name, self._stock, "machine.type")
         return self.gpus[name.lower()]
 
     def find(
         self,
-        type: str,  # noqa: A002 -- the spec's own word
+        type: str,  # noqa: A002 -- the name of the spec's setting
         gpus: int | None,
         accelerator: str | None,
         service: Service,
     ) -> MachineType:
-        """The machine that `service` has for a GPU name and a count, or for a machine type.
+        """Return the machine that `service` offers for a GPU name and a count, or for a machine type.
 
-        A GPU's name means its default shape: whole GPUs, the same host for each GPU at every count (L4: the
-        g2-standard-12 that -24, -48 and -96 are multiples of; on N1 8 vCPUs a GPU). No count means the smallest.
-        N1 types need `accelerator`. Capitals don't matter. Raises CatalogError, which names what exists.
+        A GPU name selects its default shapes: whole GPUs, with the same share of the host per GPU at every count (L4:
+        g2-standard-12, whose multiples are -24, -48 and -96; N1: 8 vCPUs per GPU). Without a count, the smallest. N1
+        types need `accelerator`. Case is ignored. Raises CatalogError, which lists the alternatives.
         """
-        known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # an error shows what was typed
+        known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # errors show the user's text
         return shapes.find(self._stock, shapes.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
-        """Where Compute Engine lists the machine; () is unknown."""
+        """Return the regions where Compute Engine lists the machine; () if unknown."""
         return self._regions.get(machine.name, ())
 
     def vertex_regions(self, machine: MachineType) -> tuple[str, ...]:
-        """Its regions, less those that Vertex AI doesn't train in; () when it isn't on Vertex AI, or unknown."""
+        """Return the machine's regions with Vertex AI training; () if Vertex AI does not offer it, or if unknown."""
         if not machine.on_vertex:
             return ()
         return tuple(region for region in self.regions(machine) if region in self._vertex_regions)
 
     @cached_property
     def training_regions(self) -> tuple[str, ...]:
-        """The regions in which Vertex AI trains at all, whatever the machine."""
+        """The regions with Vertex AI training, for any machine."""
         return tuple(sorted(self._vertex_regions))
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
-        """The zones known to have the machine, in one region or in all; () is unknown."""
+        """Return the zones known to have the machine, in one region or in all; () if unknown."""
         zones = self._zones.get(machine.name, ())
         return zones if region is None else tuple(zone for zone in zones if zone.rpartition("-")[0] == region)
 
     def price(self, machine: MachineType, service: Service, provisioning: str, place: str) -> Price:
-        """What one node costs an hour in a region or zone: prices are the same in all zones of a region."""
+        """Return the price of a node and hour in a region or zone; prices are equal in all zones of a region."""
         region, model = region_of(place), provisioning.partition(":")[0]
         key = (machine.name, machine.gpu, machine.gpus, service, model, region)
         if key not in self._priced:
-            order = prices.Order(machine, service, model, region)
+            query = prices.PriceQuery(machine, service, model, region)
             known, home = (self._region_prices(machine, one) for one in (region, "us-central1"))
-            self._priced[key] = prices.price(order, known, home, self._tariff)
+            self._priced[key] = prices.price(query, known, home, self._tariff)
         return self._priced[key]
 
     def component(self, name: str, place: str) -> Component | None:
-        """What a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, p100, t4 or v100 costs in a region or zone; `None` is
-        unknown."""
+        """Return the price of a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, p100, t4 or v100 in a region or zone;
+        `None` if unknown."""
         if name not in self._components:
             self._components[name] = tables.components(name)
         return self._components[name].get(region_of(place))
 
     def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
-        """Return what may be billed after a time limit, until the machine is off."""
+        """Return the seconds that may be billed after a time limit, and the service's own restarts."""
         return self._after_limit[service, provisioning.partition(":")[0]]
 
     def disk_price(self, kind: str, region: str) -> Rate | None:
-        """What a GB of a disk type costs a month, whether its VM runs or not; `None` when that is unknown."""
+        """Return the price of a GB and month of a disk type, whether its VM runs or not; `None` if unknown."""
         return self._disk_prices.get((kind, region))
 
     def disk_price_at_most(self, kind: str, region: str) -> float | None:
@@ -172,17 +171,17 @@ class Catalog:
         return None if found is None else found.usd
 
     def warnings(self, machine: MachineType, service: Service, provisioning: str) -> tuple[str, ...]:
-        """What someone should know before taking this machine there, in this way."""
+        """Return notes on the machine with this service and provisioning model."""
         gpu, doubts = self.gpus[machine.gpu], machine.vertex_warn if service == "vertex" else {}
         on_vm = gpu.vm_notes if service == "compute" else ()
         return (*gpu.notes, *on_vm, *machine.notes, *filter(None, [doubts.get(provisioning.partition(":")[0])]))
 
     def nccl(self, machine: MachineType, service: Service) -> Nccl:
-        """What NCCL needs on this machine when there are several nodes."""
+        """Return the NCCL settings of this machine for several nodes."""
         return self._nccl.get((machine.name, service), PLAIN)
 
     def quota(self, machine: MachineType, service: Service, provisioning: str) -> Quota | None:
-        """The GPU quota of one node; `None` when its name is unknown."""
+        """Return the GPU quota that a node needs; `None` if its name is unknown."""
         return quotas.quota(machine, self.gpus[machine.gpu], service, provisioning)
 
     @cached_property
@@ -191,9 +190,9 @@ class Catalog:
         return tables.images()
 
     def image_family(self, machine: MachineType) -> ImageFamily | None:
-        """The family to boot on this machine: built for its CPU, with a driver that knows its GPU if there is one.
+        """Return the family to boot: for the machine's CPU, preferably with a driver that supports its GPU.
 
-        `None` when the catalog knows no family for its CPU.
+        `None` if no family for its CPU is known.
         """
         gpu = self.gpus[machine.gpu]
         fitting = (image for image in self.image_families if image.default and image.arch == machine.arch)
@@ -254,6 +253,6 @@ def region_of(place: str) -> str:
 
 
 def _drives(driver: str, gpu: Gpu) -> bool:
-    """Whether a driver branch knows the GPU and its CUDA wheel."""
+    """Return whether a driver branch supports the GPU and its CUDA wheel."""
     least, most = int(gpu.min_driver or 0), int(gpu.max_driver or 9999)
     return least <= int(driver) <= most

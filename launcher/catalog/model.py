@@ -1,4 +1,4 @@
-"""What the catalog hands out: frozen data. `None`, or an empty tuple of places, always means "unknown"."""
+"""The catalog's data types, all frozen. `None`, or an empty tuple of places, always means "unknown"."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from launcher.errors import PlanRefused
 Service = Literal["vertex", "compute"]
 
 UNKNOWN = "unknown"
-"""What people see where a table's cell is empty."""
+"""Shown for an empty cell."""
 
 
 class CatalogError(PlanRefused):
-    """A machine, GPU or count that isn't sold, or not by that service."""
+    """The machine, GPU or count does not exist, or the service does not offer it."""
 
 
 class Gpu(Struct, frozen=True, gc=False):
-    """One kind of GPU.
+    """A kind of GPU.
 
-    `peak_tflops` is dense, without sparsity: keys bf16, fp16, tf32 and fp32, `None` where the GPU lacks the format or
-    the figure is unknown. `min_driver` is the least driver for `wheel` (NVIDIA's CUDA compatibility table);
-    `max_driver` the newest branch that is known to still drive this GPU. `notes` are worth a
-    warning, `vm_notes` on a VM only. `quota_names` are what launcher.catalog.quotas puts its names together from.
+    `peak_tflops` is dense (without sparsity), with keys bf16, fp16, tf32 and fp32; `None` if the GPU lacks the format
+    or the figure is unknown. `min_driver` is the oldest driver for `wheel` (NVIDIA's CUDA compatibility table),
+    `max_driver` the newest branch known to support this GPU. `notes` become warnings, `vm_notes` on VMs only.
+    launcher.catalog.quotas composes quota names from `quota_names`.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Gpu(Struct, frozen=True, gc=False):
 
 
 class MachineType(Struct, frozen=True, gc=False):
-    """One machine type with its GPUs. An N1 type is there once for every GPU kind and count.
+    """A machine type with its GPUs. An N1 type occurs once per GPU kind and count.
 
-    Sizes: `memory_gb` and `local_ssd_gib` of the whole machine; `gbps` Gbit/s out of the machine. `share` is the part
-    of one GPU that a fractional type has ("1/8"). `local_ssd_auto`: the disks come with the machine and must not be
-    listed in the request. `default`: what its GPU's name and count mean in a spec.
+    `memory_gb` and `local_ssd_gib` are of the whole machine; `gbps` is its egress bandwidth in Gbit/s. `share` is a
+    fractional type's part of one GPU ("1/8"). `local_ssd_auto`: the machine includes the disks, and the request must
+    not list them. `default`: a spec selects this shape by GPU name and count.
     """
 
     name: str
@@ -81,20 +81,20 @@ class MachineType(Struct, frozen=True, gc=False):
     source: str
 
     def provisioning(self, service: Service) -> tuple[str, ...]:
-        """The provisioning models that `service` takes for this machine."""
+        """Return the provisioning models that `service` offers for this machine."""
         return self.vertex_provisioning if service == "vertex" else self.compute_provisioning
 
     def provisioning_default(self, service: Service) -> tuple[str, ...]:
-        """What to try, in this order, when the spec says nothing."""
+        """Return the default provisioning models, in fallback order."""
         return self.vertex_default if service == "vertex" else self.compute_default
 
 
 class Price(Struct, frozen=True, gc=False):
-    """USD for one node and hour. `usd` is `None` when unknown, and `rule` then says what is missing.
+    """USD per node and hour. If `usd` is unknown (`None`), `rule` says what is missing.
 
-    `approx`: derived by `rule`, not read off a price list; `bound`: by a rule that gives at least the true price.
-    `ceiling` is the most that is expected, by `ceiling_rule`; `hard_bound` the most that can be. Both are known in more
-    places than `usd`, and `None` where no rule of data/price_bounds.csv covers the machine.
+    `approx`: derived by `rule`, not from a price list; `bound`: an upper bound of the true price. `ceiling` is the
+    highest expected price, by `ceiling_rule`; `hard_bound` the highest possible. Both are known in more places than
+    `usd`; `None` if no rule of data/price_bounds.csv covers the machine.
     """
 
     usd: float | None
@@ -110,10 +110,10 @@ class Price(Struct, frozen=True, gc=False):
 
 
 class Quota(Struct, frozen=True, gc=False):
-    """The quota that one node uses up: `units` of it, in each region.
+    """The quota that a node consumes: `units` of it, in its region.
 
-    `metric` is the name in error messages and in Compute Engine's regions.get; `id` Cloud Quotas' name. Either may
-    be unknown. `dims` are the dimensions beside the region.
+    `metric` is the name in error messages and in Compute Engine's regions.get; `id` is the name in Cloud Quotas.
+    Either may be unknown. `dims` are dimensions other than the region.
     """
 
     metric: str | None
@@ -123,7 +123,7 @@ class Quota(Struct, frozen=True, gc=False):
 
 
 class Nccl(Struct, frozen=True, gc=False):
-    """What NCCL needs for several nodes. `script` is to be sourced first; `library_path` goes on LD_LIBRARY_PATH."""
+    """NCCL settings for several nodes. `script` must be sourced first; `library_path` is added to LD_LIBRARY_PATH."""
 
     env: Mapping[str, str]
     library_path: str | None
@@ -134,7 +134,7 @@ class Nccl(Struct, frozen=True, gc=False):
 
 
 class ImageFamily(Struct, frozen=True, gc=False):
-    """A family of Deep Learning VM images with its driver baked in."""
+    """A family of Deep Learning VM images that include a driver."""
 
     family: str
     project: str
@@ -148,7 +148,7 @@ class ImageFamily(Struct, frozen=True, gc=False):
 
 
 class Rate(Struct, frozen=True, gc=False):
-    """A price for each unit of something: USD, or a share."""
+    """A price per unit: USD, or a share of another price."""
 
     usd: float
     unit: str
@@ -158,7 +158,7 @@ class Rate(Struct, frozen=True, gc=False):
 
 
 class Interruptions(Struct, frozen=True, gc=False):
-    """How often one node is interrupted: hours between two preemptions or failures, and the rule behind the figure."""
+    """Mean hours between two preemptions or failures of a node, and the derivation of the figure."""
 
     hours: float
     rule: str
@@ -168,15 +168,15 @@ class Interruptions(Struct, frozen=True, gc=False):
 
 
 class PriceRule(Struct, frozen=True, gc=False):
-    """Origin of a figure. kind: exact, derived, bound (at least the true price), or reported (by a third party; no
-    bound is based on it)."""
+    """Origin of a figure. kind: exact, derived, bound (an upper bound of the true price), or reported (by a third
+    party, so no bound is based on it)."""
 
     kind: str
     text: str
 
 
 class PriceBound(Struct, frozen=True, gc=False):
-    """A factor that gives an upper bound from another price; `gpus` are the ones it applies to, () all."""
+    """A factor that turns another price into an upper bound, for `gpus` (all if empty)."""
 
     factor: float
     gpus: tuple[str, ...]
@@ -184,8 +184,8 @@ class PriceBound(Struct, frozen=True, gc=False):
 
 
 class RegionPrices(Struct, frozen=True, gc=False):
-    """What Compute Engine charges for a machine in a region, with the local SSDs that come with it: USD an hour, `None`
-    if unknown. `local_ssds` is their part of the list price.
+    """Compute Engine's prices of a machine in a region, with its included local SSDs: USD per hour, `None` if unknown.
+    `local_ssds` is their part of the list price.
 
     The rules are keys of data/price_rules.csv.
     """
@@ -203,7 +203,7 @@ class RegionPrices(Struct, frozen=True, gc=False):
 
 
 class AfterLimit(Struct, frozen=True, gc=False):
-    """What may be billed after a time limit: `seconds` until the machine is off, and the service's own `restarts` of a
+    """Costs after a time limit: the billed `seconds` until the machine is off, and the service's own `restarts` of a
     job."""
 
     seconds: int
@@ -211,7 +211,7 @@ class AfterLimit(Struct, frozen=True, gc=False):
 
 
 class Component(Struct, frozen=True, gc=False):
-    """The price of a unit of something in a region, USD an hour: a vCPU, a GiB of RAM or local SSD, a GPU."""
+    """The price of a unit in a region, in USD per hour: a vCPU, a GiB of RAM or local SSD, a GPU."""
 
     listed: float
     spot: float | None

@@ -1,11 +1,11 @@
-"""From Compute Engine's prices in a region to what one node costs on either service.
+"""Compute the price of a node on either service from Compute Engine's prices in a region.
 
-Local SSDs that come with a machine are in the figures. Vertex AI takes 15 % of the list price of GPUs, vCPUs and RAM
-on top, whatever the provisioning model (real bills of 2025-08), so without a list price its price is unknown. A
-reservation costs the list price.
+The figures include a machine's own local SSDs. Vertex AI adds 15 % of the list price of GPUs, vCPUs and RAM, whatever
+the provisioning model (real bills of 2025-08), so without a list price its price is unknown. A reservation costs the
+list price.
 
-Each price has two upper bounds, which a cap needs: Spot changes up to once a day, and new Flex-start prices are
-announced. Where the list price is unknown, they rest on us-central1's and the highest regional factor.
+Each price has two upper bounds, which limits.usd needs: Spot prices change up to once a day, and new Flex-start prices
+are announced. If the list price is unknown, the bounds are us-central1's times the highest regional factor.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from launcher.catalog.model import (
 )
 
 MODELS = {"standard": "list", "reservation": "list", "flex-start": "Flex-start", "spot": "Spot"}
-"""Provisioning model -> which of a region's prices it pays."""
+"""Provisioning model -> the kind of price that it costs."""
 
 
-class Order(Struct, frozen=True, gc=False):
-    """What is to be priced."""
+class PriceQuery(Struct, frozen=True, gc=False):
+    """The machine to price, with its service, provisioning model and region."""
 
     machine: MachineType
     service: Service
@@ -39,23 +39,23 @@ class Order(Struct, frozen=True, gc=False):
 
 
 class Tariff(Struct, frozen=True, gc=False):
-    """What applies everywhere: the rules of figures, their bounds, and Vertex AI's share of the list price."""
+    """Rules that apply to all machines: derivations, upper bounds, and Vertex AI's share of the list price."""
 
     rules: Mapping[str, PriceRule]
     bounds: Mapping[str, PriceBound]
     vertex_fee: Rate
 
 
-def price(order: Order, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
+def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
     """Return the price of one node and hour with its upper bounds; `home` are us-central1's prices of the machine."""
-    found, most = _expected(order, known, tariff), _list_at_most(known, home, tariff)
+    found, most = _expected(query, known, tariff), _list_at_most(known, home, tariff)
     if most is None:
         return found
     listed, fee_base, text = most
-    usd = (known and _base(known, order.model)[0]) or 0.0
-    ceiling, hard = (tariff.bounds[key] for key in _bound_keys(order, tariff))
-    fee = tariff.vertex_fee.usd * (listed if order.model == "standard" else fee_base)
-    on_top = fee if order.service == "vertex" else 0.0
+    usd = (known and _base(known, query.model)[0]) or 0.0
+    ceiling, hard = (tariff.bounds[key] for key in _bound_keys(query, tariff))
+    fee = tariff.vertex_fee.usd * (listed if query.model == "standard" else fee_base)
+    on_top = fee if query.service == "vertex" else 0.0
     return structs.replace(
         found,
         ceiling=max(usd, ceiling.factor * listed) + on_top,
@@ -78,32 +78,32 @@ def _list_at_most(
     return most, most, tariff.bounds["unknown-list"].text
 
 
-def _bound_keys(order: Order, tariff: Tariff) -> tuple[str, str]:
+def _bound_keys(query: PriceQuery, tariff: Tariff) -> tuple[str, str]:
     """Return the rules of the expected ceiling and of the hard bound."""
-    if order.model == "spot":
+    if query.model == "spot":
         return "spot-ceiling", "at-list"
-    older = order.model == "flex-start" and order.machine.gpu in tariff.bounds["flex-older"].gpus
+    older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
     return ("flex-older", "flex-older") if older else ("at-list", "at-list")
 
 
-def _expected(order: Order, known: RegionPrices | None, tariff: Tariff) -> Price:
-    """Compute Engine's price, and Vertex AI's made of it."""
+def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> Price:
+    """Return the expected price, without upper bounds."""
     if known is None:
-        return _unknown(order, f"no price of {order.machine.name} in {order.region} is known")
-    usd, key = _base(known, order.model)
+        return _unknown(query, f"the price of {query.machine.name} in {query.region} is unknown")
+    usd, key = _base(known, query.model)
     if usd is None:
-        return _unknown(order, f"no {MODELS[order.model]} price of {order.machine.name} in {order.region} is known")
+        return _unknown(query, f"the {MODELS[query.model]} price of {query.machine.name} in {query.region} is unknown")
     rule = tariff.rules[key]
     bare = Price(
         usd=usd,
-        approx=rule.kind != "exact" or order.model == "reservation",
+        approx=rule.kind != "exact" or query.model == "reservation",
         bound=rule.kind == "bound",
         rule=rule.text,
         source=known.source,
         date=known.date,
-        excludes=_excludes(order),
+        excludes=_excludes(query),
     )
-    return _on_vertex(bare, order, known, tariff.vertex_fee) if order.service == "vertex" else bare
+    return _on_vertex(bare, query, known, tariff.vertex_fee) if query.service == "vertex" else bare
 
 
 def of_components(
@@ -137,13 +137,13 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
     return known.listed, known.list_rule
 
 
-def _on_vertex(compute: Price, order: Order, known: RegionPrices, fee: Rate) -> Price:
-    """Vertex AI's price for what Compute Engine would charge `compute` for."""
+def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, fee: Rate) -> Price:
+    """Return Vertex AI's price, given Compute Engine's."""
     share = _share(fee)
     if known.listed is None or compute.usd is None:
-        return _unknown(order, f"Vertex AI adds {share} of the list price, and none is known in {known.region}")
-    # On-demand the local SSDs are in it too: 2025's bills show none, so this is the upper side.
-    on_top = fee.usd * (compute.usd if order.model == "standard" else known.listed - known.local_ssds)
+        return _unknown(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
+    # For standard the fee includes the local SSDs: the bills of 2025 do not cover that case, so this is an upper bound.
+    on_top = fee.usd * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
     return structs.replace(
         compute,
         usd=compute.usd + on_top,
@@ -157,17 +157,17 @@ def _share(fee: Rate) -> str:
     return f"{fee.usd * 100:g} %"
 
 
-def _excludes(order: Order) -> tuple[str, ...]:
-    """What the figure leaves out."""
-    machine = order.machine
-    optional_disks = order.service == "compute" and not machine.local_ssd_auto and machine.local_ssd_max_gib != 0
+def _excludes(query: PriceQuery) -> tuple[str, ...]:
+    """Return the billed items that the price excludes."""
+    machine = query.machine
+    optional_disks = query.service == "compute" and not machine.local_ssd_auto and machine.local_ssd_max_gib != 0
     return ("boot disk", "local SSD", "network traffic") if optional_disks else ("boot disk", "network traffic")
 
 
 def _sources(*texts: str) -> str:
-    """Each source once."""
+    """Join sources without duplicates."""
     return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))
 
 
-def _unknown(order: Order, why: str) -> Price:
-    return Price(usd=None, approx=True, rule=why, source="", date="", excludes=_excludes(order))
+def _unknown(query: PriceQuery, why: str) -> Price:
+    return Price(usd=None, approx=True, rule=why, source="", date="", excludes=_excludes(query))

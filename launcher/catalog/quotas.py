@@ -1,7 +1,7 @@
-"""Names of the quotas that a machine uses up.
+"""Return the names of the quotas that a machine consumes.
 
-Vertex AI's are those of vertex-ai-samples (common_util.py), Compute Engine's those of google-cloud-compute 1.56.0's
-enum `Quota.Metric` and of Cloud Quotas.
+Sources: vertex-ai-samples (common_util.py) for Vertex AI; the enum `Quota.Metric` of google-cloud-compute 1.56.0 and
+Cloud Quotas for Compute Engine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ PREEMPTIBLE: Final = ("spot", "flex-start")
 
 
 def quota(machine: MachineType, gpu: Gpu, service: Service, provisioning: str) -> Quota | None:
-    """The GPU quota of one node; `None` when its name is unknown."""
+    """Return the GPU quota of a node; `None` if its name is unknown."""
     if service == "vertex":
         return _vertex(machine.gpus, gpu, provisioning)
     return _compute(machine.gpus, gpu, provisioning)
 
 
 def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
-    """Flex-start consumes preemptible quota, although its VMs are not preempted (DOC-DWS)."""
+    """Return Vertex AI's quota. Flex-start consumes preemptible quota, although its VMs are not preempted (DOC-DWS)."""
     metric, name = gpu.quota_names["vertex_quota_metric"], gpu.quota_names["vertex_quota_id"]
     if provisioning.startswith("reservation") or not (metric or name):
         return None
@@ -36,7 +36,8 @@ def _vertex(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
 
 
 def _compute(units: int, gpu: Gpu, provisioning: str) -> Quota | None:
-    """Classic GPUs have a metric each; from H100 on there is one metric with the GPU family as a dimension.
+    """Return Compute Engine's quota. GPUs before H100 have a metric each; later ones share a metric, with the GPU
+    family as a dimension.
 
     Flex-start VMs consume preemptible quota, as Spot VMs do (Google Cloud blog, 2025-09-25:
     https://cloud.google.com/blog/products/compute/introducing-flex-start-vms-for-the-compute-engine-instance-api).

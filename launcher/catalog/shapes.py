@@ -1,4 +1,4 @@
-"""From what a spec says (a GPU or a machine type, a count) to the one machine that is meant."""
+"""Find the machine that a spec names by GPU or machine type and by count."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SERVICES: Mapping[Service, str] = {"vertex": "Vertex AI", "compute": "Compute En
 NOT_NVIDIA: Final = re.compile(
     r"(cloud-?)?tpu.*|v[2-6](e|p|litepod)?(-\d+)?|ct\d.*|trillium|ironwood|(amd-?)?mi\d{2,3}[a-z]*|gaudi.*|trn\d.*|inf\d.*"
 )
-"""Accelerators of others, by the names that people type: Google's TPUs, AMD's Instinct, Intel's Gaudi, AWS's own."""
+"""Accelerators that are not NVIDIA GPUs: Google TPU, AMD Instinct, Intel Gaudi, AWS Trainium and Inferentia."""
 
 
 class Stock(Struct, frozen=True, gc=False):
-    """What there is: GPU name -> GPU, machine type -> its shapes."""
+    """All GPUs and machine types: GPU name -> GPU, machine type -> its shapes."""
 
     gpus: Mapping[str, Gpu]
     machines: Mapping[str, tuple[MachineType, ...]]
@@ -31,7 +31,7 @@ class Stock(Struct, frozen=True, gc=False):
 
 
 class MachineQuery(Struct, frozen=True, gc=False):
-    """What a spec says of its machine."""
+    """The machine settings of a spec, and the service."""
 
     type: str
     gpus: int | None
@@ -39,12 +39,12 @@ class MachineQuery(Struct, frozen=True, gc=False):
     service: Service
 
     def offers(self, machine: MachineType) -> bool:
-        """Whether the service has this shape at all."""
+        """Return whether the service offers this shape."""
         return bool(machine.provisioning(self.service))
 
 
 def find(stock: Stock, query: MachineQuery) -> MachineType:
-    """The shape that is meant; Catalog.find tells the rules. Raises CatalogError."""
+    """Return the shape by the rules of Catalog.find. Raises CatalogError."""
     if query.type in stock.machines:
         return _by_machine(stock, query)
     if query.type not in stock.gpus:
@@ -52,88 +52,92 @@ def find(stock: Stock, query: MachineQuery) -> MachineType:
     if query.accelerator is not None and _gpu(stock, query.accelerator).name != query.type:
         raise CatalogError(
             f"machine.type {query.type} and machine.accelerator {query.accelerator} are different GPUs",
-            "leave machine.accelerator out; it is for N1 machine types",
+            "remove machine.accelerator: it is for N1 machine types",
             field="machine.accelerator",
         )
     return _by_gpu(stock, query)
 
 
 def unknown(name: str, stock: Stock, field: str) -> CatalogError:
-    """The error for a name in `field` that is neither a GPU nor a machine type."""
-    every = f"GPUs: {' '.join(stock.gpus)}; or a machine type such as a3-highgpu-2g"
+    """Return the error for a name in `field` that is neither a GPU nor a machine type."""
+    every = f"use a GPU: {' '.join(stock.gpus)}\nor a machine type such as a3-highgpu-2g"
     low = name[:80].lower()
     if NOT_NVIDIA.fullmatch(low):
-        return CatalogError(f"{name[:80]} is not supported: launch runs on NVIDIA GPUs", every, field=field)
+        return CatalogError(f"{name[:80]} is not supported: launch needs NVIDIA GPUs", every, field=field)
     if len(sizes := [gpu for gpu in stock.gpus if re.fullmatch(rf"{re.escape(low)}-\d+gb", gpu)]) > 1:
-        return CatalogError(f"{name[:80]} comes with different amounts of memory", f"use {either(sizes)}", field=field)
+        return CatalogError(
+            f"{name[:80]} is ambiguous: it comes in two memory sizes", f"use {either(sizes)}", field=field
+        )
     close = _nearest(name, stock)
     return CatalogError(
-        f"no GPU and no machine type with GPUs is called {name[:80]}",
+        f"unknown GPU or machine type {name[:80]}",
         f"did you mean {either(close)}?" if close else every,
         field=field,
     )
 
 
 def _by_gpu(stock: Stock, query: MachineQuery) -> MachineType:
-    """A GPU's default shape with that many; without a count its smallest."""
+    """Return a GPU's default shape with the count; without a count, the smallest."""
     shapes = [shape for shape in stock.shapes() if shape.gpu == query.type and shape.default]
     sold = {shape.gpus: shape for shape in sorted(shapes, key=lambda shape: shape.gpus) if query.offers(shape)}
     if not sold:
         raise CatalogError(
-            f"{SERVICES[query.service]} has no {stock.gpus[query.type].title}",
-            "Compute Engine has it: launch vm",
+            f"{stock.gpus[query.type].title} is not available on {SERVICES[query.service]}",
+            "Compute Engine has it: launch vm SPEC",
             field="machine.type",
         )
     if query.gpus is None:
         return next(iter(sold.values()))
     if query.gpus not in sold:
         raise CatalogError(
-            f"{query.type} comes as {_counts(sold)}, not {query.gpus}",
-            "set machine.gpus to what exists; machine.nodes gives more machines",
+            f"machine.gpus: {query.gpus} is not available for {query.type}, only {_counts(sold)} per node",
+            f"use --gpus {min(sold, key=lambda count: abs(count - (query.gpus or 0)))}; for more GPUs, add nodes: "
+            f"--gpus {max(sold)} --nodes 2",
             field="machine.gpus",
         )
     return sold[query.gpus]
 
 
 def _by_machine(stock: Stock, query: MachineQuery) -> MachineType:
-    """A machine type by its own name; an N1 type needs `accelerator` beside it."""
+    """Return a machine type by its name; an N1 type also needs `accelerator`."""
     shapes = _with_accelerator(stock, query)
     gpu = stock.gpus[shapes[0].gpu]
     sold = {shape.gpus: shape for shape in shapes if query.offers(shape)}
     if not sold:
         name = f"{query.type} with {gpu.name}" if shapes[0].guest_accelerator else query.type
         hint = _instead(stock, query, shapes[0])
-        raise CatalogError(f"{SERVICES[query.service]} has no {name}", hint, field="machine.type")
+        raise CatalogError(f"{name} is not available on {SERVICES[query.service]}", hint, field="machine.type")
     if query.gpus is None:
         return sold[min(sold)]
     if query.gpus not in sold:
         raise CatalogError(
-            f"{query.type} has {_counts(sold)} ({gpu.title}), not {query.gpus}",
-            f"leave machine.gpus out, or say machine.type: {gpu.name} and machine.gpus: {query.gpus}",
+            f"machine.gpus: {query.type} has {_counts(sold)} ({gpu.title}), not {query.gpus}",
+            f"remove machine.gpus, or use the GPU's name: --type {gpu.name} --gpus {query.gpus}",
             field="machine.gpus",
         )
     return sold[query.gpus]
 
 
 def _with_accelerator(stock: Stock, query: MachineQuery) -> list[MachineType]:
-    """The shapes of one machine type that have the accelerator."""
+    """Return the shapes of a machine type that have the accelerator. Raises CatalogError."""
     kinds = list(dict.fromkeys(shape.gpu for shape in stock.machines[query.type]))
     if query.accelerator is None and len(kinds) > 1:
         raise CatalogError(
-            f"{query.type} takes several GPUs: {either(kinds)}",
-            f"say which: machine.accelerator: {kinds[0]}",
+            f"{query.type} needs machine.accelerator: it takes {either(kinds)}",
+            f"--set machine.accelerator={kinds[0]}",
             field="machine.type",
         )
     wanted = stock.gpus[kinds[0]] if query.accelerator is None else _gpu(stock, query.accelerator)
     shapes = [shape for shape in stock.machines[query.type] if shape.gpu == wanted.name]
     if not shapes:
         has = either(stock.gpus[kind].title for kind in kinds)
-        raise CatalogError(f"{query.type} has no {wanted.title}", f"it has {has}", field="machine.accelerator")
+        fix = f"use --set machine.accelerator={kinds[0]}, or remove it"
+        raise CatalogError(f"{query.type} has {has}, not {wanted.title}", fix, field="machine.accelerator")
     return shapes
 
 
 def _gpu(stock: Stock, accelerator: str) -> Gpu:
-    """t4, nvidia-tesla-t4 and NVIDIA_TESLA_T4 are the same GPU."""
+    """Return a GPU by any of its names: t4, nvidia-tesla-t4, NVIDIA_TESLA_T4. Raises CatalogError."""
     for gpu in stock.gpus.values():
         if accelerator in (gpu.accelerator, gpu.vertex_accelerator) or accelerator.lower() == gpu.name:
             return gpu
@@ -141,14 +145,15 @@ def _gpu(stock: Stock, accelerator: str) -> Gpu:
 
 
 def _instead(stock: Stock, query: MachineQuery, missing: MachineType) -> str:
-    """The machine types with the same GPU that the service does have: those of the same series, then by size."""
+    """Suggest machine types with the same GPU that the service offers: those of the same series first, then by size."""
 
-    def far(shape: MachineType) -> tuple[bool, int]:
+    def distance(shape: MachineType) -> tuple[bool, int]:
         return shape.name.rpartition("-")[0] != missing.name.rpartition("-")[0], shape.vcpus
 
-    others = sorted((shape for shape in stock.shapes() if shape.gpu == missing.gpu and query.offers(shape)), key=far)
-    same = list(dict.fromkeys(shape.name for shape in others))[:4]
-    return f"it has {either(same)}; Compute Engine has {missing.name}: launch vm" if same else "try launch vm"
+    offered = (shape for shape in stock.shapes() if shape.gpu == missing.gpu and query.offers(shape))
+    near = list(dict.fromkeys(shape.name for shape in sorted(offered, key=distance)))[:4]
+    on_compute = f"Compute Engine has {missing.name}: launch vm SPEC"
+    return f"use {either(near)}; or {on_compute}" if near else on_compute
 
 
 def _nearest(name: str, stock: Stock) -> list[str]:

@@ -1,4 +1,4 @@
-"""The data files -> frozen data. An empty cell is unknown: `None`, or an empty tuple."""
+"""Read the data files into frozen data. An empty cell means unknown: `None`, or an empty tuple."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gpus() -> dict[str, Gpu]:
 
 
 def wheels() -> dict[str, str | None]:
-    """PyTorch's CUDA variant -> the least driver branch that runs it."""
+    """PyTorch's CUDA variant -> the oldest driver branch that supports it."""
     return {row["wheel"]: row["min_driver"] or None for row in rows("wheels")}
 
 
@@ -42,7 +42,7 @@ def transformers_types() -> dict[str, tuple[str, ...]]:
 
 
 def machines() -> dict[str, tuple[MachineType, ...]]:
-    """Machine type -> its shapes: one for most, one for each GPU kind and count for N1."""
+    """Machine type -> its shapes: one for most types; for N1 one per GPU kind and count."""
     families = {row["family"]: _family(row) for row in rows("families")}
     found: dict[str, list[MachineType]] = {}
     for row in rows("machines"):
@@ -58,12 +58,12 @@ def places(table: str) -> dict[str, tuple[str, ...]]:
 
 
 def vertex_regions() -> frozenset[str]:
-    """The regions that Vertex AI trains in."""
+    """The regions with Vertex AI training."""
     return frozenset(row["region"] for row in rows("vertex_regions"))
 
 
 def prices(machine: str) -> dict[str, RegionPrices]:
-    """Read region -> prices of a machine. Only the machine's own lines are parsed."""
+    """Region -> prices of a machine. Only the machine's own lines are parsed."""
     with _open("prices") as file:
         return {cells[0]: _region_prices(cells) for _, *cells in csv.reader(_starting(file, machine))}
 
@@ -78,7 +78,7 @@ def components(name: str) -> dict[str, Component]:
 
 
 def price_rules() -> dict[str, PriceRule]:
-    """Key -> how a figure came about."""
+    """Key -> the derivation of a figure."""
     return {row["rule"]: PriceRule(row["kind"], row["text"]) for row in rows("price_rules")}
 
 
@@ -91,7 +91,7 @@ def price_bounds() -> dict[str, PriceBound]:
 
 
 def after_limit() -> dict[tuple[str, str], AfterLimit]:
-    """(service, provisioning model) -> what may be billed beyond a time limit."""
+    """(service, provisioning model) -> costs after a time limit."""
     return {
         (row["service"], row["provisioning"]): AfterLimit(int(row["seconds"]), int(row["restarts"]))
         for row in rows("after_limit")
@@ -99,7 +99,7 @@ def after_limit() -> dict[tuple[str, str], AfterLimit]:
 
 
 def rates() -> dict[str, Rate]:
-    """Name -> a price for each unit."""
+    """Name -> a price per unit."""
     return {
         row["rate"]: Rate(float(row["usd"]), row["unit"], row["source"], row["date"], row["certainty"])
         for row in rows("rates")
@@ -107,7 +107,7 @@ def rates() -> dict[str, Rate]:
 
 
 def disk_prices() -> dict[tuple[str, str], Rate]:
-    """(disk type, region) -> its price for a GB and month."""
+    """(disk type, region) -> its price per GB and month."""
     return {
         (kind, row["region"]): Rate(float(row[kind]), "GB and month", row["source"], row["date"], row["certainty"])
         for row in rows("disk_prices")
@@ -117,7 +117,7 @@ def disk_prices() -> dict[tuple[str, str], Rate]:
 
 
 def interruptions() -> dict[str, Interruptions]:
-    """Provisioning model -> how often one node is interrupted."""
+    """Provisioning model -> how often a node is interrupted."""
     return {
         row["provisioning"]: Interruptions(
             float(row["hours"]), row["rule"], row["source"], row["date"], row["certainty"]
@@ -153,7 +153,7 @@ def nccl() -> dict[tuple[str, str], Nccl]:
 
 
 def rows(table: str) -> Iterator[dict[str, str]]:
-    """The rows of data/<table>.csv."""
+    """Yield the rows of data/<table>.csv."""
     with _open(table) as file:
         yield from csv.DictReader(file)
 
@@ -204,7 +204,7 @@ _QUOTA_COLUMNS = (
 
 
 def _family(row: Row) -> dict[str, object]:
-    """What all machines of a family share, as MachineType's keywords."""
+    """Return the properties that all machines of a family share, as MachineType's keywords."""
     return {
         "family": row["family"],
         "arch": row["arch"],
@@ -250,7 +250,7 @@ def _machine(row: Row, family: Mapping[str, object]) -> MachineType:
 
 
 def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
-    """One N1 type with one GPU kind: a shape for each count."""
+    """Yield a shape per GPU count of an N1 type with a GPU kind."""
     on_vertex, default = set(row["vertex_counts"].split()), set(row["default_counts"].split())
     for count in row["counts"].split():
         yield _shape(
@@ -273,7 +273,7 @@ def _n1(row: Row, family: Mapping[str, object]) -> Iterator[MachineType]:
 
 
 def _shape(family: Mapping[str, object], **own: object) -> MachineType:
-    """A machine of a family; what Vertex AI lacks has no provisioning there."""
+    """Return a machine of a family; without provisioning models on Vertex AI if it is not offered there."""
     if not own["on_vertex"]:
         own |= {"vertex_provisioning": (), "vertex_default": (), "vertex_warn": {}}
     return MachineType(**{**family, **own})  # type: ignore[arg-type]

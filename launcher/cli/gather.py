@@ -17,7 +17,7 @@ from launcher.cli.options import Flags, overrides
 from launcher.errors import UsageError
 from launcher.images.source_files import Source
 from launcher.plan.model import EMPTY, Context, Target
-from launcher.spec.checks import own_files, own_functions
+from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import BUILTIN, OLD_BUILTIN, JobSpec
 from launcher.spec.reader import Located, Override, read_located
 from launcher.text import did_you_mean
@@ -25,7 +25,7 @@ from launcher.workspace import code_files, content, gcloud_config
 from launcher.workspace.code_warnings import code_warnings
 from launcher.workspace.data_files import check_data
 from launcher.workspace.python_files import check_module, check_syntax, module_beside, near_scripts
-from launcher.workspace.user_functions import check_functions, functions_elsewhere
+from launcher.workspace.user_functions import check_functions, packaged_functions
 
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
@@ -125,11 +125,11 @@ def looked_around(
         requirements=content.of_text(source.requirements) if source.requirements else EMPTY,
         torch=content.single("image.torch", source.torch) if source.torch else EMPTY,
         secret_files=tuple(sorted(found.secrets)),
-        elsewhere=functions_elsewhere(spec, names) if folder else (),
-        unread=check_syntax(spec, folder, names, content.base_image()) if folder else (),
-        ignored=ignored(spec, folder, found, left_out) if folder else (),
-        outside=outside(spec, folder, found) if folder else (),
-        grown=grown_since(spec.name, local_runs(spec), found.files, digests) if folder else "",
+        packaged_functions=packaged_functions(spec, names) if folder else (),
+        syntax_warnings=check_syntax(spec, folder, names, content.base_image()) if folder else (),
+        ignored_files=ignored(spec, folder, found, left_out) if folder else (),
+        outside_paths=outside(spec, folder, found) if folder else (),
+        code_growth=grown_since(spec.name, local_runs(spec), found.files, digests) if folder else "",
         code_warnings=(
             *check_module(spec, folder, names),
             *code_warnings(spec, located, target, folder, names, source.requirements),
@@ -139,7 +139,7 @@ def looked_around(
         run_id=flags.run_id,
         training=training,
         allow_default_account=allow_default_account,
-        cloud_here=gcloud_config.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
+        is_local_cloud=gcloud_config.is_here("COMPUTE" if target == "vm" else "AIPLATFORM", os.environ),
         startup=STARTUP.read_text(encoding="utf-8") if target == "vm" else "",
     )
     return Inputs(spec, context, folder, source, located)
@@ -255,8 +255,8 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
     """
     if folder := below(beside, "image.code", spec.image.code):
         return Path(os.path.realpath(folder))
-    beside_it = {field: path for field, path in own_files(spec.run).items() if not path.startswith(("/", "~"))}
-    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **own_functions(spec.run), **beside_it}
+    beside_it = {field: path for field, path in data_paths(spec.run).items() if not path.startswith(("/", "~"))}
+    own = {**({"run.script": spec.run.script} if spec.run.script else {}), **custom_functions(spec.run), **beside_it}
     if spec.run.module and beside and module_beside(spec, beside):
         own["run.module"] = spec.run.module
     if not own or spec.image.uri:

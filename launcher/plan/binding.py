@@ -1,4 +1,4 @@
-"""A plan's digest, which binds the jobs of a run to the plan that they were created from (docs/security.md). Pure."""
+"""Compute a plan's digest, which binds the jobs of a run to the plan that created them (docs/security.md). Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class NewerFormat(UsageError):
 
 
 def read(text: bytes) -> Stored | None:
-    """Return the plan that plan.json holds; None: this launch can't read it. Raises NewerFormat."""
+    """Return the plan in plan.json; None if this version of launch cannot read it. Raises NewerFormat."""
     try:
         data = msgspec.json.decode(text)
         check_version(data)
-        plan = msgspec.convert(data, Plan)  # of the same data as the digest: a parser each might read two plans
+        plan = msgspec.convert(data, Plan)  # from the same data as the digest: two parsers might read two plans
     except msgspec.DecodeError:
         return None
     return Stored(plan, digest_of(data))
@@ -51,13 +51,13 @@ def check_version(data: Any) -> None:
 
 
 def digest(plan: Plan) -> str:
-    """Return 32 hex digits of SHA-256 over the whole plan as JSON, without the label that holds them."""
+    """Return 32 hex digits of SHA-256 over the whole plan as JSON, without the label that holds the digest."""
     return digest_of(msgspec.json.decode(msgspec.json.encode(plan)))
 
 
 def bound(plan: Plan) -> Plan:
-    """Return the plan with its digest as a label of each CustomJob. A VM's labels can be changed later, so VMs are
-    bound by the id of the create request instead (launcher.runs.identity.request_id)."""
+    """Return the plan with its digest as a label of each CustomJob. The labels of VMs can be changed later, so VMs are
+    bound by the id of their create request instead (launcher.runs.identity.request_id)."""
     if plan.target != "vertex":
         return plan
     label = {PLAN_LABEL: digest(plan)}
@@ -68,7 +68,7 @@ def bound(plan: Plan) -> Plan:
 
 
 def digest_of(data: Mapping[str, Any]) -> str:
-    """Return the digest of a plan's JSON: with fields of another launch's plans, and without those it doesn't have."""
+    """Return the digest of a plan's JSON as stored, which another version of launch may have written."""
     bare = [{**attempt, "request": unlabelled(attempt["request"])} for attempt in data["attempts"]]
     return names.digest({**data, "attempts": bare}, DIGITS)
 

@@ -1,4 +1,4 @@
-"""The way from a spec to a plan, as one story."""
+"""Build a plan from a spec: validate, choose machine and placements, price each attempt, write its request."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ from launcher.plan.warnings import warnings
 from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
 
-HOURS = 24.0
-HOURS_OF_A_WORKPLACE = 12.0
+DEFAULT_HOURS = 24.0
+DEFAULT_WORKSTATION_HOURS = 12.0
 REHEARSAL = Place(provisioning="standard", region="local")
 FREE = Price(
     usd=0.0, approx=False, rule="on this machine", source="", date="", excludes=(), ceiling=0.0, hard_bound=0.0
 )
-
-
-NOTHING = AfterLimit(seconds=0, restarts=0)
+NOTHING_AFTER_LIMIT = AfterLimit(seconds=0, restarts=0)
 
 
 def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
-    """Everything that a launch will do.
+    """Return everything that a launch will do.
 
     Raises:
-        PlanRefused: the spec can't work, or could cost more than its cap.
+        PlanRefused: the spec cannot work, or could cost more than limits.usd.
     """
-    validate.of_spec(spec, context)
+    validate.check_spec(spec, context)
     chosen = choose(spec, catalog, context.target)
-    validate.of_machine(spec, catalog, context, chosen)
+    validate.check_machine(spec, catalog, context, chosen)
     if context.training:
-        validate.of_processes(spec, chosen)
-        validate.of_precision(spec, context, chosen)
-        validate.of_attention(spec, context, chosen)
-        validate.of_image(spec, catalog, context, chosen)
+        validate.check_processes(spec, chosen)
+        validate.check_precision(spec, context, chosen)
+        validate.check_attention(spec, context, chosen)
+        validate.check_image(spec, catalog, context, chosen)
         check_model(spec, catalog)
-    where = tried(spec, catalog, context, chosen)
-    shared = in_common(spec, catalog, context, chosen, where)
-    validate.of_places(spec, context, where)
-    attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in where)
-    nodes, total = spec.machine.nodes, parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
+    placements = attempt_places(spec, catalog, context, chosen)
+    shared = shared_by_attempts(spec, catalog, context, chosen, placements)
+    validate.check_regions(spec, context, placements)
+    attempts = tuple(attempt(spec, catalog, context, chosen, shared, place) for place in placements)
+    nodes = spec.machine.nodes
+    wait_total = parse_duration(spec.limits.wait_total) if spec.limits.wait_total else None
     cost.check_lease(attempts, spec, hours=shared.hours)
     cost.check_cap(attempts, spec, hours=shared.hours)
-    made = Plan(
+    unbound = Plan(
         run=shared.run,
         target=context.target,
         project=context.project,
@@ -68,47 +67,49 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
             **cost.sums(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
             wait_seconds=max((one.wait_seconds for one in attempts if one.wait_seconds), default=None),
-            wait_total_seconds=total,
-            wait_at_most_seconds=waiting.in_total(attempts, total),
+            wait_total_seconds=wait_total,
+            wait_at_most_seconds=waiting.total_wait(attempts, wait_total),
         ),
         warnings=warnings(spec, catalog, context, chosen, attempts),
         spec=msgspec.to_builtins(spec),
     )
-    return bound(made)
+    return bound(unbound)
 
 
 def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
-    """The image alone, which needs no place to run in.
+    """Return the image alone, which needs no placement.
 
     Raises:
-        PlanRefused: there is no such machine, or it can't run this image.
+        PlanRefused: the machine does not exist, or cannot run this image.
     """
     chosen = choose(spec, catalog, context.target)
-    validate.of_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is rented
+    validate.check_image(spec, catalog, msgspec.structs.replace(context, target="local"), chosen)  # nothing is billed
     return plan_image(spec, catalog, context, chosen)
 
 
-def with_digest(made: Plan, uri: str) -> Plan:
-    """The plan once its image is in the registry: `uri` names it by its digest, in the plan and in every request."""
-    if made.image is None or made.image.uri == uri:
-        return made
-    requests = [replaced(attempt.request, made.image.uri, uri) for attempt in made.attempts]
-    attempts = (msgspec.structs.replace(one, request=new) for one, new in zip(made.attempts, requests, strict=True))
-    image = msgspec.structs.replace(made.image, uri=uri, pinned=True)
-    return msgspec.structs.replace(made, image=image, attempts=tuple(attempts))
+def with_digest(plan: Plan, uri: str) -> Plan:
+    """Return the plan with the digest of its pushed image, `uri`, in the plan and in every request."""
+    if plan.image is None or plan.image.uri == uri:
+        return plan
+    requests = [replace_text(attempt.request, plan.image.uri, uri) for attempt in plan.attempts]
+    attempts = (msgspec.structs.replace(one, request=new) for one, new in zip(plan.attempts, requests, strict=True))
+    image = msgspec.structs.replace(plan.image, uri=uri, pinned=True)
+    return msgspec.structs.replace(plan, image=image, attempts=tuple(attempts))
 
 
-def replaced(data: Any, old: str, new: str) -> Any:
-    """Plain data with one text in the place of another, wherever it stands: a tag is too long to be anything else."""
+def replace_text(data: Any, old: str, new: str) -> Any:
+    """Replace a text wherever it occurs in plain data; an image tag is too long to match anything else."""
     if isinstance(data, str):
         return data.replace(old, new)
     if isinstance(data, dict):
-        return {key: replaced(value, old, new) for key, value in data.items()}
-    return [replaced(value, old, new) for value in data] if isinstance(data, list) else data
+        return {key: replace_text(value, old, new) for key, value in data.items()}
+    return [replace_text(value, old, new) for value in data] if isinstance(data, list) else data
 
 
-def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, where: tuple[Place, ...]) -> Shared:
-    """Run id, image, container and limits. A VM to work on has its name for a run id, and no image."""
+def shared_by_attempts(
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, placements: tuple[Place, ...]
+) -> Shared:
+    """Return run id, image, container and limits. The run id of a VM to work on is its name; it has no image."""
     run = names.run_id(spec, context, chosen.gpus) if context.training else spec.name
     identity = names.identity(spec, context, chosen.gpus) if context.training else ""
     shared = Shared(
@@ -117,32 +118,36 @@ def in_common(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen,
         labels=names.labels(spec, context, run, identity),
         image=plan_image(spec, catalog, context, chosen) if context.training else None,
         container=None,
-        hours=spec.limits.hours or (HOURS if context.training else HOURS_OF_A_WORKPLACE),
-        mtbf_hours=mtbf_hours(catalog, where, spec.machine.nodes),
+        hours=spec.limits.hours or (DEFAULT_HOURS if context.training else DEFAULT_WORKSTATION_HOURS),
+        mtbf_hours=mtbf_hours(catalog, placements, spec.machine.nodes),
     )
     if not context.training:
         return shared
-    made = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
-    validate.of_environment(spec, context, made)
-    return msgspec.structs.replace(shared, container=made)
+    node_container = container(spec, chosen, shared, nccl(spec, catalog, context, chosen.machine))
+    validate.check_environment(spec, context, node_container)
+    return msgspec.structs.replace(shared, container=node_container)
 
 
-def mtbf_hours(catalog: Catalog, where: tuple[Place, ...], nodes: int) -> float | None:
-    """Hours between two interruptions of the whole run, which stops with each of its nodes, in the worst attempt."""
-    known = [found.hours for place in where if (found := catalog.interruptions(place.provisioning))]
-    return min(known) / nodes if len(known) == len(where) else None
+def mtbf_hours(catalog: Catalog, placements: tuple[Place, ...], nodes: int) -> float | None:
+    """Return the mean hours between two interruptions of the run, which any of its nodes interrupts, in the worst
+    attempt."""
+    known = [found.hours for place in placements if (found := catalog.interruptions(place.provisioning))]
+    return min(known) / nodes if len(known) == len(placements) else None
 
 
 def run_folder(spec: JobSpec, context: Context, run: str) -> str | None:
-    """`<output>/<run>`; a VM to work on has none."""
+    """Return `<output>/<run>`; None for a VM to work on."""
     if not context.training:
         return None
     return f"{(spec.output or names.default_output(context.project)).rstrip('/')}/{run}"
 
 
 def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType | None) -> Nccl | None:
-    """The network's settings: needed where several nodes talk, unless this is a rehearsal on one machine, or a VM
-    that has one of its machine's several network interfaces: those settings are for the others."""
+    """Return the NCCL settings of the machine's network, or None.
+
+    They are needed between several nodes, but not in a rehearsal on one machine, and not on a VM that has one of its
+    machine's several network interfaces: the settings are for the others.
+    """
     if machine is None or spec.machine.nodes == 1 or context.target == "local":
         return None
     if context.target == "vm" and has_many_networks(machine):
@@ -150,8 +155,8 @@ def nccl(spec: JobSpec, catalog: Catalog, context: Context, machine: MachineType
     return catalog.nccl(machine, SERVICE[context.target])
 
 
-def tried(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Place, ...]:
-    """The places of all attempts; a rehearsal has one, here."""
+def attempt_places(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> tuple[Place, ...]:
+    """Return the placements of all attempts, in fallback order; a rehearsal has one, on this machine."""
     if context.target == "local" or chosen.machine is None:
         return (REHEARSAL,)
     models = provisioning(spec, chosen.machine, context.target)
@@ -159,63 +164,68 @@ def tried(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> 
 
 
 def attempt(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, place: Place) -> Attempt:
-    """One request, with its price."""
-    cost_of_node = price(spec, catalog, context, chosen, place)
+    """Return one attempt: a request with its price."""
+    node_price = price(spec, catalog, context, chosen, place)
     extras = cost.extras(spec, catalog, context, chosen, place)
-    after = NOTHING if context.target == "local" else catalog.after_limit(SERVICE[context.target], place.provisioning)
+    after = (
+        NOTHING_AFTER_LIMIT
+        if context.target == "local"
+        else catalog.after_limit(SERVICE[context.target], place.provisioning)
+    )
     return Attempt(
         region=place.region,
         zone=place.zone,
         machine_type=chosen.machine.name if chosen.machine else "this machine",
         provisioning=place.provisioning,
-        usd_per_hour=cost_of_node.usd,
-        usd_approx=cost_of_node.approx,
-        usd_is_bound=cost_of_node.bound,
-        usd_rule=cost_of_node.rule,
-        usd_excludes=cost.excluded(cost_of_node, extras, spec, context),
-        usd_ceiling=cost_of_node.ceiling,
-        usd_ceiling_rule=cost_of_node.ceiling_rule,
-        usd_hard_bound=cost_of_node.hard_bound,
+        usd_per_hour=node_price.usd,
+        usd_approx=node_price.approx,
+        usd_is_bound=node_price.bound,
+        usd_rule=node_price.rule,
+        usd_excludes=cost.excluded(node_price, extras, spec, context),
+        usd_ceiling=node_price.ceiling,
+        usd_ceiling_rule=node_price.ceiling_rule,
+        usd_hard_bound=node_price.hard_bound,
         usd_extras=extras,
         shutdown_seconds=after.seconds,
         service_restarts=after.restarts if spec.limits.restarts else 0,
-        wait_seconds=waiting.of_attempt(spec.limits, context.target, place.provisioning),
+        wait_seconds=waiting.attempt_wait(spec.limits, context.target, place.provisioning),
         request=request(spec, catalog, context, chosen, shared, place),
     )
 
 
 def price(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> Price:
-    """USD per node and hour; a rehearsal costs nothing."""
+    """Return the price per node and hour; a rehearsal costs nothing."""
     if context.target == "local" or chosen.machine is None:
         return FREE
-    known = catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name)
-    listed = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
-    rate = catalog.component("local-ssd-gib", place.region) if listed else None
-    return cost.priced(cost.with_local_ssds(known, listed, rate, spot=place.provisioning == "spot"), spec.limits)
+    machine_price = catalog.price(chosen.machine, SERVICE[context.target], place.provisioning, place.name)
+    disks = 0 if chosen.machine.local_ssd_auto or context.target != "vm" else spec.machine.local_ssds or 0
+    rate = catalog.component("local-ssd-gib", place.region) if disks else None
+    with_disks = cost.with_local_ssds(machine_price, disks, rate, spot=place.provisioning == "spot")
+    return cost.or_price_flag(with_disks, spec.limits)
 
 
 def request(
     spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, shared: Shared, place: Place
 ) -> dict[str, Any]:
-    """The JSON body that goes over the wire."""
+    """Return the request's JSON body."""
     if context.target != "vm":
         return vertex_request.custom_job(spec, chosen, shared, place, project=context.project)
     return vm_request.request(spec, context, chosen, shared, place, family=image_family(spec, catalog, chosen))
 
 
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:
-    """The Deep Learning VM image family to boot.
+    """Return the Deep Learning VM image family to boot; empty if the spec names an image.
 
     Raises:
-        PlanRefused: the catalog knows none whose driver reaches the machine's GPU.
+        PlanRefused: the catalog has no image family whose driver supports the GPU.
     """
     if spec.vm.image_family or spec.vm.image:
         return spec.vm.image_family or ""
     found = catalog.image_family(chosen.machine) if chosen.machine else None
     if found is None:
         raise PlanRefused(
-            f"the catalog knows no Deep Learning VM image whose driver runs {chosen.gpu.title}",
-            "Name one: --set vm.image_family=FAMILY or --set vm.image=projects/P/global/images/I",
+            f"no Deep Learning VM image with a driver for {chosen.gpu.title} is known",
+            "Set one: --set vm.image_family=FAMILY or --set vm.image=projects/P/global/images/I",
             field="machine.type",
         )
     return found.family

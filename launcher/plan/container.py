@@ -1,4 +1,4 @@
-"""What runs in the container: command, arguments and environment, the same on every service."""
+"""Build the container's command, arguments and environment, which are the same on every service."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ENTRYPOINT = ("python", "-m", "launch_train.node")
 
 
 def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) -> Container:
-    """The container of each node. `nccl` is None where the machine's network needs no settings."""
+    """Return the container of each node. `nccl` is None if the machine's network needs no settings."""
     return Container(
         command=ENTRYPOINT,
         args=node_args(spec.run),
         env={
-            # A user's train.py must not hide our package: Python then puts no script folder in front of the path.
+            # A user's launch_train.py must not shadow the package: Python then adds no script folder to sys.path.
             "PYTHONSAFEPATH": "1",
             contract.RUN: shared.run,
             **({contract.RUN_FOLDER: shared.run_folder} if shared.run_folder else {}),
@@ -42,16 +42,16 @@ def container(spec: JobSpec, chosen: Chosen, shared: Shared, nccl: Nccl | None) 
 
 
 def node_args(run: Run) -> tuple[str, ...]:
-    """The arguments of `launch_train.node`: how to start, what to start, then what it gets."""
+    """Return the arguments of `launch_train.node`: launcher, program, then the program's arguments."""
     launcher = ("--launcher", run.launcher) if run.launcher == "python" else ()
     if run.command:
         return ("--command", "--", *run.command, *run.args)
-    what = ("--script", run.script) if run.script else ("--module", run.module or BUILTIN)
-    return (*launcher, *what, *(("--", *run.args) if run.args else ()))
+    program = ("--script", run.script) if run.script else ("--module", run.module or BUILTIN)
+    return (*launcher, *program, *(("--", *run.args) if run.args else ()))
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, object]:
-    """What the trainer needs to know of the GPU: train has no catalog of its own."""
+    """Return the GPU's figures for launch_train, which has no catalog."""
     return {
         "name": gpu.name,
         "memory_gb": gpu.memory_gb,
@@ -61,7 +61,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, object]:
 
 
 def nccl_env(nccl: Nccl | None) -> dict[str, str]:
-    """The machine's NCCL settings, its setup script and its plugin's folder."""
+    """Return the variables of the machine's NCCL settings, setup script and plugin folder."""
     if nccl is None:
         return {}
     return {
@@ -72,27 +72,27 @@ def nccl_env(nccl: Nccl | None) -> dict[str, str]:
 
 
 def escaped(value: str) -> str:
-    """`value` so that Vertex's `$(NAME)` expansion gives it back unchanged.
+    """Escape a value so that Vertex AI's `$(NAME)` expansion leaves it unchanged.
 
-    Vertex expands as Kubernetes does: `$(NAME)` is replaced, `$$` is one `$`, any other `$` stays.
+    Vertex AI expands as Kubernetes does: `$(NAME)` is replaced, `$$` becomes `$`, any other `$` stays.
     """
     return re.sub(r"\$(?=[$(])", "$$", value)
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`text` as Kubernetes, and so Vertex AI, expands it.
+    """Expand `$(NAME)` as Kubernetes and Vertex AI do.
 
-    `$(NAME)` is replaced by its value and `$$` by `$`; an unknown name and any other `$` stay as they are.
+    `$(NAME)` is replaced by the variable's value and `$$` by `$`; unknown names and any other `$` stay unchanged.
     """
 
-    def one(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else env.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)", one, text)
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replacement, text)
 
 
 def expanded(container: Container) -> Container:
-    """The container with `$(NAME)` replaced in the way of Vertex AI, for services that don't do it themselves."""
+    """Return the container with `$(NAME)` expanded, for services that do not expand it themselves."""
     env: dict[str, str] = {}
     for name, value in container.env.items():
         env[name] = value if name == contract.CONFIG else expand(value, env)
@@ -100,5 +100,5 @@ def expanded(container: Container) -> Container:
 
 
 def as_json(data: object) -> str:
-    """Canonical JSON: the same data gives the same bytes."""
+    """Return canonical JSON: equal data gives equal bytes."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What a run may cost at most, held against its cap."""
+"""Compute the maximum cost of a run, and compare it with limits.usd."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from launcher.spec.models import JobSpec, Limits
 from launcher.text import hourly_price, parse_duration, plural, usd_text
 
 MONTH_HOURS = 730
-"""Of an average month, as Google's price lists count."""
-BUCKET = "storage in the bucket (soft-deleted checkpoints too)"
+"""Hours of an average month, as in Google's price lists."""
+BUCKET = "storage in the bucket (including soft-deleted checkpoints)"
 
 
-def priced(price: Price, limits: Limits) -> Price:
-    """Return the catalog's price per node and hour, otherwise that of --price."""
+def or_price_flag(price: Price, limits: Limits) -> Price:
+    """Return the catalog's price per node and hour; if it is unknown, that of --price."""
     if price.usd is not None or limits.price is None:
         return price
-    said = limits.price
-    rule = "as --price says"
-    return replace(price, usd=said, approx=False, rule=rule, ceiling=said, ceiling_rule=rule, hard_bound=said)
+    usd, rule = limits.price, "set by --price"
+    return replace(price, usd=usd, approx=False, rule=rule, ceiling=usd, ceiling_rule=rule, hard_bound=usd)
 
 
 def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: bool) -> Price:
@@ -36,7 +35,7 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
         return price
     each = None if rate is None else rate.spot if spot else rate.listed
     if rate is None or each is None:
-        rule = "no price of local SSDs is known there"
+        rule = "the price of local SSDs is unknown in this region"
         return replace(price, usd=None, approx=True, rule=rule, ceiling=None, hard_bound=None)
     size = disks * LOCAL_SSD_GIB
     return replace(
@@ -50,7 +49,7 @@ def with_local_ssds(price: Price, disks: int, rate: Component | None, *, spot: b
 
 
 def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, place: Place) -> dict[str, float]:
-    """Return the USD per node and hour of what the plan creates in addition to a machine, if its price is known."""
+    """Return the USD per node and hour of additional resources whose price is known: boot disk, external address."""
     if context.target == "local" or chosen.machine is None:
         return {}
     on_vertex = context.target == "vertex"
@@ -64,7 +63,7 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, pl
 
 
 def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Context) -> tuple[str, ...]:
-    """Return what the sum excludes."""
+    """Return the billed items that the estimate excludes."""
     if context.target == "local":
         return ()
     kept = context.target == "vm" and vm_metadata.on_stop(spec, training=context.training) == "stop"
@@ -78,9 +77,9 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
 def sums(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
     """Return the cost of the most expensive attempt on all nodes, in USD; None if any attempt's price is unknown."""
     return {
-        "usd_at_most": dearest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
-        "usd_expected": dearest(with_extras(one, one.usd_per_hour, nodes * hours) for one in attempts),
-        "usd_hard_bound": dearest(
+        "usd_at_most": highest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
+        "usd_expected": highest(with_extras(one, one.usd_per_hour, nodes * hours) for one in attempts),
+        "usd_hard_bound": highest(
             with_extras(one, one.usd_hard_bound, nodes * billed_hours(one, hours) * (1 + one.service_restarts))
             for one in attempts
         ),
@@ -93,13 +92,13 @@ def billed_hours(attempt: Attempt, hours: float) -> float:
 
 
 def with_extras(attempt: Attempt, usd: float | None, hours: float) -> float | None:
-    """Return the USD for so many hours of a node and its extras."""
+    """Return the USD for `hours` of a node at `usd` per hour, with its extras; None if `usd` is unknown."""
     return None if usd is None else (usd + sum(attempt.usd_extras.values())) * hours
 
 
-def dearest(known: Iterable[float | None]) -> float | None:
-    """Return the highest; None if one is unknown."""
-    found = list(known)
+def highest(costs: Iterable[float | None]) -> float | None:
+    """Return the highest cost; None if one is unknown."""
+    found = list(costs)
     return None if None in found else max((usd for usd in found if usd is not None), default=None)
 
 
@@ -109,24 +108,24 @@ def ceiling(attempt: Attempt) -> float:
 
 
 def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
-    """Refuse a plan that could cost more than `limits.usd`, or whose cost can't be known under a cap.
+    """Check that the plan cannot cost more than `limits.usd`.
 
     Raises:
-        PlanRefused: with the sum, and what would fit.
+        PlanRefused: it could, or its cost is unknown. Says how many hours the cap pays for.
     """
     cap, nodes = spec.limits.usd, spec.machine.nodes
     if cap is None:
         return
-    check_known(attempts, spec, cap)
-    most = max(attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, hours))
-    rate, billed = ceiling(most), billed_hours(most, hours)
+    check_prices_known(attempts, spec, cap)
+    dearest = max(attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, hours))
+    rate, billed = ceiling(dearest), billed_hours(dearest, hours)
     total = rate * nodes * billed
     if total > cap:
         raise PlanRefused(
-            f"this run could cost {usd_text(total)}, more than limits.usd ({usd_text(cap)}): "
-            f"at most {hourly_price(rate)} ({most.provisioning} in {most.where}, {most.usd_ceiling_rule}) "
-            f"x {plural(nodes, 'node')} x {in_hours(most, hours)}",
-            fitting(cap, rate * nodes, billed - hours),
+            f"limits.usd: this run could cost {usd_text(total)}, more than {usd_text(cap)}:\n"
+            f"  at most {hourly_price(rate)} × {plural(nodes, 'node')} × {in_hours(dearest, hours)}\n"
+            f"  price ceiling, {dearest.provisioning} in {dearest.where}: {dearest.usd_ceiling_rule}",
+            affordable(cap, rate * nodes, billed - hours),
             field="limits.usd",
         )
 
@@ -137,25 +136,25 @@ def in_hours(attempt: Attempt, hours: float) -> str:
 
 
 def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
-    """Refuse a lease beyond the time after which Google itself ends the VM, as nobody could keep it.
+    """Check that the lease ends before limits.hours, when Google itself ends the VM.
 
     Raises:
-        PlanRefused: with what the longer time could cost.
+        PlanRefused: it does not. Says what the longer time could cost.
     """
     lease = parse_duration(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
         return
-    most = sums(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
-    costs = f"at most {usd_text(most)}" if most is not None else "at a price that is unknown"
+    usd = sums(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
+    costs = f"costs at most {usd_text(usd)}" if usd is not None else "the cost is unknown"
     raise PlanRefused(
-        f"vm.lease: {spec.vm.lease} is more than limits.hours ({hours:g}), after which Google itself ends the VM",
-        f"Raise the limit ({costs}): --hours {lease:g}; or shorten the lease.",
+        f"vm.lease: {spec.vm.lease} is longer than limits.hours ({hours:g}), after which Google ends the VM",
+        f"Raise the limit: --hours {lease:g} ({costs}); or shorten the lease: --lease {hours:g}h",
         field="vm.lease",
     )
 
 
-def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
-    """Check that every price has an upper bound, as a cap needs.
+def check_prices_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
+    """Check that every price has an upper bound, which a cap needs.
 
     Raises:
         PlanRefused: names the first attempt without one.
@@ -165,20 +164,20 @@ def check_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> Non
         raise PlanRefused(
             f"limits.usd is {usd_text(cap)}, but the price of {unknown.machine_type} ({unknown.provisioning}) "
             f"in {unknown.where} is unknown",
-            "Say it with --price USD (per hour and node), choose another region, or leave limits.usd out.",
+            "Set the price with --price USD (per hour and node), use another region, or remove limits.usd.",
             field="limits.usd",
         )
     if spec.vertex.reduction_server:
         raise PlanRefused(
             f"limits.usd is {usd_text(cap)}, but the price of the reduction servers "
             f"({spec.vertex.reduction_server.machine_type}) is unknown",
-            "Leave limits.usd or vertex.reduction_server out.",
+            "Remove limits.usd or vertex.reduction_server.",
             field="limits.usd",
         )
 
 
-def fitting(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
-    """Return the hint: how many hours the cap pays for."""
+def affordable(cap: float, usd_per_hour: float, shutdown_hours: float) -> str:
+    """Return the hint: the hours that the cap pays for, and the alternatives."""
     hours = int((cap / usd_per_hour - shutdown_hours) * 100) / 100
-    pays = f"{usd_text(cap)} pays for {hours:g} h: --hours {hours:g}, a" if hours >= 0.1 else "A"
-    return f"{pays} higher --usd, or cheaper regions or provisioning."
+    shorter = f"--hours {hours:g} (which {usd_text(cap)} pays for), " if hours >= 0.1 else ""
+    return f"Use {shorter}a higher --usd, or cheaper regions or provisioning."

@@ -28,7 +28,7 @@ def attempt(one: Attempt, machine_type: str) -> Attempt:
 
 
 def request(one: Attempt, machine_type: str) -> dict[str, Any]:
-    """Return the CustomJob without the variable from which its node expects a GPU."""
+    """Return the CustomJob without GPUs, and without the variable that tells its node to expect one."""
     spec = one.request["jobSpec"]
     pools = [
         {

@@ -1,4 +1,4 @@
-"""Which image a run uses, and its content-addressed tag."""
+"""Derive the image of a run and its content-addressed tag."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from launcher.spec.models import JobSpec
 
 IMAGE_NAME = "train"
 DEPENDENCIES_NAME = "dependencies"
-"""A repository of its own beside the image's: it changes seldom, is large, and should be kept longer."""
+"""Separate from the image's repository: dependencies change rarely, are large, and should be kept longer."""
 
 
 def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Image:
-    """The image of one run.
+    """Return the image of a run.
 
-    A tag is a hash over all that goes in, so the same content on two machines has the same tag. Wheel and platform
-    come from the machine, never from the host that builds.
+    A tag is a hash of the image's content, so equal content has the same tag wherever it is built. Wheel and platform
+    depend on the job's machine, never on the build host.
     """
     platform = f"linux/{chosen.machine.arch if chosen.machine else 'amd64'}"
     wheel = spec.image.wheel or chosen.gpu.wheel
-    own = spec.image.uri
-    base, where = spec.image.base or context.base, repository(spec, context)
+    existing = spec.image.uri
+    base, location = spec.image.base or context.base, repository(spec, context)
     dependencies = dependencies_tag(context, base, platform, wheel)
     return Image(
-        uri=own or f"{where}/{IMAGE_NAME}:{tag(context, dependencies)}",
-        pinned=own is not None,
-        dependencies="" if own else f"{where}/{DEPENDENCIES_NAME}:{dependencies}",
-        base="" if own else base,
+        uri=existing or f"{location}/{IMAGE_NAME}:{tag(context, dependencies)}",
+        pinned=existing is not None,
+        dependencies="" if existing else f"{location}/{DEPENDENCIES_NAME}:{dependencies}",
+        base="" if existing else base,
         platform=platform,
         wheel=wheel,
         min_driver=catalog.wheels.get(wheel),
@@ -37,9 +37,9 @@ def plan_image(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen
 
 
 def repository(spec: JobSpec, context: Context) -> str:
-    """Where the image lies; `launch local` needs no project, so it has a name of its own.
+    """Return the image's repository. `launch local` needs no project, so it has its own name.
 
-    In names, a project of a domain (example.com:my-project) is two parts.
+    A domain-scoped project (example.com:my-project) becomes two path segments.
     """
     if spec.image.repository:
         host, _, path = spec.image.repository.partition("/")
@@ -48,11 +48,11 @@ def repository(spec: JobSpec, context: Context) -> str:
 
 
 def dependencies_tag(context: Context, base: str, platform: str, wheel: str) -> str:
-    """Sixteen hex digits over the recipe and its locks, base, platform, wheel, and the user's requirements."""
+    """Return 16 hex digits over the recipe with its locks, base, platform, wheel, and the user's requirements."""
     own = (context.requirements.digest, context.torch.digest)
     return names.digest((context.recipe.digest, base, platform, wheel, *own), 16)
 
 
 def tag(context: Context, dependencies: str) -> str:
-    """Sixteen hex digits over the dependencies' tag, launch_train and the user's code."""
+    """Return 16 hex digits over the dependencies' tag, launch_train and the user's code."""
     return names.digest((dependencies, context.trainer.digest, context.code.digest), 16)

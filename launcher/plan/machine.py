@@ -1,4 +1,4 @@
-"""Which machine a spec means."""
+"""Choose the machine type of a spec."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from launcher.spec.models import JobSpec
 
 
 def choose(spec: JobSpec, catalog: Catalog, target: Target) -> Chosen:
-    """The machine type for the spec's GPU and count.
+    """Return the machine type for the spec's GPU and count.
 
     Raises:
-        PlanRefused: no such machine on this service (`launch local` takes any number of GPUs).
+        PlanRefused: the service has no such machine (`launch local` accepts any number of GPUs).
     """
     wanted = spec.machine
     try:
@@ -26,22 +26,22 @@ def choose(spec: JobSpec, catalog: Catalog, target: Target) -> Chosen:
 
 
 def rehearsed(spec: JobSpec, catalog: Catalog) -> Chosen:
-    """A rehearsal runs any number of processes; only the kind of GPU must exist."""
+    """Return the GPU alone: a rehearsal runs any number of processes. Raises PlanRefused: unknown GPU."""
     kind = spec.machine.accelerator or spec.machine.type
     gpu = catalog.gpu(kind if kind.lower() in catalog.gpus else catalog.find(kind, None, None, "compute").gpu)
     return Chosen(machine=None, gpu=gpu, gpus=spec.machine.gpus or 1)
 
 
 def has_many_networks(machine: MachineType) -> bool:
-    """Whether its fast network takes several interfaces, each in a network of its own."""
+    """Return whether the machine's fast network has several interfaces, each in its own VPC network."""
     return (machine.nics or 1) > 1
 
 
 def figures(chosen: Chosen, nodes: int) -> Gpus:
-    """The machine in figures for people."""
+    """Return the machine for display."""
     machine = chosen.machine
     return Gpus(
-        machine_type=machine.name if machine else "a machine that Google doesn't sell",
+        machine_type=machine.name if machine else "no matching machine type",
         gpu=chosen.gpu.title,
         gpus=chosen.gpus,
         gpu_memory_gb=chosen.gpu.memory_gb,

@@ -1,4 +1,4 @@
-"""A plan as data, and the context that it is made from."""
+"""A plan as data, and the context that it is built from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Target = Literal["vertex", "vm", "local"]
 
 
 class Frozen(Struct, frozen=True, kw_only=True):
-    """The base of all plan data."""
+    """Base class of all plan data."""
 
 
 class Content(Frozen, frozen=True, kw_only=True):
-    """A set of files, by content. The digest is the same whatever the files' times, order or owner."""
+    """The content of a set of files. The digest does not depend on the files' times, order or owner."""
 
     digest: str
     files: int = 0
@@ -27,59 +27,59 @@ EMPTY = Content(digest="")
 
 
 class Context(Frozen, frozen=True, kw_only=True):
-    """All that a plan needs to know of the world; `launcher.cli.gather` gathers it."""
+    """Everything that a plan depends on besides spec and catalog; collected by `launcher.cli.gather`."""
 
     target: Target
     project: str
     owner: str
     version: str
     default_regions: tuple[str, ...] = ()
-    """From gcloud's own settings; used when the spec names none."""
+    """From gcloud's settings; used if the spec names no regions."""
     recipe: Content = EMPTY
-    """The Dockerfile and the locks: what the dependency image is made by."""
+    """The Dockerfile and the lock files that the dependency image is built from."""
     trainer: Content = EMPTY
     """The package launch_train."""
     base: str = ""
-    """The recipe's base image, with its digest where it is known."""
+    """The recipe's base image, with its digest if known."""
     code: Content = EMPTY
     requirements: Content = EMPTY
     torch: Content = EMPTY
-    """The spec's own PyTorch wheel."""
+    """The spec's PyTorch wheel."""
     secret_files: tuple[str, ...] = ()
-    """Files of the code's folder that hold secrets, and so are left out of the image."""
-    elsewhere: tuple[str, ...] = ()
-    """The user's own functions (MODULE:FUNCTION) whose modules are no files of the code."""
-    ignored: tuple[str, ...] = ()
-    """Files that the script or its arguments name and that the image won't have: NAME (WHERE)."""
-    outside: tuple[str, ...] = ()
-    """Relative paths of the script or its arguments that lead out of the code's folder: PATH (WHERE)."""
-    grown: str = ""
-    """By how much the code has grown since the job's newest run on this machine, with its largest new files."""
-    unread: tuple[str, ...] = ()
-    """A warning for each file of the code that this machine's Python can't parse and the image's may."""
+    """Files in the code folder that hold secrets, and are therefore excluded from the image."""
+    packaged_functions: tuple[str, ...] = ()
+    """Custom functions (MODULE:FUNCTION) whose modules are not files of the code, so a package must provide them."""
+    ignored_files: tuple[str, ...] = ()
+    """Files that the script or its arguments name but the image will lack: NAME (WHERE)."""
+    outside_paths: tuple[str, ...] = ()
+    """Relative paths in the script or its arguments that lead out of the code folder: PATH (WHERE)."""
+    code_growth: str = ""
+    """How much the code has grown since the job's newest run on this machine, with its largest new files."""
+    syntax_warnings: tuple[str, ...] = ()
+    """A warning for each code file that this machine's Python cannot parse but the image's might."""
     code_warnings: tuple[str, ...] = ()
-    """What the code and its settings name that the job's machine won't have."""
+    """Warnings about paths and imports that the job's machine will lack."""
     run_id: str | None = None
     training: bool = True
     """False: a VM to work on over SSH."""
     allow_default_account: bool = False
-    """Somebody wants the VM to act as the default compute service account."""
-    cloud_here: bool = False
-    """The cloud is played on this machine, so that a registry here is where it pulls from."""
+    """--allow-default-service-account was given."""
+    is_local_cloud: bool = False
+    """The API endpoint is a test server on this machine, which can pull from a registry on this machine."""
     startup: str = ""
     """The text of the startup script; VMs only."""
 
 
 class Image(Frozen, frozen=True, kw_only=True):
-    """The container image. `uri` becomes its digest once it is in the registry: apply fills that in, and with it the
-    plan's own digest (launcher.plan.binding), and nothing else."""
+    """The container image. Once the image is pushed, `uri` and the plan's own digest (launcher.plan.binding) are
+    replaced; nothing else in a plan changes."""
 
     uri: str
     pinned: bool
-    """True: `uri` is a digest, and a real launch sends it as it is."""
+    """True: `uri` has a digest, and a launch sends it unchanged."""
     dependencies: str
-    """Everything but the code and our package, as an image of its own, by a tag that is a hash of its content; empty
-    for an image of the user's own, as is `base`."""
+    """A separate image with everything but the code and launch_train; its tag is a hash of its content. Like `base`,
+    empty for an existing image (image.uri)."""
     base: str
     platform: str
     wheel: str
@@ -91,47 +91,47 @@ class Image(Frozen, frozen=True, kw_only=True):
 
 
 class Attempt(Frozen, frozen=True, kw_only=True):
-    """One request that may be sent. The next is tried when this one is refused or waits too long."""
+    """One request in the fallback order. The next one follows if this one is refused or waits too long."""
 
     region: str
     zone: str | None
     machine_type: str
     provisioning: str
     usd_per_hour: float | None
-    """Of one node. None is unknown."""
+    """Per node; None: unknown."""
     usd_approx: bool
     """True: derived by a stated rule, not a listed price."""
     usd_is_bound: bool = False
-    """True: the rule gives at least the true price."""
+    """True: an upper bound of the true price."""
     usd_ceiling: float | None = None
-    """The highest expected price of a node and hour, compared with `limits.usd`. None is unknown."""
+    """The highest expected price of a node and hour, compared with `limits.usd`; None: unknown."""
     usd_ceiling_rule: str = ""
     usd_hard_bound: float | None = None
     """The highest possible price."""
     usd_extras: dict[str, float] = {}
-    """USD per node and hour of what the plan creates in addition: the boot disk, an external address."""
+    """USD per node and hour of additional resources: the boot disk, an external address."""
     shutdown_seconds: int = 0
-    """Seconds that may be billed after the time limit, until the machine is off."""
+    """Maximum seconds billed after the time limit, until the machine is off."""
     service_restarts: int = 0
-    """How often the service itself may restart the job."""
+    """Maximum restarts of the job by the service itself."""
     wait_seconds: int | None = None
-    """How long it may wait for machines. None: no limit."""
+    """Maximum wait for machines; None: no limit."""
     usd_rule: str
-    """How the price came about, in words."""
+    """Derivation of the price, in words."""
     usd_excludes: tuple[str, ...]
-    """What is billed beside it."""
+    """Items that are billed in addition."""
     request: dict[str, Any]
-    """The JSON body: a CustomJob (Vertex), or an Instance (Compute Engine; of several nodes the body of
-    instances.bulkInsert, which makes all or none)."""
+    """The JSON body: a CustomJob (Vertex AI) or an Instance (Compute Engine). For several VMs it is the body of
+    instances.bulkInsert, which creates all or none."""
 
     @property
     def where(self) -> str:
-        """Its zone, or its region where Google chooses the zone."""
+        """The zone, or the region if Google chooses the zone."""
         return self.zone or self.region
 
 
 class Container(Frozen, frozen=True, kw_only=True):
-    """The part of a request that is about processes, the same on every node."""
+    """Command, arguments and environment: the same on every node."""
 
     command: tuple[str, ...]
     args: tuple[str, ...]
@@ -139,7 +139,7 @@ class Container(Frozen, frozen=True, kw_only=True):
 
 
 class Chosen(Frozen, frozen=True, kw_only=True):
-    """The machine of each node. `machine` is None in a rehearsal with a shape that Google doesn't sell."""
+    """The machine of each node. `machine` is None in a rehearsal with a GPU count that Google does not offer."""
 
     machine: MachineType | None
     gpu: Gpu
@@ -147,7 +147,7 @@ class Chosen(Frozen, frozen=True, kw_only=True):
 
 
 class Place(Frozen, frozen=True, kw_only=True):
-    """Where one attempt is made, and how: a region, and on Compute Engine one zone of it."""
+    """The placement of one attempt: provisioning model and region, and on Compute Engine also the zone."""
 
     provisioning: str
     region: str
@@ -155,12 +155,12 @@ class Place(Frozen, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The zone, or the region where Google chooses the zone."""
+        """The zone, or the region if Google chooses the zone."""
         return self.zone or self.region
 
 
 class Shared(Frozen, frozen=True, kw_only=True):
-    """What all attempts of a plan have in common. `image` and `container` are None for a VM to work on."""
+    """Properties that all attempts of a plan share. `image` and `container` are None for a VM to work on."""
 
     run: str
     run_folder: str | None
@@ -169,32 +169,33 @@ class Shared(Frozen, frozen=True, kw_only=True):
     container: Container | None
     hours: float
     mtbf_hours: float | None = None
-    """Between two interruptions of the whole run, where it is interrupted most often. None is unknown."""
+    """Mean hours between two interruptions of the run, in the worst attempt; None: unknown."""
 
 
 class PlannedLimits(Frozen, frozen=True, kw_only=True):
-    """What the run may use up, resolved."""
+    """The run's limits, with defaults resolved."""
 
     hours: float
     usd: float | None
     usd_at_most: float | None
-    """(ceiling + extras) x nodes x (hours + shutdown) of the most expensive attempt, compared with `usd`. None is
+    """(ceiling + extras) x nodes x (hours + shutdown) of the most expensive attempt, compared with `usd`; None:
     unknown."""
     usd_expected: float | None = None
-    """The same by the expected prices."""
+    """The same with the expected prices, without the shutdown."""
     usd_hard_bound: float | None = None
-    """The most that the run can cost: by the hard bounds, with the full hours for each of the service's restarts."""
+    """Upper bound of the cost: the highest possible prices, and the full hours again for each restart by the
+    service."""
     restarts: int
     wait_seconds: int | None
-    """For machines, in one attempt: the longest of all attempts. None: no limit."""
+    """The longest wait for machines of all attempts; None: no limit."""
     wait_total_seconds: int | None = None
-    """For machines, over all attempts of the run. None: no limit."""
+    """limits.wait_total: maximum wait for machines over all attempts of the run; None: no limit."""
     wait_at_most_seconds: int | None = None
-    """What all attempts may wait together until the run first has machines."""
+    """The longest that all attempts together can wait until the run first has machines."""
 
 
 class Gpus(Frozen, frozen=True, kw_only=True):
-    """The machine that was chosen, in figures for people."""
+    """The chosen machine, for display."""
 
     machine_type: str
     gpu: str
@@ -206,7 +207,7 @@ class Gpus(Frozen, frozen=True, kw_only=True):
 
 
 class Plan(Frozen, frozen=True, kw_only=True):
-    """Everything that apply needs, and nothing that it must decide."""
+    """Everything that a launch does; executing it leaves nothing to decide."""
 
     run: str
     target: Target
@@ -214,13 +215,13 @@ class Plan(Frozen, frozen=True, kw_only=True):
     run_folder: str | None
     machine: Gpus
     image: Image | None
-    """None for a VM to work on: it boots a Deep Learning VM image, named in the request."""
+    """None for a VM to work on: it boots the Deep Learning VM image in the request."""
     command: tuple[str, ...]
-    """What runs on each node."""
+    """The command line on each node."""
     attempts: tuple[Attempt, ...]
     limits: PlannedLimits
     warnings: tuple[str, ...]
     spec: dict[str, Any]
-    """The spec as it was read, flags applied; secrets are references."""
+    """The spec with the flags applied. Secrets are references."""
     version: int = 1
     """Format of the run folder that holds this plan."""

@@ -1,4 +1,4 @@
-"""Where a run may be tried, and with which provisioning models: all decisions about regions and zones."""
+"""Choose the placements of a run: its regions, zones and provisioning models, in fallback order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from launcher.text import did_you_mean, hourly_price, listed, near
 
 SERVICE: dict[Target, Service] = {"vertex": "vertex", "vm": "compute", "local": "vertex"}
 NAMED = 6
-"""Candidates that an error names."""
+"""Number of candidates that an error message lists."""
 
 
 def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[str, ...]:
-    """The models to try, in order.
+    """Return the provisioning models, in fallback order.
 
     Raises:
-        PlanRefused: a model that the machine can't be had with on this service.
+        PlanRefused: the service does not offer the machine with one of the models.
     """
     allowed, default = machine.provisioning(SERVICE[target]), machine.provisioning_default(SERVICE[target])
     if spec.vertex.persistent_resource and target == "vertex":
@@ -28,47 +28,48 @@ def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[s
     for index, model in enumerate(spec.provisioning or ()):
         if model.partition(":")[0] not in allowed:
             raise PlanRefused(
-                f"{machine.name} can't be had as {model} on {'Compute Engine' if target == 'vm' else 'Vertex AI'}",
-                f"It can be had as {' or '.join(allowed)}." if allowed else "",
+                f"{machine.name} is not available as {model} on {'Compute Engine' if target == 'vm' else 'Vertex AI'}",
+                f"Use {' or '.join(allowed)}." if allowed else "Use another machine: --type l4",
                 field=f"provisioning.{index}",
             )
     if not spec.provisioning and not default:
         raise PlanRefused(
-            f"{machine.name} can only be had from a reservation",
-            "Name it: --provisioning reservation:projects/PROJECT/zones/ZONE/reservations/NAME",
+            f"{machine.name} is available only with a reservation",
+            "Set it: --provisioning reservation:projects/PROJECT/zones/ZONE/reservations/NAME",
             field="machine.type",
         )
     if spec.provisioning:
         return spec.provisioning
-    # Flex-start wants all worker pools alike, which reduction servers are not (Vertex AI, flex-start VMs). Of VMs it is
-    # had one at a time: bulkInsert has no requestValidForDuration.
-    alone = spec.machine.nodes > 1 if target == "vm" else spec.vertex.reduction_server
-    return tuple(model for model in default if model != "flex-start" or not alone)
+    # Flex-start needs the same machine type in all worker pools, and reduction servers have another (Vertex AI,
+    # flex-start VMs). On Compute Engine it is for single VMs: bulkInsert has no requestValidForDuration.
+    without_flex_start = spec.machine.nodes > 1 if target == "vm" else spec.vertex.reduction_server
+    return tuple(model for model in default if model != "flex-start" or not without_flex_start)
 
 
 def places(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, models: tuple[str, ...]
 ) -> tuple[Place, ...]:
-    """Every attempt's place, provisioning-major: all places of the first model, then of the next.
+    """Return the placements of all attempts: all places of the first model, then those of the next.
 
-    Within a model the spec's order holds; `regions: any` goes cheapest first, unknown prices last.
+    Within a model the order is the spec's; `regions: any` means cheapest first, unknown prices last.
 
     Raises:
-        PlanRefused: no region is set, or one where the machine isn't.
+        PlanRefused: no region is set, or the machine is not available in one.
     """
-    found = tuple(place for model in models for place in of_model(spec, context, catalog, machine, model))
+    found = tuple(place for model in models for place in places_of_model(spec, context, catalog, machine, model))
     if not found:
         raise PlanRefused(
-            f"the catalog doesn't know which zones have {machine.name}",
-            "Name them: --zone ZONE. "
-            f"Its regions are {listed(known_regions(catalog, machine, context.target), NAMED)}.",
+            f"the zones that have {machine.name} are unknown",
+            f"Set them: --zone ZONE (its regions: {listed(known_regions(catalog, machine, context.target), NAMED)})",
             field="regions",
         )
     return found
 
 
-def of_model(spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str) -> tuple[Place, ...]:
-    """The places of one provisioning model."""
+def places_of_model(
+    spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
+) -> tuple[Place, ...]:
+    """Return the placements of one provisioning model."""
     if model.startswith("reservation:"):
         zone = model.split("/")[3]
         return (Place(provisioning=model, region=region_of(zone), zone=zone if context.target == "vm" else None),)
@@ -87,13 +88,13 @@ def of_model(spec: JobSpec, context: Context, catalog: Catalog, machine: Machine
 def chosen_regions(
     spec: JobSpec, context: Context, catalog: Catalog, machine: MachineType, model: str
 ) -> tuple[str, ...]:
-    """The spec's regions, else those of its zones, else gcloud's own setting."""
+    """Return the spec's regions, otherwise those of its zones, otherwise gcloud's setting. Raises PlanRefused."""
     known = known_regions(catalog, machine, context.target)
     if spec.regions == "any":
         if not known:
             raise PlanRefused(
-                f"regions: any needs a list of the regions that have {machine.name}, and the catalog has none",
-                "Name them: --region us-central1",
+                f"regions: any cannot be used, as the regions that have {machine.name} are unknown",
+                "Set them: --region us-central1",
                 field="regions",
             )
         return known
@@ -101,23 +102,23 @@ def chosen_regions(
     if not named:
         raise PlanRefused(
             "no region is set",
-            f"Set --region, or gcloud config set compute/region REGION. {machine.name} ({model}) is in:\n"
+            f"Set --region REGION, or gcloud config set compute/region REGION. {machine.name} ({model}) is in:\n"
             + candidates(catalog, machine, model, context.target),
         )
     for region in named:
         if context.target == "vertex" and region not in catalog.training_regions:
             hint = (
-                f"{suggestion(region, catalog.training_regions)}It does in {listed(catalog.training_regions, NAMED)}."
+                f"{suggestion(region, catalog.training_regions)}Available: {listed(catalog.training_regions, NAMED)}."
             )
-            raise PlanRefused(f"Vertex AI doesn't train in {region}", hint, field=field_of(spec, region))
+            raise PlanRefused(f"Vertex AI training is not available in {region}", hint, field=field_of(spec, region))
         if known and region not in known:
-            hint = f"{suggestion(region, known)}It is in {listed(known, NAMED)}."
-            raise PlanRefused(f"{machine.name} isn't in {region}", hint, field=field_of(spec, region))
+            hint = f"{suggestion(region, known)}Available: {listed(known, NAMED)}."
+            raise PlanRefused(f"{machine.name} is not available in {region}", hint, field=field_of(spec, region))
     return named
 
 
 def field_of(spec: JobSpec, region: str) -> str:
-    """Return the field that names a region, or a zone in it; empty where gcloud's settings do."""
+    """Return the setting that names a region, or a zone in it; empty if it comes from gcloud's settings."""
     if spec.regions:
         return f"regions.{spec.regions.index(region)}"
     zones = [region_of(zone) for zone in spec.zones or ()]
@@ -130,29 +131,30 @@ def suggestion(name: str, known: tuple[str, ...]) -> str:
 
 
 def zones(spec: JobSpec, catalog: Catalog, machine: MachineType, region: str) -> tuple[str, ...]:
-    """The zones of one region that a VM may be tried in."""
+    """Return the zones of one region in which a VM may be created. Raises PlanRefused."""
     known = catalog.zones(machine, region)
     wanted = tuple(zone for zone in spec.zones or () if region_of(zone) == region)
     for zone in wanted:
         if known and zone not in known and not is_ai_zone(zone):
-            hint = f"In {region} it is in {listed(known, NAMED)}."
-            raise PlanRefused(f"{machine.name} isn't in {zone}", hint, field=f"zones.{(spec.zones or ()).index(zone)}")
+            field = f"zones.{(spec.zones or ()).index(zone)}"
+            hint = f"Available in {region}: {listed(known, NAMED)}."
+            raise PlanRefused(f"{machine.name} is not available in {zone}", hint, field=field)
     if not wanted and not spec.zones and not known and spec.regions != "any":
         raise PlanRefused(
-            f"the catalog doesn't know which zones of {region} have {machine.name}",
-            f"Name them: --zone {region}-a (gcloud compute accelerator-types list shows them)",
+            f"the zones of {region} that have {machine.name} are unknown",
+            f"Set them: --zone {region}-a (gcloud compute accelerator-types list shows them)",
             field=field_of(spec, region),
         )
     return wanted or (() if spec.zones else known)
 
 
 def is_ai_zone(zone: str) -> bool:
-    """Return whether it is an AI zone (us-central1-ai1a). The catalog lists none; preflight asks the zone itself."""
+    """Return whether it is an AI zone (us-central1-ai1a). The catalog lists none; the preflight checks cover them."""
     return len(zone.rpartition("-")[2]) > 1
 
 
 def known_regions(catalog: Catalog, machine: MachineType, target: Target) -> tuple[str, ...]:
-    """Where the machine is listed; empty is unknown."""
+    """Return the regions that have the machine; () if unknown."""
     return catalog.regions(machine) if target == "vm" else catalog.vertex_regions(machine)
 
 
@@ -179,5 +181,5 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """In order of first appearance."""
+    """Remove duplicates, keeping the order."""
     return tuple(dict.fromkeys(names))

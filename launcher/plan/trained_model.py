@@ -1,6 +1,6 @@
-"""Refusals of models that are not the built-in trainer's own: transformers' (hf:…) and the user's.
+"""Check models that are not built in: those of transformers (hf:…) and custom ones.
 
-The trainer would find each of these on the paid machine (train/launch_train/models/hugging_face.py,
+The trainer would otherwise find these errors on the paid machine (train/launch_train/models/hugging_face.py,
 train/launch_train/data/__init__.py).
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.catalog import Catalog
 from launcher.errors import PlanRefused
-from launcher.spec.checks import own_functions
+from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
 
@@ -25,7 +25,7 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """Check the type of a transformers model, its task, and that a model of text has a block size.
 
     Raises:
-        PlanRefused: the image's transformers has no such type, or the trainer could not make samples for it.
+        PlanRefused: the image's transformers has no such type, or the trainer could not build samples for it.
     """
     if not spec.run.is_builtin:
         return
@@ -41,11 +41,11 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     has_locked_version = not (spec.image.uri or spec.image.base or spec.image.requirements)
     if is_type and has_locked_version:
         check_type(name, model.task, tasks, catalog)
-    has_own_data = "run.config.data" in own_functions(spec.run)
+    has_own_data = "run.config.data" in custom_functions(spec.run)
     if config.data.block_size is None and not has_own_data and is_text(model, config.data, tasks):
         raise PlanRefused(
-            f"run.config.data.block_size is missing: {model.name} needs the number of tokens in a sample",
-            "--set run.config.data.block_size=1024",
+            f"run.config.data.block_size: required for {model.name}: the number of tokens per sample",
+            "Set it: --set run.config.data.block_size=1024",
             field="run.config.data.block_size",
         )
 
@@ -55,21 +55,21 @@ def check_type(name: str, task: str, tasks: tuple[str, ...] | None, catalog: Cat
     if tasks is None:
         close = [f"hf:{one}" for one in near(name, catalog.transformers_types)]
         raise PlanRefused(
-            f"run.config.model: transformers has no type {name}",
+            f"run.config.model: unknown transformers model type {name}",
             (did_you_mean(close) + " " if close else "")
-            + f"A model of the hub is hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}.",
+            + f"For a model of the Hugging Face Hub use hf:ORG/NAME, or {{name: hf:{name}, pretrained: true}}.",
             field="run.config.model.name",
         )
     if not tasks or task not in ("auto", *tasks):
         raise PlanRefused(
             f"run.config.model: transformers' {name} has no head for {'any task' if task == 'auto' else task}",
-            f"It has heads for {', '.join(tasks)}." if tasks else "Train it with a script (run.script).",
+            f"Use the task {' or '.join(tasks)}." if tasks else "Train it with a custom script (run.script).",
             field="run.config.model.task",
         )
 
 
 def is_text(model: Foreign, data: Data, tasks: tuple[str, ...] | None) -> bool:
-    """Return whether the model certainly reads tokens. `tasks` are those of its type; None if they are unknown."""
+    """Return whether the model certainly takes tokens. `tasks` are those of its type; None if unknown."""
     task = model.task if model.task != "auto" or not tasks else tasks[0]
     if task != "auto":
         return task in TOKENS

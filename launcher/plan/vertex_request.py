@@ -1,4 +1,4 @@
-"""The CustomJob of Vertex AI, as canonical proto3 JSON (int64 as text, enums by name).
+"""Build Vertex AI CustomJobs as canonical proto3 JSON (int64 as text, enums by name).
 
 Fields and enums: google.cloud.aiplatform_v1.CustomJob of google-cloud-aiplatform 2.7.0.
 """
@@ -18,11 +18,11 @@ from launcher.spec.models import JobSpec, Psc
 STRATEGY = {"standard": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 BOOT_DISK_GB = 200
-"""Vertex's own 100 GB leave little beside a CUDA image; 100 more cost about $0.03 an hour."""
+"""Vertex AI's default of 100 GB leaves little space beside a CUDA image; 100 GB more cost about $0.03 an hour."""
 
 
 def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, project: str) -> dict[str, Any]:
-    """The body of `projects.locations.customJobs.create` for one region and one provisioning model."""
+    """Return the body of `projects.locations.customJobs.create` for one placement."""
     pool = {
         "machineSpec": machine_spec(chosen, place.provisioning),
         "diskSpec": disk_spec(spec, chosen.machine),
@@ -55,12 +55,12 @@ def custom_job(spec: JobSpec, chosen: Chosen, shared: Shared, place: Place, *, p
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """The fields that say something: proto3 JSON leaves defaults out."""
+    """Return the fields that are not empty, as proto3 JSON omits defaults."""
     return {name: value for name, value in fields.items() if value}
 
 
 def machine_spec(chosen: Chosen, provisioning: str) -> dict[str, Any]:
-    """Without a machine type in a rehearsal of a shape that Google doesn't sell."""
+    """Return the MachineSpec; it has no machine type in a rehearsal with a GPU count that Google does not offer."""
     return given(
         machineType=chosen.machine.name if chosen.machine else None,
         acceleratorType=chosen.gpu.vertex_accelerator,
@@ -70,7 +70,7 @@ def machine_spec(chosen: Chosen, provisioning: str) -> dict[str, Any]:
 
 
 def reservation_affinity(provisioning: str) -> dict[str, Any] | None:
-    """None unless `provisioning` names a reservation."""
+    """Return the ReservationAffinity; None unless `provisioning` names a reservation."""
     kind, _, name = provisioning.partition(":")
     if kind != "reservation":
         return None
@@ -78,7 +78,7 @@ def reservation_affinity(provisioning: str) -> dict[str, Any] | None:
 
 
 def disk_spec(spec: JobSpec, machine: MachineType | None) -> dict[str, Any]:
-    """Always written out, so that the request says what is paid for."""
+    """Return the DiskSpec. It is always explicit, so that the request shows what is billed."""
     default = machine.vertex_boot_disk_default if machine else "pd-ssd"
     return {
         "bootDiskType": spec.machine.boot_disk_type or default,
@@ -87,7 +87,7 @@ def disk_spec(spec: JobSpec, machine: MachineType | None) -> dict[str, Any]:
 
 
 def mounts(spec: JobSpec) -> dict[str, Any]:
-    """NFS and Lustre shares; every node sees them."""
+    """Return the NFS and Lustre mounts of every node."""
     return given(
         nfsMounts=[{"server": one.server, "path": one.path, "mountPoint": one.mount_point} for one in spec.vertex.nfs],
         lustreMounts=[
@@ -103,7 +103,8 @@ def mounts(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_spec(shared: Shared) -> dict[str, Any]:
-    """Vertex expands `$(NAME)` in values, so the config is escaped; a spec's own `env` may use it."""
+    """Return the ContainerSpec. Vertex AI expands `$(NAME)` in values: `env` may use it, so only the config is
+    escaped."""
     image, container = shared.image, shared.container
     if image is None or container is None:
         raise ValueError("a CustomJob needs an image and a container")
@@ -119,7 +120,8 @@ def container_spec(shared: Shared) -> dict[str, Any]:
 
 
 def worker_pools(spec: JobSpec, pool: dict[str, Any], region: str) -> list[dict[str, Any]]:
-    """Pool 0 is the primary node, pool 1 the others, pool 2 the reduction servers (Vertex AI, distributed training)."""
+    """Return the worker pools: 0 the primary node, 1 the other nodes, 2 the reduction servers (Vertex AI, distributed
+    training)."""
     pools = [{**pool, "replicaCount": "1"}]
     if spec.machine.nodes > 1:
         pools.append({**pool, "replicaCount": str(spec.machine.nodes - 1)})
@@ -136,18 +138,18 @@ def worker_pools(spec: JobSpec, pool: dict[str, Any], region: str) -> list[dict[
 
 
 def reduction_image(region: str) -> str:
-    """Google's own image, from the continent of the job (Vertex AI, Reduction Server)."""
+    """Return Google's Reduction Server image on the job's continent (Vertex AI, Reduction Server)."""
     continent = {"europe": "europe", "asia": "asia"}.get(region.partition("-")[0], "us")
     return f"{continent}-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
 
 def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, Any]:
-    """Time limits, and who restarts what (docs/reliability.md).
+    """Return time limits and restart policy (docs/reliability.md).
 
-    launch_train.node restarts failed processes, so Vertex must not restart the whole job for one worker; it may start
-    the job again after it lost a machine, unless the spec allows no restarts at all.
+    launch_train.node restarts failed processes, so Vertex AI must not restart the whole job for one worker. It may
+    restart the job after losing a machine, unless limits.restarts is 0.
     """
-    wait = waiting.of_attempt(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
+    wait = waiting.attempt_wait(spec.limits, "vertex", provisioning) if provisioning == "flex-start" else None
     return {
         "timeout": f"{ceil(shared.hours * 3600)}s",
         **({} if spec.vertex.persistent_resource else {"strategy": STRATEGY.get(provisioning, "STANDARD")}),
@@ -158,7 +160,7 @@ def scheduling(spec: JobSpec, shared: Shared, provisioning: str) -> dict[str, An
 
 
 def experiment(spec: JobSpec, project: str, region: str) -> dict[str, str | None]:
-    """The experiment and its run as the contexts that Vertex AI wants (CustomJobSpec's own documentation)."""
+    """Return the experiment and its run as Vertex AI context names (CustomJobSpec's documentation)."""
     name, run = spec.vertex.experiment, spec.vertex.experiment_run
     if not name:
         return {}
@@ -168,7 +170,7 @@ def experiment(spec: JobSpec, project: str, region: str) -> dict[str, str | None
 
 
 def psc_interface(psc: Psc | None) -> dict[str, Any] | None:
-    """The Private Service Connect interface, or None."""
+    """Return the PscInterfaceConfig, or None."""
     if psc is None:
         return None
     peering = [
@@ -179,7 +181,7 @@ def psc_interface(psc: Psc | None) -> dict[str, Any] | None:
 
 
 def gcloud_command(request: dict[str, Any], *, project: str, region: str, config: str) -> tuple[str, ...]:
-    """The gcloud command that sends the same request; what is no part of the job's spec is a flag there."""
+    """Return the gcloud command that sends the same request; fields outside the CustomJobSpec become flags."""
     labels = ",".join(f"{key}={value}" for key, value in sorted(request["labels"].items()))
     kms = request.get("encryptionSpec", {}).get("kmsKeyName")
     return (

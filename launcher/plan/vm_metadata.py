@@ -1,7 +1,7 @@
-"""The metadata item `launch` of a VM: what its startup script reads, as JSON.
+"""Build a VM's metadata; the item `launch` holds the parameters of its startup script, as JSON.
 
-The script (launcher/compute/startup.sh) is the same text for every VM. It reads this with a JSON parser and passes the
-values on as separate words, so that nothing of a spec is ever part of shell text.
+The script (launcher/compute/startup.sh) is the same for every VM. It parses this JSON and passes the values on as
+separate arguments, so that no value of a spec is ever interpreted by a shell.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from launcher.spec.models import JobSpec
 from launcher.text import parse_duration
 
 MAX_ITEM = 256 * 1024
-"""Bytes of one metadata value (Compute Engine, VM metadata: limitations)."""
-MAX_WORD = 128 * 1024
-"""Bytes of one argument or variable of a process, with its end (Linux, MAX_ARG_STRLEN)."""
+"""Maximum bytes of a metadata value (Compute Engine, VM metadata: limitations)."""
+MAX_ARGUMENT = 128 * 1024
+"""Maximum bytes of an argument or variable of a process, with its terminator (Linux, MAX_ARG_STRLEN)."""
 WITH_DRIVER = r".*-nvidia-[0-9]+"
-"""Image families that bring their driver (Deep Learning VM: FRAMEWORK-CUDA-OS-DRIVER)."""
+"""Image families that include a driver (Deep Learning VM: FRAMEWORK-CUDA-OS-DRIVER)."""
 
 
 def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, family: str) -> list[dict[str, str]]:
-    """All metadata items. OS Login instead of keys; guest attributes, in which the script says how far it is.
+    """Return all metadata items. OS Login replaces SSH keys; the script reports its progress in guest attributes.
 
     Raises:
-        PlanRefused: what the container gets is more than a VM's metadata, or a process, can hold.
+        PlanRefused: environment or arguments exceed the limits of VM metadata or of a process.
     """
     if not context.startup:
         raise ValueError("a VM needs the startup script")
@@ -46,24 +46,25 @@ def metadata(spec: JobSpec, context: Context, shared: Shared, place: Place, fami
 
 
 def parameters(spec: JobSpec, context: Context, shared: Shared, place: Place) -> str:
-    """The item `launch`: canonical JSON.
+    """Return the item `launch` as canonical JSON.
 
     Raises:
         PlanRefused: it is too large.
     """
     container = expanded(shared.container) if shared.container else None
-    text = as_json(training(spec, context, shared, place, container) if container else workplace(spec))
+    values = training_parameters(spec, context, shared, place, container) if container else workstation_parameters(spec)
+    text = as_json(values)
     if (size := len(text.encode())) > MAX_ITEM:
         raise PlanRefused(
-            f"env and arguments are {size // 1024} KiB, and a VM's metadata holds {MAX_ITEM // 1024} KiB of them",
-            "Put what is large into a file of image.code, or into the bucket.",
+            f"env and arguments: {size // 1024} KiB is too large for VM metadata, which holds {MAX_ITEM // 1024} KiB",
+            "Move large values to a file in image.code, or to a bucket.",
             field="env",
         )
     return text
 
 
-def workplace(spec: JobSpec) -> dict[str, Any]:
-    """What a VM to work on is told: what its watchdog does, and when."""
+def workstation_parameters(spec: JobSpec) -> dict[str, Any]:
+    """Return the parameters of a VM to work on, for its watchdog."""
     vm = spec.vm
     return {
         "kind": "work",
@@ -73,11 +74,14 @@ def workplace(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def training(spec: JobSpec, context: Context, shared: Shared, place: Place, container: Container) -> dict[str, Any]:
-    """What a VM that trains is told: the container, who the nodes are, and the grant it tells of if it lacks it."""
+def training_parameters(
+    spec: JobSpec, context: Context, shared: Shared, place: Place, container: Container
+) -> dict[str, Any]:
+    """Return the parameters of a training VM: container, nodes, and the grant to report if the VM cannot delete
+    itself. Raises PlanRefused."""
     entrypoint, *rest = container.command
     arguments = [*rest, *container.args]
-    check_words(container.env, arguments)
+    check_argument_sizes(container.env, arguments)
     account = account_of(spec, context)
     return {
         "kind": "train",
@@ -94,44 +98,43 @@ def training(spec: JobSpec, context: Context, shared: Shared, place: Place, cont
     }
 
 
-def check_words(env: dict[str, str], arguments: list[str]) -> None:
-    """Linux starts no process with a longer word."""
-    named = [*((f"env.{name}", f"{name}={value}") for name, value in env.items())]
-    for field, word in (*named, *(("run.args", argument) for argument in arguments)):
-        if (size := len(word.encode())) >= MAX_WORD:
+def check_argument_sizes(env: dict[str, str], arguments: list[str]) -> None:
+    """Check that Linux can start a process with these variables and arguments. Raises PlanRefused."""
+    variables = [(f"env.{name}", f"{name}={value}") for name, value in env.items()]
+    for field, text in (*variables, *(("run.args", argument) for argument in arguments)):
+        if (size := len(text.encode())) >= MAX_ARGUMENT:
             raise PlanRefused(
-                f"{field} is {size // 1024} KiB, and Linux takes {MAX_WORD // 1024} KiB of one argument or variable",
-                "Put it into a file of image.code, or into the bucket.",
+                f"{field}: {size // 1024} KiB is too large: Linux allows {MAX_ARGUMENT // 1024} KiB per argument",
+                "Move it to a file in image.code, or to a bucket.",
                 field=field,
             )
 
 
 def on_stop(spec: JobSpec, *, training: bool) -> str:
-    """stop or delete: what happens to the VM at the end of its time."""
+    """Return what happens to the VM at the end of its time: stop or delete."""
     return spec.vm.on_stop or ("delete" if training else "stop")
 
 
 def account_of(spec: JobSpec, context: Context) -> str:
-    """The service account that the VM runs as: `default` is Compute Engine's own, where somebody wants that."""
+    """Return the VM's service account; `default` is Compute Engine's, if --allow-default-service-account allows it."""
     own = "default" if context.allow_default_account else default_service_account(context.project)
     return spec.identity.service_account or own
 
 
 def nodes(spec: JobSpec, shared: Shared) -> tuple[str, ...]:
-    """The VMs' names, node 0 first."""
+    """Return the VMs' names, node 0 first."""
     count = spec.machine.nodes
     return (shared.run,) if count == 1 else tuple(f"{shared.run}-n{node}" for node in range(count))
 
 
 def prefix(spec: JobSpec, run: str) -> str:
-    """What the names of this spec's VMs start with, so that one grant is for all its runs; the run's own name where it
-    was set by hand."""
+    """Return the name prefix of this spec's VMs, so that one grant covers all its runs; or a custom run id itself."""
     own = f"{spec.name}-"
     return own if run.startswith(own) else run
 
 
 def domain(project: str, place: Place) -> str:
-    """Where VMs find each other by name: zonal internal DNS (Compute Engine, VM.ZONE.c.PROJECT.internal). That of a
+    """Return the DNS domain of the VMs: zonal internal DNS (Compute Engine, VM.ZONE.c.PROJECT.internal). That of a
     domain-scoped project `example.com:p` ends in p.example.com.internal."""
     owner, _, name = project.rpartition(":")
     return f"{place.zone}.c.{name}{'.' + owner if owner else ''}.internal"

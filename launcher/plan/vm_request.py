@@ -1,7 +1,7 @@
-"""The Instance of Compute Engine, as the JSON body of `instances.insert`; several, as that of `bulkInsert`.
+"""Build Compute Engine instances: the JSON body of `instances.insert`, or of `bulkInsert` for several VMs.
 
-Which machine wants which field: facts collected from Google's documentation and from gcloud's own requests; the
-catalog says per machine type what differs.
+The required fields follow Google's documentation and gcloud's own requests; differences between machine types are in
+the catalog.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 def request(
     spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, *, family: str
 ) -> dict[str, Any]:
-    """The body of `instances.insert` for one VM; for several that of `instances.bulkInsert`: Google makes all or none.
+    """Return the body of `instances.insert`; for several VMs, of `instances.bulkInsert`, which creates all or none.
 
-    `family` is the image family to boot unless the spec names an image.
+    `family` is the image family to boot, unless the spec names an image.
     """
     names = vm_metadata.nodes(spec, shared)
     body = instance(spec, context, chosen, shared, place, family)
@@ -37,13 +37,12 @@ def request(
         "count": str(len(names)),
         "minCount": str(len(names)),
         "perInstanceProperties": {name: {} for name in names},
-        "instanceProperties": bare(body),
+        "instanceProperties": instance_properties(body),
     }
 
 
-def bare(body: dict[str, Any]) -> dict[str, Any]:
-    """An Instance as properties of several, which name machine, GPU and disk types without their zone
-    (compute_v1.InstanceProperties)."""
+def instance_properties(body: dict[str, Any]) -> dict[str, Any]:
+    """Convert an Instance to compute_v1.InstanceProperties, which name machine, GPU and disk types without a zone."""
     disks = [
         {**disk, "initializeParams": {**params, "diskType": last(params["diskType"])}}
         for disk in body["disks"]
@@ -56,7 +55,7 @@ def bare(body: dict[str, Any]) -> dict[str, Any]:
 def instance(
     spec: JobSpec, context: Context, chosen: Chosen, shared: Shared, place: Place, family: str
 ) -> dict[str, Any]:
-    """One VM in one zone, without its name."""
+    """Return the Instance of one VM, without its name."""
     machine, zone = chosen.machine, place.zone
     if machine is None or zone is None:
         raise ValueError("an Instance needs a machine type and a zone")
@@ -71,7 +70,7 @@ def instance(
         **given(reservationAffinity=reservation_affinity(place.provisioning, context.project)),
         "serviceAccounts": [{"email": vm_metadata.account_of(spec, context), "scopes": [SCOPE]}],
         "metadata": {"items": vm_metadata.metadata(spec, context, shared, place, family)},
-        # Secure Boot stays off: it refuses NVIDIA's kernel module unless that is signed with a key the image trusts.
+        # Secure Boot must be off: it refuses NVIDIA's kernel module unless a key that the image trusts has signed it.
         "shieldedInstanceConfig": {
             "enableSecureBoot": False,
             "enableVtpm": True,
@@ -82,7 +81,7 @@ def instance(
 
 
 def guest_accelerators(machine: MachineType, gpu: Gpu, zone: str) -> list[dict[str, Any]]:
-    """N1 only: A and G machines bring their GPUs (Compute Engine, GPU machine types)."""
+    """Return the GPUs of an N1 machine; A and G machine types include theirs (Compute Engine, GPU machine types)."""
     if not machine.guest_accelerator:
         return []
     kind = f"zones/{zone}/acceleratorTypes/{gpu.accelerator}"
@@ -90,7 +89,7 @@ def guest_accelerators(machine: MachineType, gpu: Gpu, zone: str) -> list[dict[s
 
 
 def boot_disk_of(spec: JobSpec, machine: MachineType) -> dict[str, Any]:
-    """Type and size of the boot disk, as Vertex AI's requests name them."""
+    """Return type and size of the boot disk, with the keys of Vertex AI's DiskSpec."""
     return {
         "bootDiskType": spec.machine.boot_disk_type or machine.boot_disk_default,
         "bootDiskSizeGb": spec.machine.boot_disk_gb or BOOT_DISK_GB,
@@ -100,7 +99,7 @@ def boot_disk_of(spec: JobSpec, machine: MachineType) -> dict[str, Any]:
 def boot_disk(
     spec: JobSpec, machine: MachineType, zone: str, image_family: str, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """The boot disk goes with its VM; it carries the labels, so that what it costs can be told."""
+    """Return the boot disk. It is deleted with its VM, and labelled so that its cost can be attributed."""
     family = f"projects/{IMAGE_PROJECT}/global/images/family/{image_family}"
     kms, disk = spec.identity.kms_key, boot_disk_of(spec, machine)
     return {
@@ -119,7 +118,7 @@ def boot_disk(
 
 
 def local_ssds(spec: JobSpec, machine: MachineType, zone: str) -> list[dict[str, Any]]:
-    """Scratch disks where they must be listed; A3, A4 and A2 Ultra attach theirs by themselves."""
+    """Return the scratch disks that must be listed; A3, A4 and A2 Ultra include theirs."""
     if machine.local_ssd_auto:
         return []
     disk = {
@@ -133,12 +132,12 @@ def local_ssds(spec: JobSpec, machine: MachineType, zone: str) -> list[dict[str,
 
 
 def has_local_ssd(spec: JobSpec, machine: MachineType) -> bool:
-    """Whether the VM has local SSDs, its own or asked for."""
+    """Return whether the VM has local SSDs, included or requested."""
     return machine.local_ssd_auto or bool(spec.machine.local_ssds)
 
 
 def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
-    """gVNIC (required for A3, recommended for all), and no external IP unless asked for."""
+    """Return a gVNIC interface (required for A3, recommended for all); an external IP only on request."""
     network, subnetwork = spec.identity.network, spec.identity.subnetwork
     if not network and not subnetwork:
         network = "default"
@@ -156,7 +155,7 @@ def network_interface(spec: JobSpec, region: str) -> dict[str, Any]:
 
 
 def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -> dict[str, Any]:
-    """The provisioning model, and the lease: the time after which Google itself ends the VM."""
+    """Return the provisioning model and the time after which Google itself ends the VM."""
     training = shared.container is not None
     on_stop = vm_metadata.on_stop(spec, training=training)
     discard = on_stop == "stop" and has_local_ssd(spec, machine)
@@ -174,16 +173,15 @@ def scheduling(spec: JobSpec, machine: MachineType, kind: str, shared: Shared) -
 
 
 def provisioning_model(machine: MachineType, kind: str) -> str:
-    """A reservation is bound where the machine can't be had on demand, and taken by a standard VM elsewhere."""
+    """Return the provisioning model. A reservation is RESERVATION_BOUND only if the machine has no on-demand model."""
     if kind == "reservation":
         return "STANDARD" if "standard" in machine.compute_provisioning else "RESERVATION_BOUND"
     return MODEL[kind]
 
 
 def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | None:
-    """Flex-start must not take a reservation; a named one is taken and nothing else.
-
-    A reservation that another project shares is named with its project.
+    """Return the ReservationAffinity: none for flex-start, which must not consume one; otherwise the named reservation
+    only. A shared reservation is named with its project.
     """
     kind, _, name = provisioning.partition(":")
     if kind == "flex-start":
@@ -196,7 +194,7 @@ def reservation_affinity(provisioning: str, project: str) -> dict[str, Any] | No
 
 
 def params(spec: JobSpec, kind: str) -> dict[str, Any] | None:
-    """How long a flex-start request stays in the queue. The field is in compute_v1.InstanceParams."""
+    """Return how long a flex-start request may stay in the queue (compute_v1.InstanceParams)."""
     if kind != "flex-start":
         return None
-    return {"requestValidForDuration": {"seconds": str(waiting.of_attempt(spec.limits, "vm", kind))}}
+    return {"requestValidForDuration": {"seconds": str(waiting.attempt_wait(spec.limits, "vm", kind))}}

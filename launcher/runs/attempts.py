@@ -15,7 +15,7 @@ from msgspec import Struct
 from launcher.diagnosis import Diagnosis, Kind, Scope
 from launcher.jobs.job import ENDED, GONE
 from launcher.plan.model import Attempt, Plan
-from launcher.plan.waiting import LEAST as LEAST_WAIT
+from launcher.plan.waiting import MIN_WAIT
 
 RETRIES: Final = 5
 """How often a place is tried again after something that passes."""
@@ -154,7 +154,7 @@ def wait_left(plan: Plan, tries: Sequence[Entry]) -> float | None:
 def is_waited_out(plan: Plan, tries: Sequence[Entry]) -> bool:
     """Return whether too little of `limits.wait_total` is left for another attempt."""
     left = wait_left(plan, tries)
-    return left is not None and left < LEAST_WAIT
+    return left is not None and left < MIN_WAIT
 
 
 def is_named(attempt: Attempt, ended: Sequence[Entry]) -> bool:

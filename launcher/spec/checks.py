@@ -1,7 +1,7 @@
-"""Combinations of fields that can't work, each of them checked on its own, purely.
+"""Check combinations of settings that are valid on their own but cannot work together. Pure.
 
-A check says which fields it reads: where one of these is wrong by itself, the check has nothing to go by and is left
-out, and the rest of the file is checked all the same.
+Each check declares the settings that it reads. If one of them has no valid value, that check is skipped and the others
+still run, so one pass reports every error of a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.spec.nodes import Path, clipped
 
 
 class Finding(NamedTuple):
-    """A field, what is wrong with it beside the others, and what would be right."""
+    """An invalid combination: the setting to report, what is wrong, and what to do."""
 
     at: Path
     what: str
@@ -25,84 +25,84 @@ class Finding(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One rule and the fields that it reads."""
+    """One rule and the settings that it reads."""
 
     find: Callable[[JobSpec], Iterable[Finding]]
     reads: tuple[Path, ...]
 
 
-def check(spec: JobSpec, bad: Sequence[Path] = ()) -> list[Finding]:
-    """All combinations that can't work. `bad`: fields without a usable value; no check looks at them."""
+def check(spec: JobSpec, invalid: Sequence[Path] = ()) -> list[Finding]:
+    """Return all invalid combinations. Checks that read one of the `invalid` settings are skipped."""
     return [
         finding
         for rule in CHECKS
-        if not any(touches(path, field) for path in bad for field in rule.reads)
+        if not any(overlap(path, field) for path in invalid for field in rule.reads)
         for finding in rule.find(spec)
     ]
 
 
-def touches(path: Path, field: Path) -> bool:
-    """One of them is the other or lies within it."""
-    shared = min(len(path), len(field))
-    return path[:shared] == field[:shared]
+def overlap(path: Path, other: Path) -> bool:
+    """Return whether one path equals the other or lies below it."""
+    shared = min(len(path), len(other))
+    return path[:shared] == other[:shared]
 
 
-def one_program(spec: JobSpec) -> Iterator[Finding]:
-    """`run` names one thing to start."""
+def conflicting_programs(spec: JobSpec) -> Iterator[Finding]:
     run = spec.run
-    given = [name for name in ("module", "script", "command") if getattr(run, name) is not None]
-    if len(given) > 1:
+    named = [name for name in ("module", "script", "command") if getattr(run, name) is not None]
+    if len(named) > 1:
         fix = "keep one of run.module, run.script and run.command"
-        yield Finding(("run", given[1]), f"can't go with run.{given[0]}", fix)
+        yield Finding(("run", named[1]), f"cannot be combined with run.{named[0]}", fix)
 
 
-def started_once(spec: JobSpec) -> Iterator[Finding]:
+def launcher_of_command(spec: JobSpec) -> Iterator[Finding]:
     if spec.run.launcher and spec.run.command is not None:
-        fix = "remove run.launcher; a command that wants torchrun starts it itself"
-        yield Finding(("run", "launcher"), "a command is always started once a node, as it is", fix)
+        fix = "remove run.launcher; to use torchrun, start it in the command itself"
+        yield Finding(("run", "launcher"), "has no effect on run.command, which is started once per node", fix)
 
 
-def own_trainer(spec: JobSpec) -> Iterator[Finding]:
-    """`run.config` is the built-in trainer's, and is checked by it before it costs anything."""
+def trainer_config(spec: JobSpec) -> Iterator[Finding]:
+    """Check `run.config` with the built-in trainer's own parser, before anything is billed."""
     run = spec.run
     if not run.config:
         return
     if run.script or run.command or run.module not in (None, BUILTIN, OLD_BUILTIN):
-        fix = "pass your program's settings with run.args or env"
-        yield Finding(("run", "config"), "only the built-in trainer (run.module: launch_train) reads it", fix)
+        fix = "pass settings to your own program with run.args or env"
+        yield Finding(("run", "config"), "is read only by the built-in trainer (run.module: launch_train)", fix)
         return
     from launch_train.common.config import problems
     from launcher.spec.secretive import secrets_in
 
     secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
-        if any(touches(path, at) for at in secret):
-            continue  # the trainer's words would show it
+        if any(overlap(path, at) for at in secret):
+            continue  # the trainer's message would show the secret
         yield Finding(("run", "config", *path), what, fix)
 
 
-def own_silence(spec: JobSpec) -> Iterator[Finding]:
-    """The built-in trainer counts steps."""
+def hang_after_of_trainer(spec: JobSpec) -> Iterator[Finding]:
+    """The built-in trainer has its own setting: it counts steps, not output."""
     if spec.run.hang_after is not None and spec.run.is_builtin:
-        yield Finding(("run", "hang_after"), "is for scripts and commands", "use run.config.hang_after")
+        fix = "for the built-in trainer, set run.config.hang_after"
+        yield Finding(("run", "hang_after"), "applies only to scripts and commands", fix)
 
 
-def own_functions(run: Run) -> dict[str, str]:
-    """Functions of the user's (MODULE:FUNCTION) that `run.config` names, by their field; not those of PyTorch."""
+def custom_functions(run: Run) -> dict[str, str]:
+    """Return the custom functions (MODULE:FUNCTION) in `run.config`, by setting; without functions of PyTorch & co."""
     if not run.is_builtin or not run.config:
         return {}
-    from launch_train.common.config import own_functions as named
+    from launch_train.common.config import own_functions
 
-    found = {f"run.config.{key}": name for key, name in named(run.config).items()}
+    found = {f"run.config.{key}": name for key, name in own_functions(run.config).items()}
     return {key: name for key, name in found.items() if re.split("[.:]", name)[0] not in INSTALLED}
 
 
 INSTALLED = frozenset({"torch", "numpy", "transformers"})
-"""What every image has (containers/): a loss may be torch.nn.functional:cross_entropy."""
+"""Packages in every image (containers/): a loss may be torch.nn.functional:cross_entropy."""
 
 
-def own_files(run: Run) -> dict[str, str]:
-    """Paths that `run.config` reads its data from, by their field; not those in buckets, nor what comes by itself."""
+def data_paths(run: Run) -> dict[str, str]:
+    """Return the local data paths in `run.config`, by setting; without buckets and built-in data sets."""
     if not run.is_builtin or not run.config:
         return {}
     from launch_train.common.config import own_paths
@@ -110,43 +110,43 @@ def own_files(run: Run) -> dict[str, str]:
     return {f"run.config.{key}": path for key, path in own_paths(run.config).items()}
 
 
-def one_image(spec: JobSpec) -> Iterator[Finding]:
-    """Either an image that exists, or what it takes to put one together."""
+def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:
+    """An existing image (image.uri) is not built, so settings of the build cannot apply to it."""
     image = spec.image
     if image.uri:
         for name in ("repository", "code", "requirements", "base", "torch", "wheel"):
             if getattr(image, name) is not None:
-                fix = "remove it: an image of your own (image.uri) is used as it is"
-                yield Finding(("image", name), "can't go with image.uri", fix)
+                fix = "remove it: an existing image (image.uri) is used unchanged"
+                yield Finding(("image", name), "cannot be combined with image.uri", fix)
 
 
-def no_container_registry(spec: JobSpec) -> Iterator[Finding]:
-    """Container Registry was shut down on 2025-03-18; what is named gcr.io now is Artifact Registry, read only."""
+def container_registry(spec: JobSpec) -> Iterator[Finding]:
+    """Container Registry was shut down on 2025-03-18; gcr.io names are now read-only Artifact Registry repositories."""
     host, _, path = (spec.image.repository or "").partition("/")
     if host.endswith("gcr.io"):
         location = {"eu": "europe", "asia": "asia"}.get(host.partition(".")[0], "us")
-        fix = f"Artifact Registry: {location}-docker.pkg.dev/{path.partition('/')[0]}/launch"
-        yield Finding(("image", "repository"), f"{host}: Container Registry takes no writes since 2025-03-18", fix)
+        fix = f"use Artifact Registry: {location}-docker.pkg.dev/{path.partition('/')[0]}/launch"
+        yield Finding(("image", "repository"), f"{host} (Container Registry) is read-only since 2025-03-18", fix)
 
 
-def no_empty_or_double(spec: JobSpec) -> Iterator[Finding]:
-    """Lists that are tried in their order have something in them, and nothing twice."""
+def empty_or_duplicate_entries(spec: JobSpec) -> Iterator[Finding]:
+    """Check the lists that define a fallback order."""
     for name in ("provisioning", "regions", "zones"):
         values = getattr(spec, name)
         if values == ():
-            yield Finding((name,), "is an empty list", "name at least one, or remove the line")
+            yield Finding((name,), "is an empty list", "add an entry, or remove the line")
         elif isinstance(values, tuple):
-            yield from doubles((name,), values, "name each once")
+            yield from duplicates((name,), values, "remove the duplicates")
 
 
-def doubles(at: Path, values: Sequence[str], fix: str) -> Iterator[Finding]:
+def duplicates(at: Path, values: Sequence[str], fix: str) -> Iterator[Finding]:
     for value, times in Counter(values).items():
         if times > 1:
             index = len(values) - 1 - values[::-1].index(value)
-            yield Finding((*at, index), f"{clipped(value)!r} is given {times} times", fix)
+            yield Finding((*at, index), f"{clipped(value)!r} is listed {times} times", fix)
 
 
-def zones_in_regions(spec: JobSpec) -> Iterator[Finding]:
+def zones_outside_regions(spec: JobSpec) -> Iterator[Finding]:
     if not isinstance(spec.regions, tuple) or not spec.regions:
         return
     for index, zone in enumerate(spec.zones or ()):
@@ -155,21 +155,21 @@ def zones_in_regions(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(("zones", index), f"{zone} is in none of the regions ({', '.join(spec.regions)})", fix)
 
 
-def reservation_in_reach(spec: JobSpec) -> Iterator[Finding]:
-    """A reservation is used in its own zone."""
+def reservation_outside_places(spec: JobSpec) -> Iterator[Finding]:
+    """A reservation can be used only in its own zone."""
     for index, provisioning in enumerate(spec.provisioning or ()):
         if not provisioning.startswith("reservation:"):
             continue
         zone = provisioning.split("/")[3]
         at = ("provisioning", index)
         if not re.fullmatch(ZONE, zone):
-            fix = "reservation:projects/P/zones/Z/reservations/R, with a Z such as us-central1-a"
-            yield Finding(at, f"{clipped(zone)!r} is no zone", fix)
+            fix = "use reservation:projects/P/zones/Z/reservations/R, with a zone such as us-central1-a"
+            yield Finding(at, f"invalid zone {clipped(zone)!r}", fix)
         elif spec.zones and zone not in spec.zones:
-            yield Finding(at, f"the reservation is in {zone}, which zones leaves out", f"add {zone} to zones")
+            yield Finding(at, f"the reservation is in {zone}, which zones does not list", f"add {zone} to zones")
         elif isinstance(spec.regions, tuple) and region_of(zone) not in spec.regions:
             fix = f"add {region_of(zone)} to regions"
-            yield Finding(at, f"the reservation is in {zone}, which regions leaves out", fix)
+            yield Finding(at, f"the reservation is in {zone}, whose region is not in regions", fix)
 
 
 def region_of(zone: str) -> str:
@@ -177,43 +177,43 @@ def region_of(zone: str) -> str:
 
 
 def reduction_server(spec: JobSpec) -> Iterator[Finding]:
-    """Vertex's Reduction Server adds up gradients of several nodes, on plain networks, without Flex-start."""
+    """Vertex AI's Reduction Server sums the gradients of several nodes. Flex-start does not support it."""
     at = ("vertex", "reduction_server")
     if spec.vertex.reduction_server is None:
         return
     if spec.machine.nodes == 1:
-        yield Finding(at, "has nothing to do with machine.nodes: 1", "remove it, or ask for several nodes")
+        yield Finding(at, "needs two or more nodes, and machine.nodes is 1", "remove it, or raise machine.nodes")
     if "flex-start" in (spec.provisioning or ()):
-        fix = "remove it, or flex-start: Flex-start wants the same machine in all pools"
-        yield Finding(at, "can't go with provisioning flex-start", fix)
+        fix = "remove one of the two: flex-start needs the same machine type in all worker pools"
+        yield Finding(at, "cannot be combined with provisioning flex-start", fix)
 
 
 def persistent_resource(spec: JobSpec) -> Iterator[Finding]:
-    """A persistent resource has its machines already."""
-    given = [model for model in spec.provisioning or () if model in ("flex-start", "spot")]
-    if spec.vertex.persistent_resource and given:
-        fix = "remove provisioning: the machines of a persistent resource are there already"
-        yield Finding(("vertex", "persistent_resource"), f"can't go with provisioning {given[0]}", fix)
+    """The machines of a persistent resource exist already."""
+    unsupported = [model for model in spec.provisioning or () if model in ("flex-start", "spot")]
+    if spec.vertex.persistent_resource and unsupported:
+        fix = "remove provisioning: the machines of a persistent resource exist already"
+        yield Finding(("vertex", "persistent_resource"), f"cannot be combined with provisioning {unsupported[0]}", fix)
 
 
 def experiment(spec: JobSpec) -> Iterator[Finding]:
     if spec.vertex.experiment_run and not spec.vertex.experiment:
         fix = "name the experiment in vertex.experiment"
-        yield Finding(("vertex", "experiment_run"), "is a run of no experiment", fix)
+        yield Finding(("vertex", "experiment_run"), "needs vertex.experiment", fix)
 
 
 def network(spec: JobSpec) -> Iterator[Finding]:
-    """A job is in a peered network or has a Private Service Connect interface."""
+    """A job uses either a peered network or a Private Service Connect interface."""
     identity = spec.identity
     if identity.network and identity.psc:
-        yield Finding(("identity", "psc"), "can't go with identity.network", "keep one of the two")
+        yield Finding(("identity", "psc"), "cannot be combined with identity.network", "remove one of the two")
     if identity.reserved_ip_ranges and not identity.network:
         fix = "name the peered network in identity.network"
-        yield Finding(("identity", "reserved_ip_ranges"), "goes with identity.network alone", fix)
+        yield Finding(("identity", "reserved_ip_ranges"), "needs identity.network", fix)
 
 
 def output(spec: JobSpec) -> Iterator[Finding]:
-    """A bucket's folder or a path: nothing else can be written to."""
+    """The output is a folder in a bucket, or a local path."""
     from launcher.spec.secretive import known_secret, masked
 
     where = spec.output
@@ -223,70 +223,72 @@ def output(spec: JobSpec) -> Iterator[Finding]:
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", where)
     if where.startswith("gs://"):
         if not re.fullmatch(BUCKET, where):
-            yield Finding(("output",), f"{shown} names no bucket", "gs://BUCKET/PATH")
+            fix = "use gs://BUCKET/PATH; a bucket name has a-z, 0-9, '-', '_' and '.', and 3 or more characters"
+            yield Finding(("output",), f"invalid bucket name in {shown}", fix)
     elif scheme or not where.strip():
-        yield Finding(("output",), f"{shown} can't be written to", "gs://BUCKET/PATH, or a local folder")
+        fix = "use gs://BUCKET/PATH; `launch local` also takes a folder"
+        yield Finding(("output",), f"unsupported location {shown}", fix)
 
 
 def mount_points(spec: JobSpec) -> Iterator[Finding]:
     for kind in ("nfs", "lustre"):
         points = [mount.mount_point for mount in getattr(spec.vertex, kind)]
-        yield from doubles(("vertex", kind), points, "give each mount a mount_point of its own")
+        yield from duplicates(("vertex", kind), points, "use a different mount_point for each mount")
 
 
 def vm_image(spec: JobSpec) -> Iterator[Finding]:
     if spec.vm.image and spec.vm.image_family:
-        yield Finding(("vm", "image"), "can't go with vm.image_family", "keep one of the two")
+        yield Finding(("vm", "image"), "cannot be combined with vm.image_family", "remove one of the two")
 
 
 def labels(spec: JobSpec) -> Iterator[Finding]:
     for key in spec.labels:
         if key.startswith("launch-"):
-            yield Finding(("labels", key), "launch itself sets the labels that start with launch-", "name it otherwise")
+            yield Finding(("labels", key), "the prefix launch- is reserved for launch's own labels", "rename the label")
 
 
 def environment(spec: JobSpec) -> Iterator[Finding]:
-    """Variables of the spec don't collide with each other, the platform's or launch's."""
+    """The spec's variables must not collide with each other, the platform's or launch's."""
     from launch_train.common.contract import RESERVED, RESERVED_PREFIXES
 
     for section in ("env", "secrets"):
         for name in getattr(spec, section):
             if name in RESERVED or name.startswith(RESERVED_PREFIXES):
-                yield Finding((section, name), "is set by launch, torchrun or the platform", "name it otherwise")
+                yield Finding((section, name), "is set by launch, torchrun or the platform", "use another name")
     for name in sorted(spec.env.keys() & spec.secrets.keys()):
-        yield Finding(("env", name), "stands in env and in secrets", "keep one of the two")
+        yield Finding(("env", name), "is set in both env and secrets", "keep one of the two")
 
 
-def secrets(spec: JobSpec) -> Iterator[Finding]:
-    """A request is stored and shown by the cloud: what is in `env` is not secret."""
+def secrets_in_env(spec: JobSpec) -> Iterator[Finding]:
+    """The cloud stores and shows a job's request, so values in `env` are not secret."""
     from launcher.spec.secretive import looks_secret, masked
 
     for name, value in spec.env.items():
         if looks_secret(name, value):
-            fix = f"store it in Secret Manager, and name it under secrets: {name}: projects/P/secrets/S/versions/latest"
-            yield Finding(("env", name), f"{masked(value)} looks like a secret, and env can be read by others", fix)
+            fix = f"store it in Secret Manager, and reference it: secrets.{name}: projects/P/secrets/S/versions/latest"
+            yield Finding(("env", name), f"{masked(value)} looks like a secret, and others can read env", fix)
 
 
-def secrets_of_program(spec: JobSpec) -> Iterator[Finding]:
-    """The same goes for what the program is given: no name tells there, so only well-known kinds are seen."""
+def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
+    """Arguments and config have no telling variable name, so only well-known kinds of secrets are found there."""
     from launcher.spec.secretive import masked, secrets_in
 
     for field in ("command", "args", "config"):
         for at, text in secrets_in(getattr(spec.run, field) or (), ("run", field)):
-            what = f"{masked(text)} has a secret in it, and the request can be read by others"
-            yield Finding(at, what, "store it in Secret Manager, name it under secrets:, and read that variable")
+            what = f"{masked(text)} contains a secret, and others can read the request"
+            yield Finding(at, what, "store it in Secret Manager, reference it under secrets:, and read that variable")
 
 
 CHECKS = (
-    Check(one_program, (("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(started_once, (("run", "launcher"), ("run", "command"))),
-    Check(own_trainer, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(own_silence, (("run", "hang_after"), ("run", "module"), ("run", "script"), ("run", "command"))),
-    Check(one_image, (("image",),)),
-    Check(no_container_registry, (("image", "repository"),)),
-    Check(no_empty_or_double, (("provisioning",), ("regions",), ("zones",))),
-    Check(zones_in_regions, (("regions",), ("zones",))),
-    Check(reservation_in_reach, (("provisioning",), ("regions",), ("zones",))),
+    Check(conflicting_programs, (("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(launcher_of_command, (("run", "launcher"), ("run", "command"))),
+    Check(trainer_config, (("run", "config"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(hang_after_of_trainer, (("run", "hang_after"), ("run", "module"), ("run", "script"), ("run", "command"))),
+    Check(conflicting_image_settings, (("image",),)),
+    Check(container_registry, (("image", "repository"),)),
+    Check(empty_or_duplicate_entries, (("provisioning",), ("regions",), ("zones",))),
+    Check(zones_outside_regions, (("regions",), ("zones",))),
+    Check(reservation_outside_places, (("provisioning",), ("regions",), ("zones",))),
     Check(reduction_server, (("vertex", "reduction_server"), ("machine",), ("provisioning",))),
     Check(persistent_resource, (("vertex", "persistent_resource"), ("provisioning",))),
     Check(experiment, (("vertex", "experiment"), ("vertex", "experiment_run"))),
@@ -296,6 +298,6 @@ CHECKS = (
     Check(vm_image, (("vm",),)),
     Check(labels, (("labels",),)),
     Check(environment, (("env",), ("secrets",))),
-    Check(secrets, (("env",),)),
-    Check(secrets_of_program, (("run", "command"), ("run", "args"), ("run", "config"))),
+    Check(secrets_in_env, (("env",),)),
+    Check(secrets_in_program, (("run", "command"), ("run", "args"), ("run", "config"))),
 )

@@ -1,19 +1,28 @@
-"""Kinds of values that a spec's fields take, and what all of its sections have in common."""
+"""Types of the values in a spec, and the base class of its sections."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Duration = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,6}(s|m|h|d)$", description="a time: 90s, 30m, 6h or 2d")]
-Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,40}$", description="a-z, 0-9 and -, starting with a letter")]
+Duration = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,6}(s|m|h|d)$", description="a duration: 90s, 30m, 6h or 2d")]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z][a-z0-9-]{0,40}$", description="a-z, 0-9 and -, starting with a letter, at most 41 characters"
+    ),
+]
 LabelKey = Annotated[
-    str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="a label's name: a-z, 0-9, - and _, at most 63")
+    str,
+    Meta(
+        pattern=r"^[a-z][a-z0-9_-]{0,62}$",
+        description="a label key: a-z, 0-9, - and _, starting with a letter, at most 63 characters",
+    ),
 ]
 LabelValue = Annotated[
-    str, Meta(pattern=r"^[a-z0-9_-]{0,63}$", description="a label's value: a-z, 0-9, - and _, at most 63")
+    str, Meta(pattern=r"^[a-z0-9_-]{0,63}$", description="a label value: a-z, 0-9, - and _, at most 63 characters")
 ]
 EnvName = Annotated[
-    str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", description="a variable's name: letters, digits and _")
+    str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", description="a variable name: letters, digits and _")
 ]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)+[0-9]+$", description="a region, such as us-central1")]
@@ -32,7 +41,7 @@ SecretVersion = Annotated[
     str,
     Meta(
         pattern=r"^projects/[^/]+/secrets/[A-Za-z0-9_-]{1,255}/versions/(latest|[1-9][0-9]*)$",
-        description="a secret in Secret Manager, never its value: projects/P/secrets/S/versions/latest",
+        description="a Secret Manager version, never the secret itself: projects/P/secrets/S/versions/latest",
     ),
 ]
 ServiceAccount = Annotated[
@@ -43,9 +52,9 @@ ServiceAccount = Annotated[
     ),
 ]
 MountPoint = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="one folder's name: letters, digits, . _ and -")
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a folder name: letters, digits, . _ and -")
 ]
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The base of all models: frozen, by keyword, no unknown key."""
+    """Base class of all sections: frozen, keyword-only, unknown keys forbidden."""

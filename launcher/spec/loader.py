@@ -1,7 +1,7 @@
-"""YAML text -> nodes with their lines. A small and safe part of YAML 1.2: no anchors, aliases, merge keys or tags.
+"""Parse YAML into nodes with positions. Supports a safe subset of YAML 1.2: no anchors, aliases, merge keys or tags.
 
-PyYAML's pure-Python scanner and parser do the reading; nodes are made here, from its events, so that what is not
-allowed is seen before anything is built from it.
+PyYAML's pure-Python scanner and parser produce events; the nodes are composed here, so that unsupported syntax is
+rejected before anything is built from it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ from launcher.spec.syntax import explain
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 MAX_VALUES = 10_000
-"""Together they bound the time: the slowest file that is let through takes well under a second."""
+"""Together these limits bound the time: the slowest accepted file takes well under a second."""
 
 UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""What an escape in quotes can make and no environment or JSON can carry: NUL and half characters."""
+"""NUL and lone surrogates: escapes in quotes can produce them, but neither environment variables nor JSON can hold
+them."""
 
 
 class Loaded(NamedTuple):
-    """A file's content, and what is wrong with its form where reading could go on."""
+    """The content of a file, and its recoverable syntax problems."""
 
     root: Node
     problems: list[Problem]
 
 
 def load(data: bytes, at: Callable[[int], str]) -> Loaded:
-    """Read one document. `at` makes the place shown of a line (from 1). Raises SpecError where reading can't go on."""
+    """Parse one document. `at` formats the position of a line (from 1). Raises SpecError if parsing cannot continue."""
     text = decode(data, at)
     if unprintable := Reader.NON_PRINTABLE.search(text):
         line = text.count("\n", 0, unprintable.start()) + 1
-        raise SpecError((Problem(at(line), f"a control character ({unprintable[0]!r})", "remove it"),))
+        raise SpecError((Problem(at(line), f"invalid control character {unprintable[0]!r}", "remove it"),))
     composer = Composer(text, at)
     try:
         return Loaded(composer.document(), composer.problems)
@@ -64,25 +65,24 @@ def load(data: bytes, at: Callable[[int], str]) -> Loaded:
         raise SpecError((*composer.problems, Problem(at(line), what, fix))) from None
     except (ValueError, OverflowError):  # PyYAML calls chr() and int() unguarded: "\U99999999", %YAML 1.999…
         line = composer.events.line + 1
-        raise SpecError(
-            (Problem(at(line), "an escape that is no character", "use single quotes, or remove it"),)
-        ) from None
+        raise SpecError((Problem(at(line), "invalid escape sequence", "use single quotes, or remove it"),)) from None
 
 
 def decode(data: bytes, at: Callable[[int], str]) -> str:
-    """The text of a UTF-8 file, with or without a byte order mark. Raises SpecError."""
+    """Decode UTF-8, with or without a byte order mark. Raises SpecError."""
     if len(data) > MAX_BYTES:
-        raise SpecError((Problem(at(1), f"larger than {MAX_BYTES // 1024} KiB", "a spec is a page of YAML"),))
+        what = f"the file is larger than {MAX_BYTES // 1024} KiB"
+        raise SpecError((Problem(at(1), what, "name a spec file; data belongs in a bucket"),))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        what = f"not UTF-8 (byte 0x{data[error.start]:02x})"
+        what = f"invalid UTF-8 (byte 0x{data[error.start]:02x})"
         raise SpecError((Problem(at(line), what, "save the file as UTF-8"),)) from None
 
 
 class Events(Reader, Scanner, Parser):  # PyYAML composes its own loaders this way
-    """PyYAML's reader, scanner and parser over one text: a stream of events."""
+    """Stream of PyYAML events over a text."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -91,7 +91,7 @@ class Events(Reader, Scanner, Parser):  # PyYAML composes its own loaders this w
 
 
 class Composer:
-    """Makes nodes from events. `problems` grows while it reads on; what makes reading on senseless is raised."""
+    """Composes nodes from events. Recoverable problems are collected in `problems`, others are raised."""
 
     def __init__(self, text: str, at: Callable[[int], str]) -> None:
         self.events = Events(text)
@@ -100,16 +100,16 @@ class Composer:
         self.values = 0
 
     def document(self) -> Node:
-        """The only document of the stream."""
+        """Return the only document of the stream."""
         self.next()
         if isinstance(self.peek(), StreamEndEvent):
-            raise SpecError((Problem(self.at(1), "the file is empty", "`launch init` writes a spec to start from"),))
+            raise SpecError((Problem(self.at(1), "the file is empty", "create a spec with `launch init`"),))
         self.next()
         root = self.node(self.next(), depth=1)
         while isinstance(event := self.next(), DocumentEndEvent):
             pass
         if isinstance(event, DocumentStartEvent):
-            self.stop(event, "a second document (---)", "one file holds one spec")
+            self.stop(event, "unsupported second document (---)", "put each spec in its own file")
         return root
 
     def peek(self) -> Event:
@@ -121,37 +121,36 @@ class Composer:
         return event
 
     def node(self, event: Event, depth: int) -> Node:
-        """The node that starts with `event`."""
+        """Compose the node that starts with `event`."""
         self.values += 1
         if depth > MAX_DEPTH:
-            self.stop(event, f"more than {MAX_DEPTH} levels deep", "a spec has about four")
+            self.stop(event, f"nested more than {MAX_DEPTH} levels deep", "check the brackets and the indentation")
         if self.values > MAX_VALUES:
-            self.stop(event, f"more than {MAX_VALUES} values", "data belongs in a file of its own")
+            self.stop(event, f"more than {MAX_VALUES} values", "move data to a file of its own")
         if isinstance(event, AliasEvent):
-            return self.broken(
-                event, f"an alias (*{clipped(event.anchor or '')})", "write the value again: a spec has no anchors"
-            )
-        self.undecorated(event)
+            return self.broken(event, f"unsupported alias *{clipped(event.anchor or '')}", "write out the value")
+        self.check_properties(event)
         if isinstance(event, MappingStartEvent):
             return self.mapping(event, depth)
         if isinstance(event, SequenceStartEvent):
             return self.sequence(event, depth)
         return self.scalar(event)
 
-    def undecorated(self, event: Event) -> None:
+    def check_properties(self, event: Event) -> None:
+        """Report an anchor or a tag."""
         if not isinstance(event, NodeEvent):
             return
         if event.anchor:
-            self.broken(event, f"an anchor (&{clipped(event.anchor)})", "remove it: a spec has no anchors")
+            self.broken(event, f"unsupported anchor &{clipped(event.anchor)}", "remove it")
         if tag := getattr(event, "tag", None):
-            self.broken(event, f"a tag ({clipped(tag)})", "remove it: values have no tags in a spec")
+            self.broken(event, f"unsupported tag {clipped(tag)}", "remove it")
 
     def scalar(self, event: Event) -> Node:
         if not isinstance(event, ScalarEvent):
-            return self.broken(event, "not a value", "check the indentation")
+            return self.broken(event, "a value is missing", "check the indentation")
         text: str = event.value
         if UNSENDABLE.search(text):
-            return self.broken(event, "an escape for NUL or half a character", "remove it: it can't be sent")
+            return self.broken(event, "unsupported escape (NUL or a lone surrogate)", "remove it")
         return Scalar(self.where(event), text, text if event.style else resolve(text))
 
     def sequence(self, start: Event, depth: int) -> List:
@@ -168,25 +167,25 @@ class Composer:
             if key is None:
                 continue
             if key in entries:
-                what = f"`{clipped(key)}` is given twice (first: {entries[key].where})"
+                what = f"duplicate setting {clipped(key)} (first set at {entries[key].where})"
                 self.broken(event, what, "keep one of the two")
             else:
-                entries[key] = replace(value, where=self.where(event))  # a section stands where its name does
+                entries[key] = replace(value, where=self.where(event))  # the position of a section is its key's line
         return Map(self.where(start), entries)
 
     def key(self, event: Event, depth: int) -> str | None:
-        """A key's text; None (and a problem) where it can't be one."""
+        """Return the text of a key; None, and a problem, if it is invalid."""
         before = len(self.problems)
         node = self.node(event, depth)
         if len(self.problems) > before:
             return None
         if not isinstance(node, Scalar):
-            self.broken(event, "a key that is itself a list or a map", "keys are text")
+            self.broken(event, "invalid key: a list or a section", "use text as a key")
         elif node.text == "<<" and isinstance(event, ScalarEvent) and not event.style:
-            self.broken(event, "a merge key (<<)", "write the keys out: a spec has no merging")
+            self.broken(event, "unsupported merge key <<", "write out the merged settings")
         elif not isinstance(node.value, str):
             key = clipped(node.text)
-            self.broken(event, f"the key {key or 'here'} is not text", f'put it in quotes: "{key}"')
+            self.broken(event, f"invalid key{f' {key}' if key else ''}: not text", f'put it in quotes: "{key}"')
         else:
             return node.value
         return None

@@ -1,12 +1,12 @@
-"""What a spec says, as frozen data. Every field has a default but `name` and `machine.type`.
+"""The spec's settings as frozen data. Only `name` and `machine.type` have no default.
 
-Types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
-(`launch schema`) and of the fields' meaning. Left out is `None` where the default depends on the target, the project
-or the machine: the plan decides it there. What only one of the services has is in `launcher.spec.services`.
+The types and `Meta` bounds here are the single source of the checks (`launcher.spec.reader`), of the JSON Schema
+(`launch schema`) and of the reference in docs/spec.md. A default is `None` if it depends on the target, the project or
+the machine; the plan then resolves it. Settings of one service alone are in `launcher.spec.services`.
 """
 
-# No `from __future__ import annotations`: here they are values that the reader looks at when launch starts, and as
-# texts each of them would be compiled anew (2 ms a command).
+# No `from __future__ import annotations`: the reader evaluates the annotations whenever launch starts, and compiling
+# each of them from a string costs 2 ms per command.
 
 from typing import Annotated, Any, Final, Literal
 
@@ -29,7 +29,7 @@ from launcher.spec.services import Vertex, Vm
 
 
 class Machine(Model, frozen=True, kw_only=True):
-    """The machines of a run. All nodes are alike."""
+    """The machines of a run. All nodes have the same type."""
 
     type: Annotated[
         str,
@@ -38,39 +38,40 @@ class Machine(Model, frozen=True, kw_only=True):
             "or a machine type (a3-highgpu-2g)"
         ),
     ]
-    gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs on each node; a machine type brings its own")] | None = (
+    gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs per node; default: all of the machine type's")] | None = (
         None
     )
-    nodes: Annotated[int, Meta(ge=1, le=1000, description="machines")] = 1
+    nodes: Annotated[int, Meta(ge=1, le=1000, description="number of machines")] = 1
     accelerator: (
-        Annotated[str, Meta(description="the GPU on a machine type that takes several kinds: t4 on n1-standard-8")]
+        Annotated[str, Meta(description="the GPU, for machine types that take several kinds: t4 on n1-standard-8")]
         | None
     ) = None
-    boot_disk_gb: Annotated[int, Meta(ge=100, le=64000, description="size of the boot disk")] | None = None
+    boot_disk_gb: Annotated[int, Meta(ge=100, le=64000, description="size of the boot disk in GB")] | None = None
     boot_disk_type: (
         Annotated[
             Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"],
-            Meta(description="left out: the one that suits the machine"),
+            Meta(description="type of the boot disk; default: by machine type"),
         ]
         | None
     ) = None
     local_ssds: (
         Annotated[
-            int, Meta(ge=0, le=32, description="375 GiB local SSDs, on VMs where they don't come with the machine")
+            int,
+            Meta(ge=0, le=32, description="VMs only: local SSDs of 375 GiB each, if the machine type includes none"),
         ]
         | None
     ) = None
 
 
 class Image(Model, frozen=True, kw_only=True):
-    """The container. Either an image of your own (`uri`), or what launch puts together (the rest)."""
+    """The container image: an existing one (`uri`), or one that launch builds (all other settings)."""
 
     uri: (
         Annotated[
             str,
             Meta(
                 pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
-                description="an image that exists, pinned by its digest: HOST/NAME@sha256:…",
+                description="an existing image, pinned by digest: HOST/NAME@sha256:…",
             ),
         ]
         | None
@@ -82,21 +83,23 @@ class Image(Model, frozen=True, kw_only=True):
                 pattern=r"^([a-z]+[a-z0-9-]*-docker\.pkg\.dev/([a-z0-9.-]+/)?[a-z0-9.:-]+/[a-z][a-z0-9-]*"
                 r"|([a-z]+\.)?gcr\.io/.+"
                 r"|(localhost|127\.0\.0\.1):[0-9]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+)$",
-                description="LOCATION-docker.pkg.dev/PROJECT/REPOSITORY (or localhost:PORT/NAME for trials); "
-                "launch adds the image's name and tag",
+                description="where the image is pushed: LOCATION-docker.pkg.dev/PROJECT/REPOSITORY (or "
+                "localhost:PORT/NAME for tests); launch adds the image name and tag",
             ),
         ]
         | None
     ) = None
-    code: Annotated[str, Meta(description="the folder with your code, relative to the spec's file")] | None = None
-    code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="the most that image.code may be, in MB")] = 500
-    requirements: Annotated[str, Meta(description="a requirements file, relative to the spec's file")] | None = None
+    code: Annotated[str, Meta(description="the folder with your code, relative to the spec file")] | None = None
+    code_limit_mb: Annotated[int, Meta(ge=1, le=10_000, description="maximum size of image.code in MB")] = 500
+    requirements: (
+        Annotated[str, Meta(description="a requirements file or pyproject.toml, relative to the spec file")] | None
+    ) = None
     base: (
         Annotated[
             str,
             Meta(
                 pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*@sha256:[0-9a-f]{64}$",
-                description="a base image of your own, with Python 3.11 or later: HOST/NAME@sha256:…",
+                description="a custom base image with Python 3.11 or later: HOST/NAME@sha256:…",
             ),
         ]
         | None
@@ -104,56 +107,56 @@ class Image(Model, frozen=True, kw_only=True):
     torch: (
         Annotated[
             str,
-            Meta(pattern=r"\.whl$", description="a PyTorch wheel of your own, relative to the spec's file"),
+            Meta(pattern=r"\.whl$", description="a custom PyTorch wheel (.whl), relative to the spec file"),
         ]
         | None
     ) = None
     wheel: (
         Annotated[
             Literal["cpu", "cu126", "cu130"],
-            Meta(description="PyTorch's variant; left out: the one for the machine's GPU"),
+            Meta(description="the PyTorch variant; default: by GPU"),
         ]
         | None
     ) = None
 
 
 BUILTIN: Final = "launch_train"
-"""The module of the built-in trainer."""
+"""Module of the built-in trainer."""
 OLD_BUILTIN: Final = "train"
-"""Its old name, which still means the trainer unless the user's code has a program of that name."""
+"""Its former name, which still selects the trainer unless the user's code has a program of that name."""
 
 
 class Run(Model, frozen=True, kw_only=True):
-    """What runs: one of `module`, `script` or `command` (default: the built-in trainer, `module: launch_train`)."""
+    """The program: one of `module`, `script` or `command` (default: the built-in trainer, `module: launch_train`)."""
 
     module: (
         Annotated[
             str,
             Meta(
                 pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
-                description="a module such as my_package.train, started as python -m",
+                description="a module such as my_package.train, started with python -m",
             ),
         ]
         | None
     ) = None
     script: Annotated[str, Meta(description="a Python file, relative to image.code")] | None = None
     command: (
-        Annotated[tuple[str, ...], Meta(min_length=1, description="a command, started once a node as it is")] | None
+        Annotated[tuple[str, ...], Meta(min_length=1, description="a command, started unchanged once per node")] | None
     ) = None
-    args: Annotated[tuple[str, ...], Meta(description="what the program gets on its command line")] = ()
-    config: Annotated[dict[str, Any], Meta(description="the built-in trainer's settings (docs/train.md)")] = field(
+    args: Annotated[tuple[str, ...], Meta(description="command-line arguments of the program")] = ()
+    config: Annotated[dict[str, Any], Meta(description="settings of the built-in trainer (docs/train.md)")] = field(
         default_factory=dict
     )
     launcher: (
         Annotated[
             Literal["torchrun", "python"],
-            Meta(description="torchrun: one process a GPU (default); python: started once a node"),
+            Meta(description="torchrun: one process per GPU (default); python: one process per node"),
         ]
         | None
     ) = None
     preflight: Annotated[
         Literal["off", "bench"],
-        Meta(description="bench: each node measures its GPUs first, and makes way if they are far too slow"),
+        Meta(description="bench: each node measures its GPUs first, and exits if they are far too slow"),
     ] = "off"
 
     hang_after: (
@@ -162,7 +165,8 @@ class Run(Model, frozen=True, kw_only=True):
             Meta(
                 ge=1,
                 le=604800,
-                description="seconds without output or metrics after which a script or command is restarted (never)",
+                description="seconds without output or metrics after which a script or command is restarted "
+                "(default: never)",
             ),
         ]
         | None
@@ -170,72 +174,88 @@ class Run(Model, frozen=True, kw_only=True):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether the built-in trainer runs."""
+        """Return whether the program is the built-in trainer."""
         return not self.script and not self.command and self.module in (None, BUILTIN)
 
 
 class Limits(Model, frozen=True, kw_only=True):
-    """What the run may use up."""
+    """Limits on time, cost, restarts and waiting."""
 
     hours: (
         Annotated[
             float,
-            Meta(ge=0.05, le=168, description="billed time of the whole run, over all attempts (24; a VM for SSH 12)"),
+            Meta(
+                ge=0.05,
+                le=168,
+                description="billed hours of the run, over all attempts (default: 24; a VM to work on: 12)",
+            ),
         ]
         | None
     ) = None
-    usd: Annotated[float, Meta(gt=0, description="the plan is refused if the run could cost more")] | None = None
-    price: Annotated[float, Meta(gt=0, description="USD per hour and node, where the catalog knows none")] | None = None
+    usd: (
+        Annotated[float, Meta(gt=0, description="maximum cost in USD: a run that could cost more is not started")]
+        | None
+    ) = None
+    price: (
+        Annotated[float, Meta(gt=0, description="USD per hour and node, used if the catalog has no price")] | None
+    ) = None
     restarts: Annotated[
-        int, Meta(ge=0, le=100, description="restarts of failed processes without a new checkpoint in between")
+        int, Meta(ge=0, le=100, description="maximum restarts of failed processes without a new checkpoint in between")
     ] = 3
     wait: (
         Annotated[
             Duration,
-            Meta(description="for machines, in each attempt (flex-start 6h, on VMs at most 2h; all others 1h)"),
+            Meta(
+                description="maximum wait for machines in each attempt (default: flex-start 6h, on VMs 2h; others 1h)"
+            ),
         ]
         | None
     ) = None
     wait_total: (
-        Annotated[Duration, Meta(description="for machines, over all attempts of the run (default: no limit)")] | None
+        Annotated[Duration, Meta(description="maximum wait for machines over all attempts (default: no limit)")] | None
     ) = None
 
 
 class DnsPeering(Model, frozen=True, kw_only=True):
-    """One DNS peering of a Private Service Connect interface."""
+    """A DNS peering of a Private Service Connect interface."""
 
-    domain: Annotated[str, Meta(pattern=r"^.+\.$", description="a domain that ends with a dot")]
+    domain: Annotated[str, Meta(pattern=r"^.+\.$", description="a domain with a dot at its end")]
     target_project: str
     target_network: str
 
 
 class Psc(Model, frozen=True, kw_only=True):
-    """A Private Service Connect interface (Vertex)."""
+    """A Private Service Connect interface (Vertex AI only)."""
 
     network_attachment: str
     dns_peering: tuple[DnsPeering, ...] = ()
 
 
 class Identity(Model, frozen=True, kw_only=True):
-    """Who the job is, and which network and key it uses."""
+    """The job's service account, network and encryption key."""
 
     service_account: ServiceAccount | None = None
     network: (
         Annotated[
             str,
-            Meta(description="Vertex: projects/NUMBER/global/networks/NAME (peered). VM: the network's name (default)"),
+            Meta(
+                description="Vertex AI: the peered network, projects/NUMBER/global/networks/NAME; VMs: the network's "
+                "name (default: default)"
+            ),
         ]
         | None
     ) = None
-    subnetwork: Annotated[str, Meta(description="VM only")] | None = None
-    reserved_ip_ranges: Annotated[tuple[str, ...], Meta(description="Vertex; goes with network")] = ()
+    subnetwork: Annotated[str, Meta(description="VMs only: name of the subnetwork")] | None = None
+    reserved_ip_ranges: Annotated[
+        tuple[str, ...], Meta(description="Vertex AI only: reserved ranges of the peered network")
+    ] = ()
     psc: Psc | None = None
     kms_key: (
         Annotated[
             str,
             Meta(
                 pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
-                description="customer-managed encryption key in the job's region: "
+                description="a customer-managed encryption key in the job's region: "
                 "projects/P/locations/L/keyRings/R/cryptoKeys/K",
             ),
         ]
@@ -244,34 +264,37 @@ class Identity(Model, frozen=True, kw_only=True):
 
 
 class JobSpec(Model, frozen=True, kw_only=True):
-    """One training job, or one VM to work on."""
+    """A training job, or a VM to work on."""
 
     version: Annotated[int, Meta(ge=1, description="the spec's format (default: 1, the newest)")] = 1
-    name: Annotated[Name, Meta(description="the run's id starts with it")]
+    name: Annotated[Name, Meta(description="run ids start with it")]
     machine: Machine
     provisioning: Annotated[
         tuple[Provisioning, ...] | None,
-        Meta(description="tried in this order; left out: what suits the machine and the service"),
+        Meta(description="provisioning models in fallback order; default: by machine and service"),
     ] = None
     regions: Annotated[
         tuple[Region, ...] | Literal["any"] | None,
-        Meta(description="tried in this order, or any: all that have the machine, cheapest first"),
+        Meta(description="regions in fallback order; any: all that have the machine, cheapest first"),
     ] = None
-    zones: Annotated[tuple[Zone, ...] | None, Meta(description="VMs: narrows the regions")] = None
+    zones: Annotated[tuple[Zone, ...] | None, Meta(description="VMs: restricts the regions to these zones")] = None
     image: Image = Image()
     run: Run = Run()
     env: Annotated[
         dict[EnvName, str],
-        Meta(max_length=80, description="environment variables; values are text as they are written"),
+        Meta(max_length=80, description="environment variables; values are text, exactly as written"),
     ] = field(default_factory=dict)
     secrets: Annotated[
         dict[EnvName, SecretVersion], Meta(description="environment variable -> Secret Manager version")
     ] = field(default_factory=dict)
-    output: Annotated[str, Meta(description="gs://BUCKET/PATH; for launch local also a folder")] | None = None
+    output: (
+        Annotated[str, Meta(description="where runs are stored: gs://BUCKET/PATH; for launch local also a folder")]
+        | None
+    ) = None
     limits: Limits = Limits()
     identity: Identity = Identity()
-    labels: Annotated[
-        dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its machines")
-    ] = field(default_factory=dict)
+    labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=50, description="labels of the job and its VMs")] = (
+        field(default_factory=dict)
+    )
     vertex: Vertex = Vertex()
     vm: Vm = Vm()

@@ -1,4 +1,4 @@
-"""What the loader returns: the values of a file, each with the place where it stands."""
+"""Nodes of a parsed YAML file: its values, each with its position (`file:line`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from msgspec import Struct
 
 Path = tuple[str | int, ...]
-"""The way from the top of a spec to one value: ``("vertex", "nfs", 0, "path")``."""
+"""Path from the root of a spec to a value: ``("vertex", "nfs", 0, "path")``."""
 
 
 class Scalar(Struct, frozen=True):
-    """One value: `value` is what YAML 1.2 makes of it, `text` how it was written, without quotes."""
+    """A single value: `value` as YAML 1.2 resolves it, `text` as written, without quotes."""
 
     where: str
     text: str
@@ -26,14 +26,14 @@ class List(Struct, frozen=True):
 
 
 class Map(Struct, frozen=True):
-    """A section: keys in the file's order. The `where` of an entry is its key's line."""
+    """A section, with keys in the file's order. The `where` of an entry is the line of its key."""
 
     where: str
     entries: dict[str, Node]
 
 
 class Broken(Struct, frozen=True):
-    """A value that the loader has complained about already; nothing more is said about it."""
+    """A value that the loader has already reported, so that later checks stay silent."""
 
     where: str
 
@@ -42,7 +42,7 @@ Node = Scalar | List | Map | Broken
 
 
 def plain(node: Node) -> Any:
-    """The node as dicts, lists and scalars; a broken value is None."""
+    """Return the node as dicts, lists and scalars; a broken value becomes None."""
     if isinstance(node, Map):
         return {key: plain(value) for key, value in node.entries.items()}
     if isinstance(node, List):
@@ -51,7 +51,7 @@ def plain(node: Node) -> Any:
 
 
 def from_plain(value: Any, where: str) -> Node:
-    """The opposite of `plain`, for a value that a flag gave."""
+    """Return the node of plain data; the inverse of `plain`, for the value of a flag."""
     if isinstance(value, dict):
         return Map(where, {str(key): from_plain(item, where) for key, item in value.items()})
     if isinstance(value, list | tuple):
@@ -60,14 +60,14 @@ def from_plain(value: Any, where: str) -> Node:
 
 
 def written(value: Any) -> str:
-    """A scalar as one writes it in YAML."""
+    """Return a scalar as YAML text."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def place(node: Node, path: Path) -> str:
-    """Where the value at `path` stands, or else its nearest ancestor that the file has."""
+    """Return the position of the value at `path`, or of its nearest ancestor in the file."""
     for step in path:
         if isinstance(node, Map) and step in node.entries:
             node = node.entries[str(step)]
@@ -79,11 +79,11 @@ def place(node: Node, path: Path) -> str:
 
 
 def clipped(text: str) -> str:
-    """At most 40 characters of it, for messages."""
+    """Shorten a text to 40 characters, for messages."""
     return text if len(text) <= 40 else text[:39] + "…"
 
 
 def dotted(path: Path) -> str:
-    """A path as it is written in messages and after --set: ``vertex.nfs[0].path``."""
+    """Return a path as messages show it: ``vertex.nfs[0].path``."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{clipped(step)}" for step in path)
     return "".join(steps).removeprefix(".")

@@ -1,4 +1,4 @@
-"""Flags and `--set` put into the tree of a file before it is checked, so that they are checked like the file."""
+"""Apply flags and `--set` to the nodes of a file before they are decoded, so that the same checks cover them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.spec.nodes import Map, Node, Scalar, clipped, from_plain, plain
 
 
 class Override(NamedTuple):
-    """One field said elsewhere than in the file."""
+    """A setting that a flag gives."""
 
     path: str
     """Dotted: `machine.gpus`."""
@@ -21,26 +21,28 @@ class Override(NamedTuple):
     where: str
     """The flag, for messages: `--gpus`, `--set limits.usd`."""
     node: Node | None = None
-    """The value as it was written, where it was read as YAML; used as long as it says the same as `value`."""
+    """The value as it was written in YAML, if it was; ignored if it no longer equals `value`."""
 
 
 def parse_set(text: str) -> Override:
-    """`a.b=VALUE`, VALUE being YAML. Raises SpecError."""
+    """Parse `a.b=VALUE`, where VALUE is YAML. Raises SpecError."""
     path, sign, value = text.partition("=")
     path = path.strip()
     where = f"--set {clipped(path)}"
     if not sign or not all(part.strip() == part != "" for part in path.split(".")):
-        raise SpecError((Problem(f"--set {begun(text)}", "not a field and a value", "write --set a.b=VALUE"),))
+        what = "expected SETTING=VALUE"
+        raise SpecError((Problem(f"--set {shown_start(text)}", what, "for example --set machine.gpus=8"),))
     if not value.strip():
-        raise SpecError((Problem(where, "no value", f"""write --set {clipped(path)}=VALUE; '""' is an empty text"""),))
+        fix = f"""use --set {clipped(path)}=VALUE, or --set {clipped(path)}='""' for an empty text"""
+        raise SpecError((Problem(where, "the value is missing", fix),))
     loaded = load(value.encode("utf-8", "surrogateescape"), lambda _line: where)
     if loaded.problems:
         raise SpecError(tuple(loaded.problems))
     return Override(path, plain(loaded.root), where, loaded.root)
 
 
-def begun(text: str) -> str:
-    """What of an unreadable --set may be shown: the field, if it is one. The rest may well be a secret."""
+def shown_start(text: str) -> str:
+    """Return the part of an invalid --set that a message may show: the setting's name. The rest may be a secret."""
     from launcher.spec.secretive import known_secret, masked
 
     field = re.match(r"[\w.-]*", text)[0]  # type: ignore[index]  # it matches everything
@@ -48,7 +50,7 @@ def begun(text: str) -> str:
 
 
 def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem]]:
-    """The tree with the overrides in it, the later ones on top, and what can't be set."""
+    """Return the nodes with the overrides applied in order, and the problems of those that cannot be applied."""
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -59,23 +61,24 @@ def apply(root: Node, overrides: Sequence[Override]) -> tuple[Node, list[Problem
 
 
 def value_of(override: Override) -> Node:
-    """The override's value as a node; as it was written where that is known and still true."""
+    """Return the override's value as a node, as it was written if possible."""
     if override.node is not None and plain(override.node) == override.value:
         return override.node
     return from_plain(override.value, override.where)
 
 
 def put(node: Node, path: Sequence[str], value: Node, override: Override) -> Node:
-    """The node with `value` at `path` below it, sections made on the way. Raises SpecError where a value is in it."""
+    """Return the node with `value` at `path` below it, adding missing sections. Raises SpecError if a parent is not
+    a section."""
     if not path:
         return value
     if isinstance(node, Scalar) and node.value is None:
         node = Map(override.where, {})
     if not isinstance(node, Map):
-        from launcher.spec.wording import is_a
+        from launcher.spec.wording import type_of
 
-        above = ".".join(override.path.split(".")[: -len(path)]) or "the spec"
-        what = f"{above} is {is_a(node)} ({node.where}), so it has no `{clipped(path[0])}`"
-        raise SpecError((Problem(override.where, what, f"set {above} as a whole"),))
+        parent = ".".join(override.path.split(".")[: -len(path)]) or "the spec"
+        what = f"cannot set {clipped(path[0])}: {parent} is {type_of(node)} ({node.where}), not a section"
+        raise SpecError((Problem(override.where, what, f"set {parent} as a whole"),))
     child = node.entries.get(path[0], Map(override.where, {}))
     return Map(node.where, {**node.entries, path[0]: put(child, path[1:], value, override)})

@@ -1,4 +1,4 @@
-"""A spec's file, and the flags that beat it -> `JobSpec`, or every problem at once."""
+"""Read a spec file, with the flags that override it, into a `JobSpec`; on errors, report all of them at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
-from launcher.spec.filling import Filler
+from launcher.spec.filling import Decoder
 from launcher.spec.loader import MAX_BYTES, load
 from launcher.spec.models import JobSpec
 from launcher.spec.nodes import Map, Node, clipped, dotted, place, plain
@@ -28,7 +28,7 @@ VERSION = 1
 
 
 class Located(NamedTuple):
-    """A spec, and the place where each of its values was set."""
+    """A spec with the position of each of its values."""
 
     spec: JobSpec
     root: Node
@@ -42,7 +42,7 @@ class Located(NamedTuple):
 
     @contextmanager
     def naming_places(self) -> Iterator[None]:
-        """Put the place of its field before the text of each error that is raised within."""
+        """Prefix errors that are raised within with the position of their setting."""
         try:
             yield
         except LaunchError as error:
@@ -57,31 +57,31 @@ def read(path: Path, overrides: Sequence[Override] = ()) -> JobSpec:
 
 
 def read_located(path: Path, overrides: Sequence[Override] = ()) -> Located:
-    """Read a spec and the places of its values. Raises SpecError with all problems."""
+    """Read a spec with the positions of its values. Raises SpecError with all problems."""
     source = os.fsencode(path).decode("utf-8", "replace")
     return read_bytes(content(path, source), source, overrides)
 
 
 def read_text(text: bytes, source: str, overrides: Sequence[Override] = ()) -> JobSpec:
-    """The spec in a file's bytes; `source` is the file's name in messages. Raises SpecError with all problems."""
+    """Decode a spec; `source` is the file name for messages. Raises SpecError with all problems."""
     return read_bytes(text, source, overrides).spec
 
 
 def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Located:
-    """The spec in a file's bytes with the places of its values. Raises SpecError with all problems."""
+    """Decode a spec with the positions of its values. Raises SpecError with all problems."""
     try:
         loaded = load(text, lambda line: f"{source}:{line}")
     except SpecError as error:
         raise SpecError(by_line(error.problems, source)) from None
-    root, unset = apply(loaded.root, overrides)
+    root, override_problems = apply(loaded.root, overrides)
     if newer := newer_version(root, source):
         raise SpecError((newer,))
-    filler = Filler(JobSpec)
-    spec = filler.fill(root, shape_of(JobSpec), ())
-    problems = [*loaded.problems, *unset, *filler.problems]
+    decoder = Decoder(JobSpec)
+    spec = decoder.decode(root, shape_of(JobSpec), ())
+    problems = [*loaded.problems, *override_problems, *decoder.problems]
     if isinstance(spec, JobSpec):
         problems += [
-            Problem(place(root, at), f"{dotted(at)}: {what}", fix) for at, what, fix in check(spec, filler.bad)
+            Problem(place(root, at), f"{dotted(at)}: {what}", fix) for at, what, fix in check(spec, decoder.invalid)
         ]
         if not problems:
             return Located(spec, root, source)
@@ -99,7 +99,7 @@ def newer_version(root: Node, source: str) -> Problem | None:
 
 
 def by_line(problems: Sequence[Problem], source: str) -> tuple[Problem, ...]:
-    """The problems in the order of the file's lines, flags first."""
+    """Sort problems by line; those of flags come first."""
     return tuple(sorted(dict.fromkeys(problems), key=lambda problem: line_of(problem, source)))
 
 
@@ -109,37 +109,37 @@ def line_of(problem: Problem, source: str) -> int:
 
 
 def content(path: Path, source: str) -> bytes:
-    """The bytes of a file (a little more than is allowed, at most). Raises SpecError."""
+    """Return the bytes of a file, at most one more than the loader accepts. Raises SpecError."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise SpecError((Problem(source, "is a folder, not a spec", specs_in(path)),))
+            raise SpecError((Problem(source, "is a folder, not a spec file", specs_in(path)),))
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError((Problem(source, "no such file", near_files(path)),)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SpecError((Problem(clipped(source), f"can't be read: {reason}", "name a YAML file"),)) from None
+        raise SpecError((Problem(clipped(source), f"cannot be read: {reason}", "name a YAML file"),)) from None
 
 
 def specs_in(folder: Path) -> str:
-    """The YAML files of a folder, as a proposal."""
+    """Suggest the YAML files of a folder."""
     names = yaml_files(folder)
-    return f"it has: {', '.join(names[:5])}" if names else "name a YAML file"
+    return f"name one of its files: {', '.join(names[:5])}" if names else "name a YAML file"
 
 
 def near_files(path: Path) -> str:
-    """Files beside the missing one that have a name like it."""
+    """Suggest files with a similar name beside a missing one."""
     if not path.parent.is_dir():
-        return f"there is no folder {clipped(str(path.parent))}"
+        return f"the folder {clipped(str(path.parent))} does not exist"
     names = {name.rpartition(".")[0]: name for name in yaml_files(path.parent)}
     close = [names[stem] for stem in near(path.stem, names, most=3)]
-    return f"did you mean {either(close)}?" if close else "`launch init` writes a spec to start from"
+    return f"did you mean {either(close)}?" if close else "create a spec with `launch init`"
 
 
 def yaml_files(folder: Path) -> list[str]:
-    """Names of the YAML files in a folder; none where it can't be looked into."""
+    """Return the names of the YAML files in a folder; none if it cannot be read."""
     try:
         return sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith((".yaml", ".yml")))
     except OSError:

@@ -1,4 +1,4 @@
-"""The JSON Schema of a spec, for editors: made from the models, and as lenient as the reader is."""
+"""Generate the JSON Schema of a spec, for editors, from the models. It accepts what the reader accepts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from launcher.spec.models import JobSpec
 from launcher.spec.shapes import LENIENT, ONE_OR_LIST
 
 AS_WRITTEN = ["string", "number", "boolean"]
-"""A plain scalar that the reader takes as text, as it is written."""
+"""Types of a plain scalar that the reader takes as text, exactly as written."""
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12. Checks of one field are all in it; those of fields together are the reader's alone."""
+    """Return the schema (draft 2020-12). It covers each setting on its own; only the reader checks combinations."""
     schema = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(JobSpec)))  # JSON has no tuples
     definitions: dict[str, Any] = schema["$defs"]
     for definition in definitions.values():
@@ -27,19 +27,19 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "launch: a job",
-        "description": "One training job, or one VM to work on, for launch.",
+        "description": "A training job, or a VM to work on, for launch.",
         **schema,
     }
 
 
 def described(field: dict[str, Any]) -> dict[str, Any]:
-    """An optional field with its description where editors look for it: on the field, not on one alternative."""
+    """Move the description of an optional field to where editors look for it: from the alternative to the field."""
     texts = [option["description"] for option in field.get("anyOf", ()) if "description" in option]
     return {"description": texts[0], **field} if texts else field
 
 
 def field_at(definitions: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The schema of a field, the sections on the way looked up by their references."""
+    """Return the schema of a field, following the references of its sections."""
     properties = definitions["JobSpec"]["properties"]
     for section in path[:-1]:
         properties = definitions[properties[section]["$ref"].rpartition("/")[2]]["properties"]
@@ -48,12 +48,12 @@ def field_at(definitions: dict[str, Any], path: tuple[str, ...]) -> dict[str, An
 
 
 def allow_one(field: dict[str, Any]) -> None:
-    """One value in place of a list of it."""
+    """Allow a single value in place of a list."""
     items = next(option["items"] for option in field["anyOf"] if option.get("type") == "array")
     field["anyOf"].append(items)
 
 
 def allow_as_written(field: dict[str, Any]) -> None:
-    """Numbers and booleans where text is meant."""
+    """Allow unquoted numbers and booleans as text."""
     inner = next((option for option in field.get("anyOf", ()) if option.get("type") == "array"), field)
     inner["additionalProperties" if inner["type"] == "object" else "items"] = {"type": AS_WRITTEN}

@@ -1,7 +1,7 @@
-"""Which texts look like a secret. A request is stored and shown by the cloud; what is in it is no longer secret.
+"""Detect values that look like secrets. The cloud stores and shows a job's request, so it must not contain any.
 
-The patterns are compiled when they are first needed: most specs need none. They are searched for in long texts, so
-none may start in the middle of its own characters: that keeps the time linear.
+The patterns are compiled on first use, as most specs need none. They are searched for in long texts, so no match may
+start inside a run of its own characters: that keeps the time linear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPES: Final = (
     r"|glpat-[A-Za-z0-9_-]{16,}"  # GitLab
     r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"  # a signed JSON Web Token
     r")|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^\s/@:]*:[^\s/@]+@"  # a password in an address
+    r"|://[^\s/@:]*:[^\s/@]+@"  # a password in a URL
 )
 WANDB: Final = r"[0-9a-f]{40}"
 SURE: Final = (
@@ -30,37 +30,37 @@ SURE: Final = (
 )
 LIKELY: Final = r"(.*_)?(TOKEN|KEY|CREDENTIALS?)"
 HARMLESS: Final = (
-    r"true|false|yes|no|on|off|none|null|auto|bearer|basic"  # switches, and what stands before a reference
-    r"|[./~].*|[a-z]+://[^:@/]*(/.*)?|projects/.*"  # paths, addresses without a password, resource names
+    r"true|false|yes|no|on|off|none|null|auto|bearer|basic"  # switches, and words before a reference
+    r"|[./~].*|[a-z]+://[^:@/]*(/.*)?|projects/.*"  # paths, URLs without a password, resource names
     r"|[<\[].*[>\]]"  # <|endoftext|>, [PAD]
 )
 REFERENCE: Final = r"\$\(\w+\)|\$\{\w+\}|^\$[A-Z_][A-Z0-9_]*$"
-"""Another variable's value: `$(NAME)`, as Vertex AI expands it, and as shells do."""
+"""The value of another variable: `$(NAME)`, as Vertex AI expands it, or a shell's `$NAME`."""
 RANDOM: Final = r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.]{16,}"
 LONG: Final = 20
-"""Characters of a secret of which the first four may be shown."""
+"""Minimum characters of a secret whose first four may be shown."""
 SHORTEST: Final = 4
-"""Characters of a password; less is a switch or a count."""
+"""Minimum characters of a password; anything shorter is a switch or a count."""
 
 
 def known_secret(text: str) -> bool:
-    """Something in the text has the shape of a well-known kind of secret, whatever its name."""
+    """Return whether the text contains a well-known kind of secret, whatever its name."""
     return bool(re.search(SHAPES, re.sub(REFERENCE, "", text)))
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a variable carries a secret: by its value's shape, or by its name and a value that can be one."""
+    """Return whether a variable holds a secret: by the form of its value, or by its name and a plausible value."""
     name = name.upper()
     if known_secret(value) or (name == "WANDB_API_KEY" and re.fullmatch(WANDB, value)):
         return True
-    said = re.sub(REFERENCE, "", value).strip()
-    if len(said) < SHORTEST or re.fullmatch(HARMLESS, said, re.IGNORECASE | re.DOTALL):
+    literal = re.sub(REFERENCE, "", value).strip()
+    if len(literal) < SHORTEST or re.fullmatch(HARMLESS, literal, re.IGNORECASE | re.DOTALL):
         return False
-    return bool(re.fullmatch(SURE, name) or (re.fullmatch(LIKELY, name) and re.fullmatch(RANDOM, said)))
+    return bool(re.fullmatch(SURE, name) or (re.fullmatch(LIKELY, name) and re.fullmatch(RANDOM, literal)))
 
 
 def secrets_in(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """(place, text) of every text in plain data that holds a known secret."""
+    """Yield (path, text) of each text in plain data that contains a known secret."""
     if isinstance(value, str):
         if known_secret(value):
             yield at, value
@@ -71,8 +71,8 @@ def secrets_in(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[tuple[st
 
 
 def masked(value: str) -> str:
-    """Return the first four characters of a long secret: enough to tell which it is, too little to use it. Of one with
-    fewer than 20 characters nothing is shown."""
+    """Return the first four characters of a secret: enough to recognise it, too few to use it. Secrets with fewer than
+    20 characters are masked completely."""
     return f"'{value[:4] if len(value) >= LONG else ''}…'"
 
 
@@ -82,10 +82,10 @@ PRIVATE_NAMES: Final = (
     r"|credentials|(hf|github|gitlab|wandb|api|access|auth)?_?token(\.txt)?|.*\.(p12|pfx|jks|keystore|kdbx)"
 )
 EXAMPLES: Final = r".*\.(example|sample|template|dist)|(example|sample|template|dist)\.env"
-"""`.env.example` is there to be shared."""
+"""Templates such as `.env.example`, which are meant to be shared."""
 PRIVATE_FOLDERS: Final = r"(.*/)?(\.config/gcloud|\.huggingface|\.config/wandb)/.*"
 READ: Final = frozenset({"json", "pem", "key", "txt", "cfg", "ini", "yaml", "yml", "toml"})
-"""Endings of files that are looked into."""
+"""Suffixes of files whose content is searched."""
 MOST_READ: Final = 1 << 16
 KEY_FILE: Final = (
     r'-----BEGIN [A-Z ]*PRIVATE KEY|"type"\s*:\s*"(service_account|authorized_user|external_account)"'
@@ -94,10 +94,10 @@ KEY_FILE: Final = (
 
 
 def secret_file(name: str, path: str) -> bool:
-    """Whether a file is made to hold a secret: by its name, or by a private key or Google credentials in it.
+    """Return whether a file holds a secret: by its name, or by a private key or Google credentials in it.
 
-    A file that can't be read is no secret here; whoever needs its content says so. `path` is empty where only the name
-    counts.
+    With an empty `path` only the name counts. An unreadable file is not a secret here: the code that needs its content
+    reports it.
     """
     base = name.rpartition("/")[2].lower()
     if re.fullmatch(PRIVATE_NAMES, base) and not re.fullmatch(EXAMPLES, base):

@@ -1,7 +1,6 @@
-"""What a spec says to one service alone: Vertex AI, or Compute Engine's VMs. See `launcher.spec.models`."""
+"""Settings that apply to one service alone: Vertex AI, or Compute Engine VMs. See `launcher.spec.models`."""
 
-# No `from __future__ import annotations`: here they are values that the reader looks at when launch starts, and as
-# texts each of them would be compiled anew (2 ms a command).
+# No `from __future__ import annotations`: see launcher.spec.models.
 
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ from launcher.spec.kinds import Duration, Model, MountPoint
 
 
 class NfsMount(Model, frozen=True, kw_only=True):
-    """An NFS share, seen at /mnt/nfs/<mount_point>."""
+    """An NFS share, mounted at /mnt/nfs/<mount_point>."""
 
     server: str
     path: str
@@ -19,7 +18,7 @@ class NfsMount(Model, frozen=True, kw_only=True):
 
 
 class LustreMount(Model, frozen=True, kw_only=True):
-    """A Managed Lustre instance, seen at /mnt/lustre/<mount_point>."""
+    """A Managed Lustre instance, mounted at /mnt/lustre/<mount_point>."""
 
     instance_ip: str
     volume_handle: str
@@ -28,14 +27,14 @@ class LustreMount(Model, frozen=True, kw_only=True):
 
 
 class ReductionServer(Model, frozen=True, kw_only=True):
-    """Vertex's Reduction Server: CPU nodes that add up gradients, for several nodes on plain networks."""
+    """Vertex AI's Reduction Server: CPU nodes that sum the gradients of several nodes without a fast network."""
 
     replicas: Annotated[int, Meta(ge=1, le=1000)]
     machine_type: str = "n1-highcpu-16"
 
 
 class Vertex(Model, frozen=True, kw_only=True):
-    """What only Vertex AI has."""
+    """Settings that only Vertex AI has."""
 
     tensorboard: (
         Annotated[
@@ -48,11 +47,13 @@ class Vertex(Model, frozen=True, kw_only=True):
         | None
     ) = None
     experiment: Annotated[str, Meta(description="name of a Vertex AI experiment in the job's region")] | None = None
-    experiment_run: Annotated[str, Meta(description="the run's name in the experiment")] | None = None
-    web_access: Annotated[bool, Meta(description="a shell in the running container, from the console")] = False
-    dashboard_access: Annotated[bool, Meta(description="the dashboard of the running container")] = False
+    experiment_run: Annotated[str, Meta(description="name of the run in the experiment")] | None = None
+    web_access: Annotated[bool, Meta(description="allow a shell in the running container from the console")] = False
+    dashboard_access: Annotated[bool, Meta(description="allow access to the dashboard of the running container")] = (
+        False
+    )
     persistent_resource: (
-        Annotated[str, Meta(description="id of a persistent resource to run on: no wait for machines")] | None
+        Annotated[str, Meta(description="id of a persistent resource to run on, without a wait for machines")] | None
     ) = None
     nfs: tuple[NfsMount, ...] = ()
     lustre: tuple[LustreMount, ...] = ()
@@ -60,34 +61,43 @@ class Vertex(Model, frozen=True, kw_only=True):
 
 
 class Vm(Model, frozen=True, kw_only=True):
-    """What only Compute Engine VMs have."""
+    """Settings that only Compute Engine VMs have."""
 
-    image_family: Annotated[str, Meta(description="of deeplearning-platform-release")] | None = None
+    image_family: (
+        Annotated[str, Meta(description="boot image: a family of deeplearning-platform-release; default: by GPU")]
+        | None
+    ) = None
     image: (
         Annotated[
             str,
             Meta(
                 pattern=r"^projects/[^/]+/global/images/(family/)?[^/]+$",
-                description="projects/P/global/images/I, instead of a family",
+                description="boot image instead of a family: projects/P/global/images/I",
             ),
         ]
         | None
     ) = None
     external_ip: Annotated[
-        bool, Meta(description="left out: SSH goes through IAP, and the way out needs Cloud NAT")
+        bool, Meta(description="give the VM an external IP; without one, SSH uses IAP and egress needs Cloud NAT")
     ] = False
-    on_stop: Annotated[Literal["stop", "delete"], Meta(description="at the end of its time")] | None = None
+    on_stop: (
+        Annotated[
+            Literal["stop", "delete"],
+            Meta(description="what happens when its time ends (default: delete for a run, stop for a VM to work on)"),
+        ]
+        | None
+    ) = None
     lease: (
         Annotated[
             Duration,
-            Meta(description="a VM to work on stops itself so long after its start; can be moved up to limits.hours"),
+            Meta(description="a VM to work on stops itself this long after its start; extendable up to limits.hours"),
         ]
         | None
     ) = None
     idle_stop: (
         Annotated[
             Duration,
-            Meta(description="it stops itself when GPUs, CPUs and SSH were idle for so long (5m or more)"),
+            Meta(description="a VM to work on stops itself after GPUs, CPUs and SSH were idle this long (5m or more)"),
         ]
         | None
     ) = None

@@ -1,4 +1,4 @@
-"""The models' types as data: what kind of value each field takes, and within which bounds."""
+"""Describe the models' types as data: what kind of value each field takes, and within which bounds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from msgspec import NODEFAULT, Meta, Struct
 from msgspec.structs import fields as struct_fields
 
 LENIENT = frozenset({("env",), ("run", "args"), ("run", "command")})
-"""Sections whose values are text for a program: a plain scalar is taken as it is written (`LR: 1e-4` is "1e-4")."""
+"""Sections whose values are text for a program: plain scalars are kept as written (`LR: 1e-4` is "1e-4")."""
 
 ONE_OR_LIST = frozenset({("provisioning",), ("regions",), ("zones",)})
-"""Lists of which one value may be given as it is."""
+"""Lists that also accept a single value."""
 
 KINDS = {str: "text", int: "int", float: "float", bool: "bool", Any: "any"}
 
 
 class Shape(Struct, frozen=True):
-    """What a field takes. `kind`: text, int, float, bool, choice, list, map, model or any."""
+    """The values that a field takes. `kind`: text, int, float, bool, choice, list, map, model or any."""
 
     kind: str
     hint: Any
@@ -32,20 +32,20 @@ class Shape(Struct, frozen=True):
     keys: Any = None
     """map: the type of a key."""
     choices: tuple[str, ...] = ()
-    """choice: the words; list: words that may stand in the list's place."""
+    """choice: the allowed words; list: words accepted instead of a list."""
 
     def bound(self, name: str) -> Any:
-        """The innermost bound of this name (`ge`, `pattern`, `max_length` …), or None."""
+        """Return the innermost bound of this name (`ge`, `pattern`, `max_length` …), or None."""
         return next((value for meta in self.metas if (value := getattr(meta, name)) is not None), None)
 
     @property
     def meaning(self) -> str:
-        """What the field means: the descriptions, the type's own before the field's."""
+        """The descriptions of the type and of the field, in this order."""
         return "; ".join(dict.fromkeys(meta.description for meta in self.metas if meta.description))
 
 
 class Field(Struct, frozen=True):
-    """One field of a model."""
+    """A field of a model."""
 
     shape: Shape
     required: bool
@@ -53,7 +53,7 @@ class Field(Struct, frozen=True):
 
 @cache
 def fields(model: type[Struct]) -> Mapping[str, Field]:
-    """The fields of a model, by name, in their order."""
+    """Return the fields of a model by name, in their order."""
     return {
         info.name: Field(shape_of(info.type), info.default is NODEFAULT and info.default_factory is NODEFAULT)
         for info in struct_fields(model)
@@ -61,7 +61,7 @@ def fields(model: type[Struct]) -> Mapping[str, Field]:
 
 
 def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
-    """The shape of a type hint; `metas` are those found around it."""
+    """Return the shape of a type hint; `metas` are those of the enclosing hints."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return shape_of(args[0], (*hint.__metadata__, *metas))
@@ -79,7 +79,7 @@ def shape_of(hint: Any, metas: tuple[Meta, ...] = ()) -> Shape:
 
 
 def union(args: tuple[Any, ...], metas: tuple[Meta, ...]) -> Shape:
-    """`T | None`, or a list that a word may stand for (`regions: any`)."""
+    """Return the shape of `T | None`, or of a list with an alternative word (`regions: any`)."""
     first, *rest = [shape_of(arg, metas) for arg in args if arg is not NoneType]
     words = tuple(word for other in rest for word in other.choices)
     return Shape(

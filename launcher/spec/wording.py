@@ -1,4 +1,4 @@
-"""How messages show values, kinds and near names. Loaded when there is something to complain about."""
+"""Format values, types and suggestions for error messages. Imported only when there is an error to report."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from launcher.spec.secretive import known_secret, masked
 from launcher.spec.shapes import Shape, fields, shape_of
 from launcher.text import near
 
-KIND_WORDS = {
+TYPE_NAMES = {
     "text": "text",
     "choice": "text",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "list": "a list",
-    "map": "a section of `name: value` lines",
+    "map": "a section with `name: value` lines",
     "model": "a section",
 }
 PRIVATE = ("env", "secrets")
-"""Sections whose values are never shown in full: a secret may have ended up there."""
+"""Sections whose values are never shown in full, as one may be a secret."""
 
 
 def show(node: Node, at: Path = ()) -> str:
-    """A value as it may appear in a message: shortened, and never a secret."""
+    """Format a value for a message: shortened, and with secrets masked."""
     if isinstance(node, Map):
         return "a section"
     if isinstance(node, List):
@@ -37,36 +37,36 @@ def show(node: Node, at: Path = ()) -> str:
 
 
 def is_private(text: str, at: Path) -> bool:
-    """Return whether a value may be a secret, by its shape or its place."""
+    """Return whether a value may be a secret, judged by its form or its section."""
     return known_secret(text) or (at[:1] != () and at[0] in PRIVATE)
 
 
-def mistake(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
-    """(what, fix) of a value that is of the wrong kind."""
-    fix, kind = wanted(shape), KIND_WORDS[shape.kind]
+def type_mismatch(node: Node, shape: Shape, at: Path) -> tuple[str, str]:
+    """Return (what, fix) for a value of the wrong type."""
+    fix, expected = f"use {wanted(shape)}", TYPE_NAMES[shape.kind]
     if isinstance(node, Scalar) and node.value is None:
         return "has no value", f"{fix}; or remove the line"
     if not isinstance(node, Scalar):
-        return f"{show(node)}, not {kind}", fix
+        return f"is {show(node)}, not {expected}", fix
     if shape.kind in ("text", "choice") and not shape.bound("pattern"):
-        fix = "put it in quotes to make it text"
+        fix = "to make it text, put it in quotes"
         if not is_private(node.text, at):
             fix += f': "{clipped(node.text)}"'
-    return f"{show(node, at)} is {is_a(node)}, not {kind}", fix
+    return f"{show(node, at)} is {type_of(node)}, not {expected}", fix
 
 
-def is_a(node: Node) -> str:
-    """What kind of value stands there: `text`, `a number`, `a list` …"""
+def type_of(node: Node) -> str:
+    """Return the type of a value in words: `text`, `a number`, `a list` …"""
     if not isinstance(node, Scalar):
         return show(node)
     if node.value is None:
         return "empty"
-    kinds = ((bool, "a boolean"), (int, "a number"), (float, "a number"), (str, "text"))
-    return next((word for kind, word in kinds if isinstance(node.value, kind)), "of another kind")
+    types = ((bool, "a boolean"), (int, "a number"), (float, "a number"), (str, "text"))
+    return next((name for type_, name in types if isinstance(node.value, type_)), "of an unknown type")
 
 
 def wanted(shape: Shape) -> str:
-    """What would be right: `a whole number from 1 to 16: GPUs on each node`."""
+    """Describe a valid value: `a whole number from 1 to 16: GPUs on each node`."""
     if shape.kind == "choice":
         what = "one of " + ", ".join(shape.choices)
     elif shape.kind == "model":
@@ -75,12 +75,12 @@ def wanted(shape: Shape) -> str:
     elif shape.bound("pattern"):
         what = ""
     else:
-        what = KIND_WORDS[shape.kind] + span(shape)
+        what = TYPE_NAMES[shape.kind] + value_range(shape)
     return ": ".join(filter(None, (what, shape.meaning)))
 
 
-def span(shape: Shape) -> str:
-    """The bounds in words: ` from 1 to 16`, ` above 0, at most 168`."""
+def value_range(shape: Shape) -> str:
+    """Describe the bounds: ` from 1 to 16`, ` above 0, at most 168`."""
     above, least, most = shape.bound("gt"), shape.bound("ge"), shape.bound("le")
     if least is not None and most is not None:
         return f" from {least:g} to {most:g}"
@@ -89,7 +89,7 @@ def span(shape: Shape) -> str:
 
 
 def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> str:
-    """What may have been meant by a key that `model` (at `at`) doesn't have."""
+    """Suggest what an unknown key of the section `model` (at `at`) may have meant."""
     here = list(fields(model))
     places = {path: path.rpartition(".")[2] for path in every_path(root)}
     same = [path for path, name in places.items() if name == key]
@@ -105,7 +105,7 @@ def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> 
 
 
 def every_path(model: type[Struct], above: str = "") -> list[str]:
-    """All fields of the models, dotted; those of a list's sections as `vertex.nfs.path`."""
+    """Return the dotted names of all settings; those in the sections of a list as `vertex.nfs.path`."""
     paths = []
     for name, field in fields(model).items():
         paths.append(above + name)

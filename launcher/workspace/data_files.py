@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.plan.model import Target
-from launcher.spec.checks import own_files
+from launcher.spec.checks import data_paths
 from launcher.spec.models import JobSpec, Run
 
 ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108
@@ -26,7 +26,7 @@ def check_data(
     """
     if spec.image.uri or spec.image.base:
         return
-    for field, path in own_files(spec.run).items():
+    for field, path in data_paths(spec.run).items():
         is_absolute = path.startswith(("/", "~"))
         if in_place or (is_absolute and target == "local"):
             check_here(field, path, folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
-from launcher.spec.checks import own_functions
+from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
 
@@ -39,7 +39,7 @@ def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "run.script", posixpath.normpath(spec.run.script)
     if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names)):
         yield "run.module", file
-    for field, function in own_functions(spec.run).items():
+    for field, function in custom_functions(spec.run).items():
         if file := file_of_module(function.partition(":")[0], names):
             yield field, file
 

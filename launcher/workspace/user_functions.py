@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
-from launcher.spec.checks import own_functions
+from launcher.spec.checks import custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near
 from launcher.workspace.python_files import file_of_module, near_scripts, parsed
@@ -22,7 +22,7 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
 
     Raises UsageError, which names what is like a missing one.
     """
-    for field, function in own_functions(spec.run).items():
+    for field, function in custom_functions(spec.run).items():
         if path := _file(function, names):
             _check_name(field, function, folder / path, path)
         elif not (spec.image.requirements or spec.image.base):
@@ -95,9 +95,9 @@ def _words(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def functions_elsewhere(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:
+def packaged_functions(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:
     """Return the functions that only an installed package can bring."""
-    return tuple(function for function in own_functions(spec.run).values() if not _file(function, names))
+    return tuple(function for function in custom_functions(spec.run).values() if not _file(function, names))
 
 
 def _file(function: str, names: Sequence[str]) -> str:

@@ -172,7 +172,7 @@ def test_what_no_rule_covers_is_unknown() -> None:
     assert _price("a4x-highgpu-4g", "compute", "spot", "us-central1") == Price(
         usd=None,
         approx=True,
-        rule="no price of a4x-highgpu-4g in us-central1 is known",
+        rule="the price of a4x-highgpu-4g in us-central1 is unknown",
         source="",
         date="",
         excludes=("boot disk", "network traffic"),

@@ -46,9 +46,7 @@ def test_check_finds_a_price_changed_by_hand(tmp_path: Path) -> None:
     assert derive.main(["--check"], sources, data) is None
     prices = data / "prices.csv"
     prices.write_text(prices.read_text(encoding="utf-8").replace("52.962297", "26.83"), encoding="utf-8")
-    assert derive.main(["--check"], sources, data) == (
-        "not what sources/ give: prices.csv; run python -m tools.catalog.derive"
-    )
+    assert derive.main(["--check"], sources, data) == ("out of date: prices.csv; run python -m tools.catalog.derive")
     assert derive.main([], sources, data) is None
     assert derive.main(["--check"], sources, data) is None
 

@@ -54,7 +54,7 @@ def test_the_cap_counts_every_node() -> None:
     machine = {"type": "h100", "gpus": 8, "nodes": 2}
     at_most = planned(machine=machine, limits={"hours": 3}).limits.usd_at_most or 0
     planned(machine=machine, limits={"hours": 3, "usd": at_most + 0.01})
-    with pytest.raises(PlanRefused, match="x 2 nodes"):
+    with pytest.raises(PlanRefused, match="× 2 nodes"):
         planned(machine=machine, limits={"hours": 3, "usd": at_most - 0.01})
 
 
@@ -73,7 +73,7 @@ def test_the_refusal_shows_the_sum_and_what_fits() -> None:
     with pytest.raises(PlanRefused) as refused:
         planned(limits={"hours": 10, "usd": 100})
     assert "$255.76" in refused.value.problem
-    assert "x 1 node x 10.04 h" in refused.value.problem
+    assert "× 1 node × 10.04 h" in refused.value.problem
     assert "--hours 3.88" in refused.value.hint
     planned(limits={"hours": 3.88, "usd": 100})
     with pytest.raises(PlanRefused):
@@ -94,7 +94,7 @@ def test_an_unknown_price_under_a_cap_is_refused_unless_it_is_said() -> None:
     assert plan.limits.usd_at_most == pytest.approx(
         (0.6 + 200 * 0.17 / 730 * 1.15) * (24 + 150 / 3600)
     )  # its hyperdisk at most
-    assert plan.attempts[0].usd_rule == "as --price says"
+    assert plan.attempts[0].usd_rule == "set by --price"
     assert plan.attempts[0].usd_excludes[0] == "network traffic"
 
 
@@ -165,7 +165,7 @@ def test_a_spot_price_above_the_usual_share_is_its_own_ceiling() -> None:
     """0.7064 of the list price was seen in 2024."""
     shape = next(iter(CATALOG.machines["a3-highgpu-8g"]))
     dear = RegionPrices("us-central1", 100.0, "list", None, "", 70.64, "spot", 0.0, "", "")
-    order = prices.Order(shape, "compute", "spot", "us-central1")
+    order = prices.PriceQuery(shape, "compute", "spot", "us-central1")
     found = prices.price(order, dear, dear, CATALOG._tariff)
     assert (found.usd, found.ceiling, found.hard_bound) == (70.64, 70.64, 100.0)
 

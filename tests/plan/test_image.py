@@ -83,8 +83,8 @@ def test_an_image_of_ones_own_is_used_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("gpu", "count", "wheel", "words"),
     [
-        ("v100", 2, "cu130", ["cu130 doesn't run on NVIDIA", "cu126 does"]),
-        ("b200", 8, "cu126", ["cu126 doesn't run on NVIDIA B200", "cu130 does"]),
+        ("v100", 2, "cu130", ["cu130 does not run on NVIDIA", "Use cu126"]),
+        ("b200", 8, "cu126", ["cu126 does not run on NVIDIA B200", "Use cu130"]),
     ],
 )
 def test_a_variant_that_can_not_work_is_refused(gpu: str, count: int, wheel: str, words: list[str]) -> None:
@@ -95,15 +95,15 @@ def test_a_variant_that_can_not_work_is_refused(gpu: str, count: int, wheel: str
 
 @pytest.mark.parametrize("own", [{"repository": "localhost:5000/a"}, {"uri": f"127.0.0.1:5000/a@{DIGEST}"}])
 def test_an_image_on_this_machine_is_for_this_machine(own: dict[str, str]) -> None:
-    with pytest.raises(PlanRefused, match="is on this machine, where no other can pull it from"):
+    with pytest.raises(PlanRefused, match="is on this machine"):
         planned(image=own)
     assert planned("local", image=own).image == image(spec(image=own), CATALOG, context("local"))
 
 
 def test_a_gpu_is_not_paid_for_to_be_idle() -> None:
-    with pytest.raises(PlanRefused, match="cpu has no CUDA, and NVIDIA H100"):
+    with pytest.raises(PlanRefused, match="cpu has no CUDA, so the NVIDIA H100"):
         planned(image={"wheel": "cpu"})
-    with pytest.raises(PlanRefused, match=r"torch-2\.13\.0\+cpu-cp312\.whl has no CUDA, and NVIDIA H100"):
+    with pytest.raises(PlanRefused, match=r"torch-2\.13\.0\+cpu-cp312\.whl has no CUDA, so the NVIDIA H100"):
         planned(image={"torch": "wheels/torch-2.13.0+cpu-cp312.whl"})
     assert planned("local", image={"wheel": "cpu"}).image == image(
         spec(image={"wheel": "cpu"}), CATALOG, context("local")

@@ -52,7 +52,7 @@ def test_zones_narrow_a_vm() -> None:
 
 
 def test_a_zone_without_the_machine() -> None:
-    with pytest.raises(PlanRefused, match="isn't in us-east5-b"):
+    with pytest.raises(PlanRefused, match="not available in us-east5-b"):
         planned("vm", provisioning=["spot"], regions=None, zones=["us-east5-b"])
 
 
@@ -71,18 +71,18 @@ def test_zones_only_narrow_the_regions_on_vertex() -> None:
 
 
 def test_a_vm_where_zones_are_unknown_asks_for_one() -> None:
-    with pytest.raises(PlanRefused, match="doesn't know which zones"):
+    with pytest.raises(PlanRefused, match=r"zones .*are unknown"):
         planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"])
     named = planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], zones=["us-central1-f"])
     assert named.attempts[0].zone == "us-central1-f"
 
 
 def test_any_where_no_zone_is_known_says_that() -> None:
-    with pytest.raises(PlanRefused, match="doesn't know which zones") as refused:
+    with pytest.raises(PlanRefused, match=r"zones .*are unknown") as refused:
         planned("vm", machine={"type": "a100-40gb", "gpus": 1}, provisioning=["standard"], regions="any")
     assert "--zone" in refused.value.hint
 
 
 def test_a3_high_on_demand_is_refused_on_compute_engine() -> None:
-    with pytest.raises(PlanRefused, match="can't be had as standard on Compute Engine"):
+    with pytest.raises(PlanRefused, match="not available as standard on Compute Engine"):
         planned("vm", provisioning=["standard"])

@@ -85,9 +85,9 @@ def test_a_config_is_never_expanded() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"env": {"A": "x" * 131_071}}, r"env\.A is 128 KiB"),
-        ({"run": {"command": ["x", "y" * 131_072]}}, r"run\.args is 128 KiB"),
-        ({"env": {f"A{n}": "x" * 90_000 for n in range(3)}}, "a VM's metadata holds 256 KiB"),
+        ({"env": {"A": "x" * 131_071}}, r"env\.A: 128 KiB"),
+        ({"run": {"command": ["x", "y" * 131_072]}}, r"run\.args: 128 KiB"),
+        ({"env": {f"A{n}": "x" * 90_000 for n in range(3)}}, "VM metadata, which holds 256 KiB"),
     ],
     ids=["variable", "argument", "all"],
 )

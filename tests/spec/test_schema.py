@@ -49,7 +49,7 @@ def test_it_is_as_lenient_as_the_reader() -> None:
 
 
 def test_optional_fields_are_described_where_editors_look() -> None:
-    assert properties("Machine")["gpus"]["description"] == "GPUs on each node; a machine type brings its own"
+    assert properties("Machine")["gpus"]["description"] == "GPUs per node; default: all of the machine type's"
 
 
 def test_the_starter_spec_can_be_read_and_is_explained() -> None:

@@ -117,7 +117,7 @@ def test_a_known_secret_is_never_shown(text: str) -> None:
 
 def test_what_stands_where_secrets_belong_is_never_shown() -> None:
     (line,) = lines(SMALL + "secrets: {DB: correct horse battery}")
-    assert line.startswith("s.yaml:3: secrets.DB: 'corr…' can't be taken | a secret in Secret Manager, never its value")
+    assert line.startswith("s.yaml:3: secrets.DB: 'corr…' is invalid | use a Secret Manager version, never the secret")
 
 
 @pytest.mark.parametrize("secret", ["1234", "424242", "hunter2", "correct-horse", "a" * (LONG - 1)])
@@ -138,16 +138,16 @@ def test_a_long_secret_is_told_by_its_first_characters() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("run: {args: [--epochs, 3, --token=%s]}", "s.yaml:3: run.args[2]: '--to…' has a secret in it"),
-        ("run: {command: [python, x.py, %s]}", "s.yaml:3: run.command[2]: 'hf_a…' has a secret in it"),
-        ("run: {config: {data: %s}}", "s.yaml:3: run.config.data: 'hf_a…' has a secret in it"),
-        ("run: {args: ['https://me:hunter2@example.com/x']}", "s.yaml:3: run.args[0]: 'http…' has a secret in it"),
+        ("run: {args: [--epochs, 3, --token=%s]}", "s.yaml:3: run.args[2]: '--to…' contains a secret"),
+        ("run: {command: [python, x.py, %s]}", "s.yaml:3: run.command[2]: 'hf_a…' contains a secret"),
+        ("run: {config: {data: %s}}", "s.yaml:3: run.config.data: 'hf_a…' contains a secret"),
+        ("run: {args: ['https://me:hunter2@example.com/x']}", "s.yaml:3: run.args[0]: 'http…' contains a secret"),
     ],
 )
 def test_what_the_program_is_given_has_no_secret(text: str, message: str) -> None:
     (line,) = lines(SMALL + text.replace("%s", "hf_abcdefghijklmnopqrst"))
     assert line.startswith(message)
-    assert "name it under secrets" in line
+    assert "reference it under secrets" in line
 
 
 def test_a_long_text_is_searched_in_no_time() -> None:

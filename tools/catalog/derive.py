@@ -1,7 +1,8 @@
-"""Derive the catalog's tables of regions, zones and prices from sources/, so that no figure in them is typed by hand.
+"""Derive the catalog's tables of regions, zones and prices from sources/, so that no figure is typed by hand.
 
-`python -m tools.catalog.derive` writes launcher/catalog/data/{regions,zones,prices,price_components}.csv; with
-`--check` it compares and fails if a table is not what its sources give. sources/README.md describes the sources.
+`python -m tools.catalog.derive` writes regions.csv, zones.csv, prices.csv and price_components.csv in
+launcher/catalog/data. With `--check` it compares them, and fails if a table is out of date. sources/README.md describes
+the sources.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PRICE_COLUMNS = (
 )
 COMPONENT_COLUMNS = ("component", "region", "list_usd", "spot_usd", "source", "date", "certainty")
 COMPONENTS = ("local-ssd-gib", "n1-vcpu", "n1-ram-gib", "p4", "p100", "t4", "v100")
-"""Components that planning adds up: N1 with its GPUs, and local SSDs that a VM requests."""
+"""Components that a plan adds up: N1 machines with their GPUs, and the local SSDs of a VM."""
 SLICED = ("a4-", "a4x-")
 """Families with one SKU for the whole machine, including local SSDs."""
 
@@ -74,14 +75,14 @@ SPOT_RULES = {
 
 
 def main(args: Sequence[str], sources: Path = SOURCES, data: Path = DATA) -> str | None:
-    """Write the tables, or compare them; return what is wrong, or None."""
+    """Write the tables, or compare them; return an error message, or None."""
     tables = {data / name: text for name, text in derive(sources, data).items()}
     if "--check" not in args:
         for path, text in tables.items():
             path.write_text(text, encoding="utf-8")
         return None
     stale = [path.name for path, text in tables.items() if path.read_text(encoding="utf-8") != text]
-    return f"not what sources/ give: {', '.join(stale)}; run python -m tools.catalog.derive" if stale else None
+    return f"out of date: {', '.join(stale)}; run python -m tools.catalog.derive" if stale else None
 
 
 def derive(sources: Path, data: Path) -> dict[str, str]:
@@ -102,13 +103,13 @@ def derive(sources: Path, data: Path) -> dict[str, str]:
 
 
 def regions(listed: Iterable[Row]) -> list[Row]:
-    """Return each machine once, with all regions where it is listed."""
+    """Return a row per machine with all its regions."""
     places = group((row["InstanceType"], row["Region"]) for row in listed)
     return [{"machine": name, "regions": text, "source": "CYC 2026-08-17", "certainty": "C"} for name, text in places]
 
 
 def zones(scraped: Iterable[Row], sources: Path) -> list[Row]:
-    """Return each machine once, with all zones of the scraped file and of zones_named.csv."""
+    """Return a row per machine with all its zones in the scraped file and in zones_named.csv."""
     places = group((row["InstanceType"], row["Zone"]) for row in scraped)
     rows = [{"machine": name, "zones": text, "source": "SKYCAT 2026", "certainty": "C"} for name, text in places]
     return sorted([*rows, *read(sources / "zones_named.csv")], key=lambda row: row["machine"])
@@ -160,8 +161,8 @@ def figure(name: str, usd: str, rules: Mapping[str, str], text: str) -> Row:
 
 
 def component_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the components that planning needs. Spot prices that their source calls stale are left out: no zone of
-    such a region has the GPU."""
+    """Return the components that plans need, without Spot prices that their source calls stale: no zone of such a
+    region has the GPU."""
     found = [
         {
             "component": row["component"],
@@ -194,7 +195,7 @@ def source_keys(text: str) -> tuple[str, str]:
 
 
 def merge(found: Iterable[Row], named: Iterable[Row]) -> list[Row]:
-    """Fill cells that the file leaves empty with figures known from text; never replace others."""
+    """Fill empty cells with figures from prices_named.csv, without replacing others."""
     rows = {(row["machine"], row["region"]): dict(row) for row in found}
     for row in named:
         key = (row["machine"], row["region"])

@@ -1,6 +1,6 @@
-"""The model types of the installed transformers and the trainer's tasks that each has a head for, as a table.
+"""Tabulate the model types of the installed transformers with the trainer's tasks that each has a head for.
 
-`python -m tools.catalog.transformers_types` writes launcher/catalog/data/transformers_types.csv; run it when
+`python -m tools.catalog.transformers_types` writes launcher/catalog/data/transformers_types.csv. Run it when
 containers/requirements.lock has another version of transformers.
 """
 

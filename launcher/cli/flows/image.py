@@ -94,9 +94,9 @@ def stamp(inputs: Inputs) -> Stamp:
 
 def warnings(inputs: Inputs) -> tuple[str, ...]:
     """What the image doesn't get."""
-    from launcher.plan.warnings import of_code
+    from launcher.plan.warnings import about_code
 
-    return tuple(of_code(inputs.context))
+    return tuple(about_code(inputs.context))
 
 
 def create(job: Wanted, say: Callable[[str], None]) -> None:
