@@ -1,7 +1,7 @@
-"""What a refusal of Google's, or the end of a job, means: how far it reaches, why it came, and what to do. Pure.
+"""Diagnose refusals by Google's APIs and the ends of jobs: scope, cause and fix. Pure.
 
-Wordings are Google's, as seen in its answers (Vertex AI's and Compute Engine's); what nobody has seen yet is told in
-Google's own words, and judged by its status.
+The patterns match messages seen in answers of Vertex AI and Compute Engine. An unknown message is reported verbatim and
+classified by its status.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refusals that are about a place: no capacity there now, or never such a machine."""
+"""Diagnose refusals that depend on the placement: no capacity now, or an unsupported machine."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ STOCKOUT_REASONS = frozenset(
 
 
 def of_stockout(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """The diagnosis if there are no machines just now."""
+    """Diagnose missing capacity."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
     return stockout(tried, zones_of(refusal.metadata, tried))
 
 
 def stockout(tried: Tried, zones: tuple[str, ...] = ()) -> Diagnosis:
-    """Nothing is free where it was tried; `zones` are where there is something, in Google's words."""
+    """Return the diagnosis of missing capacity; `zones` are those with capacity, as Google named them."""
     machine = tried.machine_type or "machines"
     return Diagnosis(
         scope="zone" if tried.zone else "region+provisioning",
         kind="stockout",
-        cause=f"no {machine} to be had in {tried.zone or tried.region} as {tried.provisioning} just now",
+        cause=f"no capacity for {machine} in {tried.zone or tried.region} as {tried.provisioning} at the moment",
         fix=elsewhere(tried),
         zones=zones,
     )
 
 
 def zones_of(metadata: Mapping[str, str], tried: Tried) -> tuple[str, ...]:
-    """The zones that a stockout's own metadata (ErrorInfo) names: `us-central1-b,us-central1-c`."""
+    """Return the zones with capacity in the metadata (ErrorInfo) of a stockout: `us-central1-b,us-central1-c`."""
     named = re.findall(rf"\b{ZONE}\b", metadata.get("zonesAvailable", ""))
     return tuple(zone for zone in dict.fromkeys(named) if zone != tried.zone)
 
 
 def elsewhere(tried: Tried) -> str:
-    """What may get machines all the same."""
+    """Suggest other placements."""
     if tried.provisioning == "flex-start":
-        return "Name more regions (--region any takes all), or let it wait longer: --set limits.wait=24h"
-    return "Name more regions (--region any takes all), or take --flex-start, which waits for machines"
+        return "Try more regions (--region any tries all), or wait longer: --set limits.wait=24h"
+    return "Try more regions (--region any tries all), or --flex-start, which waits for capacity"
 
 
 class Pattern(Struct, frozen=True):
-    """A wording with what it means; `cause` and `fix` take its groups, and the fields of Tried by name."""
+    """A message pattern and its diagnosis; `cause` and `fix` may use its groups, region, project and place."""
 
     wording: str
     scope: Scope
@@ -66,86 +66,86 @@ class Pattern(Struct, frozen=True):
     fix: str = ""
 
 
-OTHER_REGION = "Name another region: --region REGION"
-OTHER_ZONE = "Name another zone: --zone ZONE"
-BY_GPU = "Name the GPU and their number, and leave the rest out: --type h100 --gpus 2"
+OTHER_REGION = "Use another region: --region REGION"
+OTHER_ZONE = "Use another zone: --zone ZONE"
+BY_GPU = "Let launch choose the machine type, by GPU and count: --type h100 --gpus 2"
 PATTERNS = (
     Pattern(
         r'machine type "([\w-]+)" is not supported',
         "region",
         "machine",
-        "Vertex AI doesn't have {0} in {region}",
+        "{0} is not available on Vertex AI in {region}",
         OTHER_REGION,
     ),
     Pattern(
         r'"(\d+)" of accelerator "(\w+)" is not supported for machine type "([\w-]+)"(.*)',
         "permanent",
         "machine",
-        "{2} doesn't go with {0} x {1}{3}",
+        "{2} does not support {0} x {1}{3}",
         BY_GPU,
     ),
     Pattern(
         r'accelerator "(\w+)" is not supported for machine type "([\w-]+)"',
         "permanent",
         "machine",
-        "{1} doesn't go with {0}",
+        "{1} does not support {0}",
         BY_GPU,
     ),
     Pattern(
         r"\[([\w, -]+)\] features are not compatible",
         "permanent",
         "machine",
-        "{0} don't go together on one VM",
+        "{0} cannot be combined on one VM",
         BY_GPU,
     ),
     Pattern(
         r"disk type ([\w-]+) is not supported for machine type ([\w-]*)",
         "permanent",
         "machine",
-        "{1} can't boot from {0}",
-        "Leave machine.boot_disk_type out",
+        "{1} cannot boot from {0}",
+        "Remove machine.boot_disk_type",
     ),
     Pattern(
         r"machine type with name '([\w-]+)' does not exist in zone '([\w-]+)'",
         "zone",
         "machine",
-        "Compute Engine doesn't have {0} in {1}",
+        "{0} is not available on Compute Engine in {1}",
         OTHER_ZONE,
     ),
     Pattern(
         r"(?:accelerator|machine)Types/([\w-]+)' was not found",
         "zone",
         "machine",
-        "Compute Engine doesn't have {0} in {place}",
+        "{0} is not available on Compute Engine in {place}",
         OTHER_ZONE,
     ),
     Pattern(
         r"location ([\w-]+) is not found or access is unauthorized",
         "zone",
         "machine",
-        "{0} isn't there for project {project}",
+        "{0} is not available to project {project}",
         OTHER_ZONE,
     ),
     Pattern(
         r"(constraints/gcp\.resourceLocations)",
         "region",
         "permission",
-        "the organization's policy {0} forbids {region} to project {project}",
+        "the organization policy {0} forbids {region} for project {project}",
         "gcloud resource-manager org-policies describe gcp.resourceLocations --effective --project={project}",
     ),
 )
 
 REASONS: dict[str, tuple[Kind, str]] = {
-    "UNSUPPORTED_OPERATION": ("preempted", "the VM was taken away while it was made"),
-    "RESOURCE_NOT_READY": ("busy", "Compute Engine was still busy with something that the VM needs"),
+    "UNSUPPORTED_OPERATION": ("preempted", "the VM was preempted while it was being created"),
+    "RESOURCE_NOT_READY": ("busy", "a resource that the VM needs was not ready"),
     "RESOURCE_OPERATION_RATE_EXCEEDED": ("busy", "too many operations on one resource"),
-    "RESOURCE_NOT_FOUND": ("machine", "something that the VM needs isn't there"),
+    "RESOURCE_NOT_FOUND": ("machine", "a resource that the VM needs does not exist"),
 }
-"""Codes of Compute Engine's operations after which another zone may do better."""
+"""Codes of Compute Engine's operations after which another zone may work."""
 
 
 def of_machine(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """The diagnosis if that place, or Google, doesn't have what was asked for."""
+    """Diagnose a machine that is not available in the place, or anywhere."""
     place = tried.zone or tried.region
     names = {"region": tried.region, "project": tried.project, "place": place}
     for one in PATTERNS:

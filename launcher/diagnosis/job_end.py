@@ -1,4 +1,4 @@
-"""What the end of a job means: by its state, the exit codes of its replicas, or its own error."""
+"""Diagnose the end of a job by its state, the exit codes of its replicas, or its error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from launcher.diagnosis.vm_end import HTTP, of_vm
 from launcher.jobs.job import GONE, Job, command
 
 TIMED_OUT, EXHAUSTED, OWN_FAULTS = 4, 8, (13, 14, 15)
-"""google.rpc.Code: time, machines or quota are over; INTERNAL, UNAVAILABLE and DATA_LOSS are the service's own."""
+"""google.rpc.Code: DEADLINE_EXCEEDED; RESOURCE_EXHAUSTED; and the service's own failures INTERNAL, UNAVAILABLE and
+DATA_LOSS."""
 
 
 def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
-    """What an ended job means. `said` is the last error in its log, as far as it is known."""
+    """Return the diagnosis of an ended job. `said` is the last error in its log, if known."""
     log = f"launch logs {job.handle}"
     match job.state:
         case "SUCCEEDED":
@@ -30,7 +31,7 @@ def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
         case "CANCELLED" | "FAILED":
             return of_error(job, tried, plain(said), log)
         case "PARTIALLY_SUCCEEDED":
-            cause = f"only a part of the job succeeded{its_words(job)}"
+            cause = f"only part of the job succeeded{its_words(job)}"
             return Diagnosis(scope="permanent", kind="unknown", cause=cause, fix=log)
         case state if state == GONE:
             return Diagnosis(
@@ -43,19 +44,19 @@ def of_end(job: Job, tried: Tried, said: str = "") -> Diagnosis:
 
 
 def of_expired(job: Job, tried: Tried) -> Diagnosis:
-    """Its time was over: of its work, or of flex-start's wait for machines."""
+    """Diagnose an expired job: its time limit, or flex-start's wait for machines."""
     if job.started is None and tried.provisioning == "flex-start":
         return stockout(tried)
-    fix = f"Give it more: --hours, and {resumed(job)} goes on from its checkpoint"
-    return Diagnosis(scope="permanent", kind="expired", cause="limits.hours are over", fix=fix)
+    fix = f"To resume from its checkpoint with more time: {resumed(job)} --hours HOURS"
+    return Diagnosis(scope="permanent", kind="expired", cause="the time limit (limits.hours) was reached", fix=fix)
 
 
 def of_error(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
-    """A job that failed, or was cancelled."""
+    """Diagnose a failed or cancelled job."""
     text = job.error.message if job.error else ""
     if job.state == "FAILED" and (of_machine := of_vm(job, tried, log)):
         return of_machine
-    exits = exit_codes(text) if job.state == "FAILED" else []  # who was cancelled died of that, whatever its code
+    exits = exit_codes(text) if job.state == "FAILED" else []  # a cancelled job's exit code is due to that
     if exits:
         return of_exit(job, exits, text, said, log)
     if known := of_words(job, tried):
@@ -66,21 +67,22 @@ def of_error(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
 
 
 def of_code(job: Job, tried: Tried, said: str, log: str) -> Diagnosis:
-    """By its error's code alone."""
+    """Diagnose by the code of the job's error alone."""
     code = job.error.code if job.error else 0
     if code == EXHAUSTED:
         return stockout(tried)
     if code == TIMED_OUT:
         return of_expired(job, tried)
     if code in OWN_FAULTS:
-        who = "Compute Engine" if job.zone else "Vertex AI"
-        return Diagnosis(scope="transient", kind="busy", cause=f"{who} gave the job up{its_words(job)}", fix=log)
+        service = "Compute Engine" if job.zone else "Vertex AI"
+        cause = f"{service} failed to run the job{its_words(job)}"
+        return Diagnosis(scope="transient", kind="busy", cause=cause, fix=log)
     tail = f"; its last error: {said}" if said else ""
     return Diagnosis(scope="permanent", kind="unknown", cause=f"it failed{its_words(job)}{tail}", fix=log)
 
 
 def of_words(job: Job, tried: Tried) -> Diagnosis | None:
-    """What the job's error says of quotas, places, images and permissions; None if it is about none of them."""
+    """Diagnose an error about quotas, placements, images or permissions; None if it is about none of them."""
     if job.error is None:
         return None
     found = recognised(Refusal(code=HTTP.get(job.error.code, 400), message=job.error.message[:LONGEST]), tried)
@@ -91,32 +93,32 @@ def of_words(job: Job, tried: Tried) -> Diagnosis | None:
 
 
 def its_words(job: Job) -> str:
-    """`: ` and what the job's error says, if it says anything."""
+    """Return `: ` and the message of the job's error; empty if there is none."""
     text = plain(job.error.message) if job.error else ""
     return f": {text}" if text else ""
 
 
 def again(job: Job) -> str:
-    """How a run that was ended by hand goes on."""
-    return f"{resumed(job)} goes on from its last checkpoint"
+    """Suggest how to resume a cancelled run."""
+    return f"To resume from its last checkpoint: {resumed(job)}"
 
 
 def resumed(job: Job) -> str:
-    """The command that resumes its run, on the same service."""
+    """Return the command that resumes the run, on the same service."""
     return f"{command(vm=job.zone is not None)} --resume {job.run or 'RUN'}"
 
 
-# --- What the replicas exited with ------------------------------------------------------------------------------------
+# --- Exit codes of the replicas ---------------------------------------------------------------------------------------
 
 EXITED = r"replica\b\s*([\w-]+(?: \d+)?)?[^.]{0,40}?exited with a non-zero status(?: code)?(?: of)? (-?\d{1,10})"
 MEMORY = r"out.of.memory|OOMKilled|low on memory"
 SIGNALS = {2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""Linux's numbers (signal(7)): the containers' system, wherever this runs. A shell says 128 more."""
+"""Linux's signal numbers (signal(7)), as in the containers. A shell adds 128."""
 STOPPED = (128 + 15, 128 + 2)
 
 
 def exit_codes(text: str) -> list[tuple[str, int]]:
-    """Replica and exit code, the most telling first: signals are often only how the others were stopped."""
+    """Return (replica, exit code), the most specific first: signals often only show how the others were stopped."""
     found = [(who or "a replica", int(code)) for who, code in re.findall(EXITED, text, re.IGNORECASE)]
     return sorted(found, key=lambda one: TELLING.index(one[1]) if one[1] in TELLING else 50 + (not 0 < one[1] < 128))
 
@@ -124,18 +126,18 @@ def exit_codes(text: str) -> list[tuple[str, int]]:
 TELLING = (Exit.SUPERSEDED, Exit.USAGE, Exit.DISAGREED, Exit.TERMINAL, Exit.PREEMPTED, Exit.UNFIT)
 MEANINGS: dict[int, tuple[Scope, Kind, str]] = {
     Exit.FAILED: ("permanent", "user", "it failed more often than limits.restarts allows"),
-    Exit.USAGE: ("permanent", "user", "its config or its code can't work"),
-    Exit.UNFIT: ("region+provisioning", "unfit", "the machine wasn't fit, or its output couldn't be written"),
-    Exit.PREEMPTED: ("transient", "preempted", "the machines were taken away, after all was saved"),
-    Exit.DISAGREED: ("permanent", "user", "the ranks' parameters differ: its result must not be trusted"),
-    Exit.SUPERSEDED: ("permanent", "lost", "another start of the run has taken it over"),
-    Exit.TERMINAL: ("permanent", "user", "the run folder says that it must not be started again"),
+    Exit.USAGE: ("permanent", "user", "invalid config or code"),
+    Exit.UNFIT: ("region+provisioning", "unfit", "the machine was unfit, or the output could not be written"),
+    Exit.PREEMPTED: ("transient", "preempted", "the machines were preempted; the checkpoint was saved"),
+    Exit.DISAGREED: ("permanent", "user", "the ranks' parameters differ: do not trust the result"),
+    Exit.SUPERSEDED: ("permanent", "lost", "another start of the run has taken over"),
+    Exit.TERMINAL: ("permanent", "user", "the run folder is marked as permanently failed"),
 }
-"""contract.Exit -> what it means for the run."""
+"""contract.Exit -> its diagnosis."""
 
 
 def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: str) -> Diagnosis:
-    """A replica that exited by itself, or was killed."""
+    """Diagnose a replica that exited or was killed."""
     who, code = exits[0]
     if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", said)):
         return Diagnosis(scope="permanent", kind="permission", cause=said.split(": gcloud ", maxsplit=1)[0], fix=grant)
@@ -147,21 +149,21 @@ def of_exit(job: Job, exits: list[tuple[str, int]], text: str, said: str, log: s
 
 
 def meaning(code: int, text: str) -> tuple[Scope, Kind, str]:
-    """What a container's exit code says: by launch_train.node's own, then as a shell reads it (128 + the signal)."""
+    """Diagnose an exit code: one of launch_train.node's, otherwise a shell's (128 + the signal)."""
     if re.search(MEMORY, text, re.IGNORECASE):
-        return "permanent", "user", "it ran out of the machine's memory"
+        return "permanent", "user", "it ran out of host memory"
     if code in MEANINGS:
         return MEANINGS[code]
     if code in STOPPED:
-        return "transient", "preempted", "it was stopped from outside before it could save"
+        return "transient", "preempted", "it was interrupted before it could save a checkpoint"
     if code == 128 + 9:
-        return "permanent", "user", "it was killed: most likely it ran out of the machine's memory"
+        return "permanent", "user", "it was killed, most likely because the machine ran out of memory"
     name = SIGNALS.get(code - 128 if code > 128 else -code)
-    return "permanent", "user", f"it was killed by {name}" if name else "its own failure"
+    return "permanent", "user", f"it was killed by {name}" if name else "the program failed"
 
 
 def advice(job: Job, code: int, log: str) -> str:
-    """What to do about it."""
+    """Suggest what to do after an exit code."""
     if code == Exit.TERMINAL:
-        return f"Once its cause is gone: {resumed(job)}"
+        return f"After fixing the cause: {resumed(job)}"
     return log

@@ -1,4 +1,4 @@
-"""The vocabulary of a diagnosis: scope, kind, cause and fix."""
+"""Data types of a diagnosis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import Struct
 
 Scope = Literal["permanent", "project", "region", "region+provisioning", "zone", "transient"]
-"""How far it reaches: everywhere; the project; that region with every provisioning model; that pair alone; that zone;
-or nothing but this moment."""
+"""Where else the cause applies: everywhere; in the whole project; in the region with every provisioning model; in the
+region with this provisioning model; in the zone; only at this moment."""
 
 Kind = Literal[
     "quota",
@@ -49,7 +49,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Tried(Struct, frozen=True, kw_only=True):
-    """What was asked for, as far as a cause or a fix may have to name it. Empty is unknown."""
+    """The request's properties that a cause or a fix may name. Empty: unknown."""
 
     project: str
     region: str
@@ -57,9 +57,9 @@ class Tried(Struct, frozen=True, kw_only=True):
     zone: str | None = None
     machine_type: str = ""
     gpus: int = 0
-    """Of all nodes together: what a quota is asked for."""
+    """Of all nodes together, as quotas count them."""
     account: str = ""
-    """Of the job; empty is Vertex AI's own."""
+    """The job's service account; empty: Vertex AI's own."""
     image: str = ""
     output: str = ""
 
@@ -73,4 +73,4 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     fix: str = ""
     retry_after: float = 0.0
     zones: tuple[str, ...] = ()
-    """Where there are machines, as far as the refusal itself names zones (Compute Engine)."""
+    """Zones with capacity that the refusal itself names (Compute Engine)."""

@@ -1,4 +1,4 @@
-"""Other people's words, made fit for a sentence of ours."""
+"""Clean up messages of APIs and logs, and extract parts of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ MOST = 500
 
 
 def plain(text: str) -> str:
-    """One line without control characters, and no longer than a person reads."""
+    """Return a message as one line without control characters, shortened to MOST characters."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= MOST else f"{line[: MOST - 2]} …"
 
 
 def first(pattern: str, text: str) -> str:
-    """The pattern's first group where it is found, whatever its case; else nothing."""
+    """Return the first group of the first match, ignoring case; empty if there is none."""
     found = re.search(pattern, text, re.IGNORECASE)
     return found[1] if found else ""
 
 
 def either(*choices: str) -> str:
-    """The first that says something."""
+    """Return the first choice that is not empty."""
     return next(filter(None, choices), "")

@@ -129,7 +129,7 @@ def test_what_was_asked_for_is_known_to_who_asked_for_it(site: Site) -> None:
     site.clock.advance(60)
     ended = site.vms.get(job.name)
     assert (ended.request, ended.labels) == (job.request, job.labels)
-    assert "no g2-standard-12 to be had" in of_end(ended, request.tried_by(ended, "my-project")).cause
+    assert "no capacity for g2-standard-12" in of_end(ended, request.tried_by(ended, "my-project")).cause
 
 
 def test_an_operation_that_has_failed_already_is_a_refusal(site: Site) -> None:

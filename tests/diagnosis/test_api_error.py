@@ -87,7 +87,13 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     # --- no machines just now
     (
         told(429, "Resources are insufficient in region: us-central1. Please try a different region."),
-        *(SPOT, "region+provisioning", "stockout", "no a3-highgpu-2g to be had in us-central1 as spot", "--flex-start"),
+        *(
+            SPOT,
+            "region+provisioning",
+            "stockout",
+            "no capacity for a3-highgpu-2g in us-central1 as spot",
+            "--flex-start",
+        ),
     ),
     (vm(503, POOL, "ZONE_RESOURCE_POOL_EXHAUSTED"), VM, "zone", "stockout", "in us-central1-a as standard", "regions"),
     (
@@ -96,52 +102,66 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
             POOL.split("  Try", maxsplit=1)[0] + "  '(resource type:compute)'.",
             "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
         ),
-        *(VM, "zone", "stockout", "in us-central1-a as standard just now", "Name more regions"),
+        *(VM, "zone", "stockout", "in us-central1-a as standard at the moment", "Try more regions"),
     ),
-    (vm(400, "?", "resource_availability"), VM, "zone", "stockout", "no a3-highgpu-2g", "Name more"),
+    (vm(400, "?", "resource_availability"), VM, "zone", "stockout", "no capacity for a3-highgpu-2g", "Try more"),
     (
         vm(0, "Waiting for resources. Currently there are not enough resources available to fulfill the request."),
         *(replace(VM, provisioning="flex-start"), "zone", "stockout", "as flex-start", "limits.wait=24h"),
     ),
-    (vm(400, "Requested minimum count of 2 VMs could not be created"), VM, "zone", "stockout", "no a3", "regions"),
-    (vm(400, "?", "UNSUPPORTED_OPERATION"), VM, "zone", "preempted", "taken away while it was made", "--zone"),
-    (vm(400, "?", "RESOURCE_NOT_READY"), VM, "zone", "busy", "still busy", "--zone"),
+    (
+        vm(400, "Requested minimum count of 2 VMs could not be created"),
+        VM,
+        "zone",
+        "stockout",
+        "no capacity for a3",
+        "regions",
+    ),
+    (vm(400, "?", "UNSUPPORTED_OPERATION"), VM, "zone", "preempted", "preempted while it was being created", "--zone"),
+    (vm(400, "?", "RESOURCE_NOT_READY"), VM, "zone", "busy", "was not ready", "--zone"),
     (vm(400, "?", "RESOURCE_OPERATION_RATE_EXCEEDED"), VM, "zone", "busy", "too many operations", "--zone"),
-    (vm(404, "?", "RESOURCE_NOT_FOUND"), VM, "zone", "machine", "isn't there (us-central1-a)", "--zone"),
+    (vm(404, "?", "RESOURCE_NOT_FOUND"), VM, "zone", "machine", "does not exist (us-central1-a)", "--zone"),
     # --- never such a machine
     (
         told(400, 'Machine type "a3-highgpu-1g" is not supported.'),
-        *(SPOT, "region", "machine", "Vertex AI doesn't have a3-highgpu-1g in us-central1", "--region REGION"),
+        *(SPOT, "region", "machine", "a3-highgpu-1g is not available on Vertex AI in us-central1", "--region REGION"),
     ),
     (
         told(400, 'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4".'),
-        *(SPOT, "permanent", "machine", "n1-standard-4 doesn't go with NVIDIA_TESLA_K80", "--type h100 --gpus 2"),
+        *(SPOT, "permanent", "machine", "n1-standard-4 does not support NVIDIA_TESLA_K80", "--type h100 --gpus 2"),
     ),
     (
         told(400, '"3" of accelerator "NVIDIA_L4" is not supported for machine type "g2-standard-48": 4.'),
-        *(SPOT, "permanent", "machine", "g2-standard-48 doesn't go with 3 x NVIDIA_L4: 4.", "--gpus"),
+        *(SPOT, "permanent", "machine", "g2-standard-48 does not support 3 x NVIDIA_L4: 4.", "--gpus"),
     ),
     (
         vm(400, "[nvidia-tesla-a100, n1-highmem-8] features are not compatible for creating instance.", "invalid"),
-        *(VM, "permanent", "machine", "nvidia-tesla-a100, n1-highmem-8 don't go together", "--type"),
+        *(VM, "permanent", "machine", "nvidia-tesla-a100, n1-highmem-8 cannot be combined", "--type"),
     ),
     (
         vm(400, "Disk type pd-standard is not supported for machine type a3-highgpu-2g.", "invalid"),
-        *(VM, "permanent", "machine", "a3-highgpu-2g can't boot from pd-standard", "boot_disk_type"),
+        *(VM, "permanent", "machine", "a3-highgpu-2g cannot boot from pd-standard", "boot_disk_type"),
     ),
-    (vm(400, ABSENT, "invalid"), VM, "zone", "machine", "doesn't have a3-highgpu-2g in europe-west8-a", "--zone ZONE"),
+    (
+        vm(400, ABSENT, "invalid"),
+        VM,
+        "zone",
+        "machine",
+        "a3-highgpu-2g is not available on Compute Engine in europe-west8-a",
+        "--zone ZONE",
+    ),
     (
         vm(404, "The resource 'projects/p/zones/us-x1-a/acceleratorTypes/nvidia-l4' was not found", "notFound"),
-        *(VM, "zone", "machine", "doesn't have nvidia-l4 in us-central1-a", "--zone"),
+        *(VM, "zone", "machine", "nvidia-l4 is not available on Compute Engine in us-central1-a", "--zone"),
     ),
     (
         vm(403, "Location us-east1-d is not found or access is unauthorized.", "forbidden"),
-        *(VM, "zone", "machine", "us-east1-d isn't there for project my-project", "--zone"),
+        *(VM, "zone", "machine", "us-east1-d is not available to project my-project", "--zone"),
     ),
     # --- what is wrong with the request
     (
         *(told(400, FIELDS), SPOT, "permanent", "invalid"),
-        "Vertex AI refuses job_spec.worker_pool_specs[0].machine_spec.accelerator_type: Both `accelerator_type` and "
+        "Vertex AI refuses the request: job_spec.worker_pool_specs[0].machine_spec.accelerator_type: Both `accelerator_type` and "
         "`accelerator_count` should be specified or none.; display_name: Required field is not set.",
         "--dry-run",
     ),
@@ -284,7 +304,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         vm(412, "Location violates constraint constraints/gcp.resourceLocations on the resource.", "conditionNotMet"),
-        *(VM, "region", "permission", "forbids us-central1 to project my-project", "describe gcp.resourceLocations"),
+        *(VM, "region", "permission", "forbids us-central1 for project my-project", "describe gcp.resourceLocations"),
     ),
     (
         told(
@@ -305,7 +325,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         told(404, "The specified bucket does not exist."),
-        *(SPOT, "project", "output", "there is no bucket my-bucket"),
+        *(SPOT, "project", "output", "the bucket my-bucket does not exist"),
         "gcloud storage buckets create gs://my-bucket --location=us-central1 --project=my-project",
     ),
     # --- nothing but this moment
@@ -319,7 +339,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
         "currently unavailable",
         "in a mom",
     ),
-    (told(500, ""), SPOT, "transient", "busy", "HTTP 500, without a word", "in a moment"),
+    (told(500, ""), SPOT, "transient", "busy", "HTTP 500 without a message", "in a moment"),
     (told(418, "I'm\x1b[31m a teapot"), SPOT, "permanent", "invalid", "I'm [31m a teapot", ""),
 ]
 

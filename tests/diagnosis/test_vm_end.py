@@ -46,12 +46,12 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
     (job("SUCCEEDED"), "permanent", "succeeded", "done", ""),
     (job("CANCELLED"), "permanent", "cancelled", "it was cancelled", RESUME),
     (job(GONE), "permanent", "cancelled", "somebody deleted the VM", RESUME),
-    (job("EXPIRED"), "permanent", "expired", "limits.hours are over", RESUME),
+    (job("EXPIRED"), "permanent", "expired", "the time limit (limits.hours)", RESUME),
     # --- the container's own end
     (exited(1), "permanent", "user", "gpt2-1234 exited with 1", "launch logs gpt2-1234"),
-    (exited(75), "transient", "preempted", "after all was saved", "launch logs"),
-    (exited(70), "region+provisioning", "unfit", "the machine wasn't fit", "launch logs"),
-    (exited(78), "permanent", "user", "must not be started again", RESUME),
+    (exited(75), "transient", "preempted", "the checkpoint was saved", "launch logs"),
+    (exited(70), "region+provisioning", "unfit", "the machine was unfit", "launch logs"),
+    (exited(78), "permanent", "user", "marked as permanently failed", RESUME),
     (exited(137), "permanent", "user", "killed", "launch logs"),
     # --- the VM went from under it
     (taken("preempted"), "transient", "preempted", "Google took the VM away", "launch logs"),
@@ -85,7 +85,7 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
     # --- it was never made
     (
         refused(14, "ZONE_RESOURCE_POOL_EXHAUSTED", POOL),
-        *("zone", "stockout", "no a3-highgpu-2g to be had in us-central1-a", "Name more regions"),
+        *("zone", "stockout", "no capacity for a3-highgpu-2g in us-central1-a", "Try more regions"),
     ),
     (
         refused(7, "QUOTA_EXCEEDED", FAMILY),
@@ -94,10 +94,22 @@ ENDS: list[tuple[Job, str, str, str, str]] = [
         "GPUS_PER_GPU_FAMILY",
         "gpu_family=NVIDIA_H100",
     ),
-    (refused(3, "UNSUPPORTED_OPERATION", "?"), "zone", "preempted", "taken away while it was made", "--zone ZONE"),
+    (
+        refused(3, "UNSUPPORTED_OPERATION", "?"),
+        "zone",
+        "preempted",
+        "preempted while it was being created",
+        "--zone ZONE",
+    ),
     (refused(13, "INTERNAL_ERROR", "Internal error."), "transient", "busy", "Internal error.", "in a moment"),
     (refused(3, "CONDITION_NOT_MET", "Odd."), "permanent", "invalid", "Odd.", ""),
-    (job("FAILED", Failure(code=14, message="")), "transient", "busy", "Compute Engine gave the job up", "launch logs"),
+    (
+        job("FAILED", Failure(code=14, message="")),
+        "transient",
+        "busy",
+        "Compute Engine failed to run the job",
+        "launch logs",
+    ),
 ]
 
 

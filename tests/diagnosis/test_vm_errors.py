@@ -54,7 +54,7 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     ),
     (
         vm(409, "The resource 'projects/my-project/zones/z/instances/a' already exists", "RESOURCE_ALREADY_EXISTS"),
-        *(VM, "permanent", "invalid", "already exists", "Take another --name"),
+        *(VM, "permanent", "invalid", "already exists", "Use another --name"),
     ),
 ]
 

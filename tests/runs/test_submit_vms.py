@@ -95,7 +95,7 @@ def test_no_zone_has_any(site: Site) -> None:
         ended(site, launch(site, fresh=False))
     with pytest.raises(NoCapacity) as told:
         launch(site, fresh=False)
-    assert all(f"{zone}, spot: no g2-standard-12 to be had" in told.value.problem for zone in ZONES)
+    assert all(f"{zone}, spot: no capacity for g2-standard-12" in told.value.problem for zone in ZONES)
     assert len(site.cloud.compute.made()) == len(ZONES)
 
 

@@ -180,7 +180,7 @@ def test_null_bytes_are_no_python(tmp_path: Path) -> None:
 def test_a_package_may_bring_it(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("einops==0.8\n")
     spec = project(tmp_path, SPEC + "image: {requirements: requirements.txt}\n", "mine.py")
-    warned = "pkg.model:build is no file of the code: a package of the image has to bring it"
+    warned = "pkg.model:build is not in the code, so a package in the image must provide it"
     assert planned(spec)["warnings"][0] == warned
     project(tmp_path, SPEC + "image: {requirements: requirements.txt}\n")
     assert warned not in planned(spec)["warnings"]

@@ -28,7 +28,7 @@ def test_where_there_is_no_room_the_next_place_is_tried(job: Job) -> None:
     scripts(job.cloud, FULL, WELL)
     ran = job.launch("vertex", "job.yaml")
     assert [region for region, _ in job.created] == ["us-central1", "us-east4"]
-    assert "no g2-standard-24 to be had in us-central1" in ran.err
+    assert "no capacity for g2-standard-24 in us-central1" in ran.err
     assert ran.err.index("no g2-standard-24") < ran.err.index("us-east4")
     shown = job.launch("status", "job").out
     assert "attempts  1. standard in us-central1: no g2-standard-24" in shown
@@ -40,8 +40,8 @@ def test_no_room_anywhere_lists_all_that_was_tried(job: Job) -> None:
     ran = job.launch("vertex", "job.yaml", code=5)
     assert [region for region, _ in job.created] == ["us-central1", "us-east4"] * 2
     for number, place in enumerate(("us-central1, standard", "us-east4, standard", "us-central1, spot"), 1):
-        assert f"{number}. {place}: no g2-standard-24 to be had" in ran.err
-    assert ran.err.count("Name more regions") == 5  # after each, and once at the end
+        assert f"{number}. {place}: no capacity for g2-standard-24" in ran.err
+    assert ran.err.count("Try more regions") == 5  # after each, and once at the end
     assert not ran.out
 
 
