@@ -1,8 +1,8 @@
-"""Refusals that are about who asks, and for which project: credentials, permissions, disabled APIs, policies.
+"""Diagnose refusals about identity and project: credentials, permissions, disabled APIs, organization policies.
 
-Several principals take part in one job, and each needs its own grant: who launches (creates the job, acts as its
-account), Vertex AI's service agents (pull the image: an account of the job can't, vertex-ai-samples issue 2176) and the
-job's account (reads secrets, writes the output).
+Several principals take part in a job, and each needs its own grant: the user (creates the job, acts as its account),
+Vertex AI's service agents (pull the image; the job's account cannot, vertex-ai-samples issue 2176) and the job's
+account (reads secrets, writes the output).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.diagnosis.text import either, first, plain
 
 LOG_IN = "gcloud auth application-default login, or run as a service account"
 LAUNCHER = '"user:$(gcloud config get account)"'
-"""Who launches, as a shell fills it in."""
+"""The user who launches, as a shell expression."""
 EMAIL = r"([\w.+-]+@[\w-]+(?:\.[\w-]+)+)"
 CREDENTIALS = frozenset(
     {"ACCESS_TOKEN_EXPIRED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "ACCOUNT_STATE_INVALID", "CREDENTIALS_MISSING"}
@@ -25,14 +25,14 @@ POLICY = frozenset({"SECURITY_POLICY_VIOLATED", "LOCATION_ORG_POLICY_VIOLATED", 
 
 
 def of_access(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """The diagnosis if somebody may not do something, or something is switched off. The order matters: Google answers
-    SERVICE_DISABLED in gcloud's own project where a quota project is what is missing."""
+    """Diagnose a missing permission or a disabled API. The order of the rules matters: if a quota project is missing,
+    Google answers SERVICE_DISABLED for gcloud's own project."""
     rules = (of_quota_project, of_credentials, of_disabled, of_project, of_acting, of_policy, of_permission)
     return next(filter(None, (rule(refusal, tried) for rule in rules)), None)
 
 
 def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """A person's own credentials that bill to no project."""
+    """Diagnose user credentials without a quota project."""
     if refusal.reason != "USER_PROJECT_DENIED" and "quota project" in refusal.message:
         fix = f"gcloud auth application-default set-quota-project {tried.project}"
         return Diagnosis(scope="project", kind="credentials", cause="your credentials have no quota project", fix=fix)
@@ -40,7 +40,7 @@ def of_quota_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """Nobody that Google knows, or no longer."""
+    """Diagnose invalid or expired credentials."""
     if refusal.code != 401 and refusal.reason not in CREDENTIALS:
         return None
     cause = f"the credentials are not accepted: {plain(refusal.message)}"
@@ -48,7 +48,7 @@ def of_credentials(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """An API that isn't switched on, by its own name: creating a job may need more than the API that was asked."""
+    """Diagnose a disabled API, by the name in the message: a job may need more APIs than the one called."""
     text, metadata = refusal.message, refusal.metadata
     known = refusal.reason in ("SERVICE_DISABLED", "accessNotConfigured")
     if not known and not re.search(r"API has not been used in project|it is disabled", text):
@@ -64,7 +64,7 @@ def of_disabled(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def of_project(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """A project that isn't there, isn't ours, or isn't paid for."""
+    """Diagnose a project that does not exist, is not accessible, or has no billing."""
     text = refusal.message
     if refusal.reason == "BILLING_DISABLED" or "requires billing to be enabled" in text:
         fix = f"gcloud billing projects link {tried.project} --billing-account=ACCOUNT (gcloud billing accounts list)"
@@ -81,7 +81,7 @@ ACTING = r"act as[ _]*service[ _]account|iam\.serviceAccounts\.actAs|not have ac
 
 
 def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """Who launches must be allowed to act as the job's account, even where that is their own."""
+    """Diagnose a missing permission to act as the job's service account."""
     text = refusal.message
     if not re.search(ACTING, text, re.IGNORECASE):
         return None
@@ -91,7 +91,7 @@ def of_acting(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def acting(account: str, project: str) -> str:
-    """The grant of roles/iam.serviceAccountUser on one account, which lies in the project that its name ends with."""
+    """Return the grant of roles/iam.serviceAccountUser on an account, in the project that its name ends with."""
     home = first(r"@([\w-]+)\.iam\.gserviceaccount\.com$", account) or project
     return (
         f"gcloud iam service-accounts add-iam-policy-binding {account} --project={home} "
@@ -100,7 +100,7 @@ def acting(account: str, project: str) -> str:
 
 
 def of_policy(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """What an organization forbids, whoever asks."""
+    """Diagnose an organization policy."""
     text = refusal.message
     constraint = first(r"constraints/([\w.]+)", text)
     if not constraint and refusal.reason not in POLICY and "organization's policy" not in text:
@@ -131,7 +131,7 @@ ROLES = {
 
 
 def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """A permission that is missing: which, to whom, and the grant on the smallest thing that the message names."""
+    """Diagnose a missing permission; the fix grants it on the smallest resource that the message names."""
     text = refusal.message
     permission = refusal.metadata.get("permission", "") or named(text)
     if refusal.reason == "USER_PROJECT_DENIED":
@@ -148,13 +148,13 @@ def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def named(text: str) -> str:
-    """The permission that a message names; empty if none."""
+    """Return the permission that a message names; empty if none."""
     found = re.search(PERMISSION, text, re.IGNORECASE)
     return either(*(group or "" for group in found.groups())) if found else ""
 
 
 def principal(permission: str, text: str, tried: Tried) -> str:
-    """Who lacks it, as IAM writes it: whom the message names, or whose business it is."""
+    """Return the IAM member that lacks a permission: the one in the message, or the one that uses it."""
     if email := first(EMAIL, text):
         return member(email)
     if permission.startswith("artifactregistry."):
@@ -165,25 +165,25 @@ def principal(permission: str, text: str, tried: Tried) -> str:
 
 
 def member(email: str) -> str:
-    """As IAM writes who it is."""
+    """Return an email address as an IAM member."""
     return f"{'serviceAccount' if email.endswith('.gserviceaccount.com') else 'user'}:{email}"
 
 
 def puller(tried: Tried) -> str:
-    """Vertex AI's agent for custom code: it pulls images, and is the account of a job that names none. A VM does
-    both as its own account."""
+    """Return the account that pulls the image: Vertex AI's custom code service agent, which also runs jobs without an
+    account; on Compute Engine the VM's own account."""
     if tried.zone:
         return tried.account or f"{number(tried)}-compute@developer.gserviceaccount.com"
     return f"service-{number(tried)}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 
 
 def number(tried: Tried) -> str:
-    """The project's number, as a shell finds it."""
+    """Return the project's number, as a shell expression."""
     return f'$(gcloud projects describe {tried.project} --format="value(projectNumber)")'
 
 
 def spoken(who: str) -> str:
-    """A principal in a sentence."""
+    """Return a principal for a sentence."""
     if who == LAUNCHER:
         return "whoever launches"
     agent = "Vertex AI's service agent (it pulls images, and is the account of a job that names none)"
@@ -191,7 +191,7 @@ def spoken(who: str) -> str:
 
 
 def binding(text: str, tried: Tried) -> str:
-    """The command that grants on what a message is about; the project where that is all that is known."""
+    """Return the command that grants on the resource in a message, otherwise on the project."""
     for wording, command in RESOURCES:
         if found := re.search(wording, text):
             return command.format(*found.groups(), project=tried.project)

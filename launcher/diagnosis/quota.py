@@ -1,7 +1,7 @@
-"""A quota that is too small: which, where, how much is needed, and where it is raised.
+"""Diagnose an exceeded quota: which one, where, how much is needed, and how to raise it.
 
-Wordings: Vertex AI names metrics in one list; Compute Engine names one quota with its limit, and in newer answers the
-metric and the limit's name below it.
+Vertex AI's messages list metrics; Compute Engine's name one quota with its limit, newer ones also the metric and the
+limit's name.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ CONSOLE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 
 
 class Exceeded(Struct, frozen=True, kw_only=True):
-    """A quota that a message names. `limit` is as Google writes it, empty where it says nothing."""
+    """A quota that a message names. `limit` is as Google writes it; empty: unknown."""
 
     service: str
     names: tuple[str, ...]
     limit: str
     everywhere: bool
-    """It holds for all regions together."""
+    """True: a quota of all regions together."""
     quota_id: str
-    """Cloud Quotas' name of it; empty is unknown."""
+    """Its name in Cloud Quotas; empty: unknown."""
     gpu_family: str = ""
-    """NVIDIA_H100, …: one quota of Compute Engine's has a limit for each."""
+    """NVIDIA_H100, …: a dimension of one of Compute Engine's quotas."""
 
 
 def of_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
-    """The diagnosis if a quota is what is missing."""
+    """Diagnose an exceeded quota."""
     quota = exceeded(refusal)
     if quota is None:
         return None
@@ -51,7 +51,7 @@ def of_quota(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 
 def reach(quota: Exceeded) -> Scope:
-    """How far it reaches. A GPU's quota is another one for Spot; disks, CPUs and addresses are the same for all."""
+    """Return the scope: GPUs have a separate quota for Spot; disks, CPUs and addresses do not."""
     if quota.everywhere:
         return "project"
     own = quota.service != "compute" or any("GPU" in name.upper() or "PREEMPTIBLE" in name for name in quota.names)
@@ -59,7 +59,7 @@ def reach(quota: Exceeded) -> Scope:
 
 
 def exceeded(refusal: Refusal) -> Exceeded | None:
-    """What the message says of a quota; None if it is about something else."""
+    """Return the quota in a message; None if it is about something else."""
     text, metadata = refusal.message, refusal.metadata
     names = listed(text) or ((first(NAMED, text),) if re.search(NAMED, text, re.IGNORECASE) else ())
     if not names and refusal.reason in REASONS:
@@ -78,13 +78,13 @@ def exceeded(refusal: Refusal) -> Exceeded | None:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The names of Vertex AI's list, each once."""
+    """Return the names in Vertex AI's list, without duplicates."""
     found = first(LISTED, text).replace(",", " ").split()
     return tuple(dict.fromkeys(name.strip(".-") for name in found if "_" in name or re.match(r"[A-Z]\w+Per\w+", name)))
 
 
 def known_id(name: str) -> str:
-    """Cloud Quotas' id for the name in a message; empty where the catalog doesn't know it."""
+    """Return Cloud Quotas' id for the name in a message; empty if the catalog lacks it."""
     if name.endswith("PerProjectPerRegion"):
         return name
     if name == "GPUS_PER_GPU_FAMILY":
@@ -99,7 +99,7 @@ def known_id(name: str) -> str:
 
 
 def figures(quota: Exceeded, tried: Tried) -> str:
-    """`: 8 are needed, the limit is 0`, as far as either is known."""
+    """Return `: 8 are needed, the limit is 0`, without the unknown parts."""
     needed = f"{tried.gpus} are needed" if tried.gpus and "gpu" in quota.names[0].lower() else ""
     limit = f"the limit is {quota.limit}" if quota.limit else ""
     told = ", ".join(filter(None, (needed, limit)))
@@ -107,7 +107,7 @@ def figures(quota: Exceeded, tried: Tried) -> str:
 
 
 def fix(quota: Exceeded, tried: Tried) -> str:
-    """Where it is raised, and the command that reads it."""
+    """Return how to raise the quota, and the command that shows it."""
     if quota.service == "compute":
         return f"{raising(quota, tried)}; what you have: {reading(quota, tried)}"
     more = f"Ask for {tried.gpus} or more" if tried.gpus and "gpu" in quota.names[0].lower() else "Ask for more"
@@ -115,7 +115,7 @@ def fix(quota: Exceeded, tried: Tried) -> str:
 
 
 def raising(quota: Exceeded, tried: Tried) -> str:
-    """The command that asks Google for more of Compute Engine's. Its answer may take minutes or days."""
+    """Return the command that requests more of a Compute Engine quota. Google may take minutes or days to answer."""
     gpus = tried.gpus if "GPU" in quota.names[0].upper() else 0
     limit = int(first(r"^(\d{1,9})(?:\.\d*)?$", quota.limit) or 0)
     value = limit + gpus if gpus else "N"
@@ -128,13 +128,13 @@ def raising(quota: Exceeded, tried: Tried) -> str:
 
 
 def compute_id(quota: Exceeded) -> str:
-    """Cloud Quotas' id of a metric: NVIDIA_L4_GPUS is NVIDIA-L4-GPUS-per-project-region."""
+    """Return Cloud Quotas' id of a metric: NVIDIA_L4_GPUS is NVIDIA-L4-GPUS-per-project-region."""
     metric = quota.names[0].rpartition("/")[2].upper().replace("_", "-")
     return f"{metric}-per-project" if quota.everywhere else f"{metric}-per-project-region"
 
 
 def reading(quota: Exceeded, tried: Tried) -> str:
-    """The command that shows the quota as it is."""
+    """Return the command that shows the quota."""
     service = f"--service={quota.service}.googleapis.com --project={tried.project}"
     if quota.quota_id:
         return f"gcloud beta quotas info describe {quota.quota_id} {service}"

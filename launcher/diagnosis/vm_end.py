@@ -1,4 +1,4 @@
-"""What the end of a VM that trains means: where its container has said nothing, or was never started."""
+"""Diagnose the end of a training VM whose container reported nothing, or never started."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PULL: Final = r"can't be pulled"
 
 
 def of_vm(job: Job, tried: Tried, log: str) -> Diagnosis | None:
-    """The diagnosis if a VM ended by itself, or never came to be; None: its container tells more."""
+    """Diagnose a VM that ended by itself or was never created; None: the container's exit code tells more."""
     error = job.error
     if job.zone is None or error is None:
         return None
@@ -59,7 +59,7 @@ def of_vm(job: Job, tried: Tried, log: str) -> Diagnosis | None:
 
 
 def refusal_of(error: Failure) -> Refusal:
-    """An operation's error as what it would have been if Google had said it at once."""
+    """Convert the error of an operation to the refusal that an immediate answer would have been."""
     return Refusal(
         code=HTTP.get(error.code, 500),
         message=error.message,
@@ -70,7 +70,7 @@ def refusal_of(error: Failure) -> Refusal:
 
 
 def of_startup(error: Failure, tried: Tried, log: str) -> Diagnosis:
-    """Why the startup script could not start the container, in its own words."""
+    """Diagnose a startup script that could not start the container, from its error message."""
     said = (error.metadata.get("said", "") or error.message)[:LONGEST]
     known = recognised(Refusal(code=400, message=said, service="compute"), tried)
     if known is not None and known.kind in ("permission", "image", "disabled", "credentials"):

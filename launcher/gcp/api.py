@@ -1,6 +1,6 @@
-"""Google's REST APIs by Google's own clients: where they are, as whom we ask, and what their refusals mean.
+"""Call Google's REST APIs with Google's own clients: endpoints, credentials, retries and errors.
 
-Endpoints and credentials follow gcloud's own variables, so any API can be played by a server on loopback.
+Endpoints and credentials follow gcloud's variables, so a server on loopback can stand in for any API.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, NotAuthorised
 
 REQUEST_SECONDS = 30.0
-"""For one request without an answer."""
+"""Timeout of one request."""
 PATIENCE_SECONDS = 60.0
-"""For one call with its tries and waits."""
+"""Timeout of a call with its retries and backoff."""
 NOTICE_SECONDS = 4.0
-"""After which who waits is told."""
+"""Seconds without an answer after which `notice` is called."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
-"""Seconds: the waits between tries double from the one to the other."""
+"""Seconds: the backoff between retries doubles from the first to the second."""
 PASSING = (408, 429, 500, 502, 503, 504)
 """Status codes after which the same request may work (https://google.aip.dev/194, and gateways before the API)."""
 LOG_IN = "gcloud auth application-default login, or run as a service account"
@@ -35,8 +35,7 @@ MESSAGE: Final = 4000
 
 
 class Service(NamedTuple):
-    """An API: the host's first label, which is also gcloud's name for it; what people call it; and the role that it
-    takes to use it."""
+    """An API: its host's first label (also gcloud's name), its title for messages, and the role needed to use it."""
 
     name: str
     title: str
@@ -44,12 +43,12 @@ class Service(NamedTuple):
 
 
 class UnreachableError(LaunchError):
-    """The API gave no answer, or only ones that pass, for as long as was waited for it: whether it has done what was
-    asked is not known."""
+    """The API gave no answer, or only transient errors, until the timeout: it is unknown whether the request had an
+    effect."""
 
 
 class Api:
-    """One API for one project; every call says what went wrong in launch's own words."""
+    """An API for one project. Calls raise launch's own errors."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Api:
         clock: Clock = REAL,
         notice: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`notice` hears of it while an answer is waited for."""
+        """`notice` is called with a message while a call waits for an answer."""
         self.notice = notice
         self.service = service
         self.project = project
@@ -67,17 +66,17 @@ class Api:
         self.clock = clock
 
     def ask(self, method: str, **request: Any) -> Any:
-        """The answer to a request that may be sent twice.
+        """Return the answer to an idempotent request, with retries.
 
         Raises:
             UnreachableError: no answer for a minute.
-            LaunchError: it is refused; its cause is the client's own error.
+            LaunchError: the API refused it; the cause is the client's error.
         """
         began = self.clock.now()
         return self._ask(method, request, PATIENCE_SECONDS, lambda: self.clock.now() - began)
 
     def ask_soon(self, method: str, seconds: float, **request: Any) -> Any:
-        """Return the answer to a request, which is repeated for at most so many seconds, including those in which this
+        """Return the answer to an idempotent request, retrying for at most `seconds`, including those in which this
         machine slept. Raises as `ask` does."""
         return self._ask(method, request, seconds, stopwatch(self.clock, self.wall))
 
@@ -103,7 +102,7 @@ class Api:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def once(self, method: str, **request: Any) -> Any:
-        """The answer to a request that is sent once. Raises as `ask` does, without the minute."""
+        """Return the answer to a request, without retries. Raises as `ask` does."""
         try:
             return getattr(self.client, method)(request=request, retry=None, timeout=REQUEST_SECONDS)
         except Exception as error:
@@ -113,7 +112,7 @@ class Api:
 
 
 def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str, str]) -> Any:
-    """A client with the REST transport. Raises NotAuthorised: there are no credentials."""
+    """Return a client with the REST transport. Raises NotAuthorised: no credentials."""
     from google.auth.exceptions import DefaultCredentialsError
 
     endpoint = environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.name.upper()}", "").rstrip("/")
@@ -131,8 +130,8 @@ def service_account(credentials: Any) -> str:
 
 
 def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
-    """A session for an API that is asked without a client of its own (google.auth.transport.requests's), and the
-    endpoint to ask, without a slash at its end. Raises NotAuthorised: there are no credentials."""
+    """Return an authorised session (google.auth.transport.requests) for an API without a client library, and its
+    endpoint without a trailing slash. Raises NotAuthorised: no credentials."""
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError
     from google.auth.transport.requests import AuthorizedSession
@@ -147,8 +146,8 @@ def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str
 
 
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
-    """As whom to ask: nobody where gcloud has its credentials disabled, who holds gcloud's token, nobody at a server
-    of this machine, and otherwise (None) whom Google's libraries find. Raises NotAuthorised."""
+    """Return the credentials to use: anonymous if gcloud's are disabled; gcloud's access token; anonymous for a server
+    on loopback; otherwise None, which means Google's default credentials. Raises NotAuthorised."""
     from google.auth.credentials import AnonymousCredentials
     from google.oauth2.credentials import Credentials
 
@@ -162,11 +161,11 @@ def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
 
 
 TRUE = ("true", "1", "yes", "on", "y")
-"""What gcloud takes for true (googlecloudsdk.core.properties)."""
+"""Values that gcloud accepts as true (googlecloudsdk.core.properties)."""
 
 
 def of_file(file: str) -> Any:
-    """Credentials that follow gcloud's token file. Raises NotAuthorised."""
+    """Return credentials that follow gcloud's token file. Raises NotAuthorised."""
     from launcher.gcp.token_file import file_credentials
 
     try:
@@ -178,7 +177,7 @@ def of_file(file: str) -> Any:
 
 
 def explain(error: Exception, service: Service, project: str) -> LaunchError | None:
-    """A client's error in launch's words; None if it isn't the API's or the network's."""
+    """Convert a client's error to launch's own; None if neither the API nor the network caused it."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException
@@ -195,7 +194,7 @@ def explain(error: Exception, service: Service, project: str) -> LaunchError | N
 
 
 def of_status(error: Any, service: Service, project: str) -> LaunchError:
-    """A refusal (google.api_core.exceptions.GoogleAPICallError) by its status and, where it has one, its reason."""
+    """Convert a refusal (google.api_core.exceptions.GoogleAPICallError) by its status and reason."""
     message, code = words(error.message), int(error.code or 0)
     said = f"{service.title}: {message}"
     if UNTOKENED.match(message) and REFUSED_TOKEN.search(message):
@@ -211,11 +210,11 @@ def of_status(error: Any, service: Service, project: str) -> LaunchError:
 
 UNTOKENED: Final = re.compile("Getting metadata from plugin failed")
 REFUSED_TOKEN: Final = re.compile("invalid_grant|invalid_client|unauthorized_client|reauth|refresh|revoked", re.I)
-"""How gRPC tells that google-auth could not make a token: as UNAVAILABLE, with the error's text, whatever it was."""
+"""gRPC reports any failure of google-auth to get a token as UNAVAILABLE, with the error's text."""
 
 
 def forbidden(reason: str, message: str, service: Service, project: str) -> LaunchError:
-    """What is missing where Google answers 403."""
+    """Convert a 403 to an error that names the missing permission or API."""
     said = f"{service.title}: {message}"
     if "quota project" in message:  # its reason is SERVICE_DISABLED too, but in gcloud's own project
         return NotAuthorised(said, f"gcloud auth application-default set-quota-project {project}")
@@ -230,12 +229,12 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
 
 
 def words(message: str, most: int = 300) -> str:
-    """What the API said, in one line: without the request before it, and no more than the start of a web page."""
+    """Return an API's message as one line of at most `most` characters, without the request before it."""
     return " ".join(re.sub(r"^[A-Z]+ https?://\S+: ", "", message).split())[:most]
 
 
 def refusal_of(error: Any, service: Service) -> Refusal:
-    """A refusal (google.api_core.exceptions.GoogleAPICallError, by REST or by gRPC) as data."""
+    """Return a refusal (google.api_core.exceptions.GoogleAPICallError, by REST or gRPC) as data."""
     return Refusal(
         code=int(error.code or 0),
         message=words(str(error.message or ""), MESSAGE),
@@ -247,17 +246,17 @@ def refusal_of(error: Any, service: Service) -> Refusal:
 
 
 def older_reason(error: Any) -> str:
-    """The reason in errors[], as Compute Engine and Storage give it; empty when there is none."""
+    """Return the reason in errors[], as Compute Engine and Storage use it; empty if there is none."""
     return next((str(each["reason"]) for each in error.errors if isinstance(each, Mapping) and each.get("reason")), "")
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP's status of the refusal behind a LaunchError; 0 where there was no answer."""
+    """Return the HTTP status of the refusal behind a LaunchError; 0 if there was no answer."""
     return int(getattr(answer_behind(error), "code", 0) or 0)
 
 
 def answer_behind(error: BaseException | None) -> BaseException | None:
-    """The client's own error, from which a LaunchError was made, maybe in several steps; None: there is none."""
+    """Return the client's error behind a LaunchError, following its causes; None if there is none."""
     for _ in range(10):
         if error is None or hasattr(error, "code"):
             return error
@@ -266,7 +265,7 @@ def answer_behind(error: BaseException | None) -> BaseException | None:
 
 
 def retry_after(error: BaseException | None) -> float:
-    """Seconds that the API asks to wait: HTTP's Retry-After, or google.rpc.RetryInfo; 0 if it doesn't say."""
+    """Return the seconds that the API asks to wait, by HTTP's Retry-After or google.rpc.RetryInfo; otherwise 0."""
     answer = answer_behind(error)
     headers = getattr(getattr(answer, "response", None), "headers", None) or {}  # gRPC's response has none
     text = str(headers.get("Retry-After", ""))
@@ -279,7 +278,7 @@ def retry_after(error: BaseException | None) -> float:
 
 
 def http_date(text: str) -> float | None:
-    """Unix seconds of an HTTP date; None if it isn't one."""
+    """Return the Unix seconds of an HTTP date; None if it is invalid."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
@@ -287,7 +286,7 @@ def http_date(text: str) -> float | None:
 
 
 def retry_delay(detail: Any) -> float:
-    """Seconds of a google.rpc.RetryInfo, as JSON or as the message; 0 for any other detail."""
+    """Return the seconds in a google.rpc.RetryInfo, as JSON or message; 0 for any other detail."""
     if isinstance(detail, Mapping):
         said = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)s", str(detail.get("retryDelay", "")))
         return float(said[1]) if said else 0.0
@@ -296,7 +295,7 @@ def retry_delay(detail: Any) -> float:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """requests wraps urllib3's errors, which wrap the socket's: that one says what happened."""
+    """Return the socket's error, which urllib3's and requests' errors wrap."""
     while True:
         inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):

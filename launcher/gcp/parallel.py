@@ -1,4 +1,4 @@
-"""What an API's answer says for sure, and several answers at once."""
+"""Classify the outcome of create calls, and run several calls in parallel."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 
 class Asking(Api):
-    """The API, where an answer that can't be read is none, and too many requests are what passes: Compute Engine
-    answers 403 to those."""
+    """An API whose unreadable answers count as none, and whose rate limits (403 on Compute Engine) as transient."""
 
     def once(self, method: str, **request: Any) -> Any:
         """As Api.once."""
@@ -44,21 +43,21 @@ class Asking(Api):
 
 
 def is_rate(error: LaunchError) -> bool:
-    """Whether a refusal only says that there were too many requests."""
+    """Return whether a refusal is a rate limit."""
     answer: Any = answer_behind(error)
     return status_of(error) == 403 and bool({older_reason(answer), str(answer.reason)} & BUSY)
 
 
 def is_torn(error: BaseException) -> bool:
-    """Whether an error is one of reading an answer: not JSON, not text, or not what it should say."""
+    """Return whether an answer could not be parsed."""
     from google.protobuf.json_format import Error
 
     return isinstance(error, Error | ValueError)
 
 
 def of_create(error: BaseException, service: Service, project: str) -> BaseException:
-    """What a create's error says about the resource: CreateRefused (there is none), UnreachableError (not known), or
-    the error itself if it isn't the API's, the network's or an answer's."""
+    """Classify the error of a create: CreateRefused (nothing was created), UnreachableError (unknown), or the error
+    itself if neither the API nor the network caused it."""
     from google.api_core.exceptions import GoogleAPICallError
 
     told = explain(error, service, project) if isinstance(error, Exception) else None
@@ -72,14 +71,14 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
 
 
 def is_refusal(code: int) -> bool:
-    """Whether HTTP's status says for sure that nothing was done: not a time-out (408), not a request that was broken
-    off (499), and no fault of a server's, which may come after the effect."""
+    """Return whether an HTTP status guarantees that nothing was created. A timeout (408), a closed request (499) and
+    server errors do not: they may come after the effect."""
     return 400 <= code < 500 and code not in (408, 499)
 
 
 def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]:
-    """What each call answers, or its LaunchError; all at once: the first one here, the others in threads that nobody
-    waits for after Ctrl-C."""
+    """Run calls in parallel; return each one's answer or LaunchError. The first runs in this thread, the others in
+    daemon threads, which do not delay the exit after Ctrl-C."""
     answers: dict[str, T | Exception] = {}
 
     def answer(key: str, call: Callable[[], T]) -> None:
@@ -101,14 +100,14 @@ def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]
 
 
 def known(answer: T | Exception) -> T | LaunchError:
-    """An answer or a LaunchError; raises any other error."""
+    """Return an answer or a LaunchError; raise any other error."""
     if isinstance(answer, Exception) and not isinstance(answer, LaunchError):
         raise answer
     return answer
 
 
 def glance(api: Api, method: str, seconds: float, **request: Any) -> Any:
-    """The answer to a request for something that is only good to know: once, and soon. Raises as `Api.once`."""
+    """Return the answer to an optional request: no retries, a short timeout. Raises as `Api.once`."""
     try:
         return getattr(api.client, method)(request=request, retry=None, timeout=seconds)
     except Exception as error:

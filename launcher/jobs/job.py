@@ -1,4 +1,4 @@
-"""A job in the cloud as data: what its service said of it when it was last asked."""
+"""A job in the cloud as data: its state when its service was last polled."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 RUN_LABEL: Final = "launch-run"
-"""The run's id: by this label a run is found from anywhere."""
+"""The run id, by which a run is found from any machine."""
 IDENTITY_LABEL: Final = "launch-identity"
-"""A hash of what is computed and for whom (plan.names.identity): one run id belongs to one of them."""
+"""A hash of the computation and its owner (plan.names.identity); a run id belongs to one identity."""
 
 PLAN_LABEL: Final = "launch-plan"
 """The digest of the plan that a CustomJob was created from (plan.binding)."""
@@ -22,14 +22,14 @@ RESOURCE: Final = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:
 WAITING: Final = frozenset({"QUEUED", "PENDING"})
 """Nothing is billed yet. QUEUED may also mean that quota is missing: Vertex AI queues for that too."""
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
-"""States that a job doesn't leave (google.cloud.aiplatform_v1.JobState). One that we don't know is none of them."""
+"""Final states (google.cloud.aiplatform_v1.JobState). An unknown state is not final."""
 
 GONE: Final = "DELETED"
-"""Our own word for the state of a job that was there and is gone."""
+"""launch's own state of a job that existed and was deleted."""
 
 
 def command(*, vm: bool) -> str:
-    """What launches a run, on VMs or on Vertex AI."""
+    """Return the command that launches a run on VMs or on Vertex AI."""
     return "launch vm SPEC --run" if vm else "launch vertex SPEC"
 
 
@@ -44,29 +44,29 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job. Times are Unix seconds by Google's clock; None: that hasn't happened."""
+    """A job. Times are Unix seconds by Google's clock; None: not yet."""
 
     name: str
     """projects/NUMBER/locations/REGION/customJobs/ID, or projects/PROJECT/zones/ZONE/instances/NUMBER: a VM that trains
     (of several the first), by its number, as another may have its name later."""
     region: str
     state: str
-    """Without its prefix: QUEUED, RUNNING, …; whatever the service says, known here or not."""
+    """Without its prefix: QUEUED, RUNNING, …; as the service reports it, even if unknown here."""
     created: float
     started: float | None = None
     ended: float | None = None
     error: Failure | None = None
     labels: Mapping[str, str] = {}
     request: Mapping[str, Any] = {}
-    """What was asked for: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON; of a VM the Instance
-    as it is."""
+    """The request: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON; for a VM its current
+    Instance."""
 
     folder: str = ""
-    """The run's folder, where nothing else tells of the job once it has ended: of VMs."""
+    """The run folder; VMs only, as nothing else has the job's state after its end."""
 
     @property
     def handle(self) -> str:
-        """By what a person finds its run: the run's id, or its folder."""
+        """The name by which the user finds the run: its folder, its id, or the job's name."""
         return self.folder or self.run or self.name
 
     @property
@@ -76,46 +76,46 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Its zone, or its region where Google chooses the zone."""
+        """The zone, or the region if Google chooses the zone."""
         return self.zone or self.region
 
     @property
     def zone(self) -> str | None:
-        """Of a VM; None on Vertex AI."""
+        """The zone of a VM; None on Vertex AI."""
         return self.name.split("/")[3] if "/zones/" in self.name else None
 
     @property
     def run(self) -> str:
-        """The run's id; empty for a job that isn't launch's."""
+        """The run id; empty for a job that launch did not create."""
         return self.labels.get(RUN_LABEL, "")
 
     @property
     def is_workplace(self) -> bool:
-        """Whether it is a VM to work on, which computes nothing."""
+        """Return whether it is a VM to work on, without a training job."""
         return self.zone is not None and IDENTITY_LABEL not in self.labels
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has come to an end. A state that we don't know is none."""
+        """Return whether the job is in a final state."""
         return self.state in ENDED
 
     @property
     def is_over(self) -> bool:
-        """Whether it will never run again: it has ended, or was deleted."""
+        """Return whether the job has ended or was deleted."""
         return self.has_ended or self.state == GONE
 
     @property
     def billed(self) -> float:
-        """Seconds from its start to its end; 0 where one of them isn't known."""
+        """Seconds from start to end; 0 if either is unknown."""
         return max(0.0, self.ended - self.started) if self.started and self.ended else 0.0
 
     @property
     def waited(self) -> float:
-        """Seconds from its creation to its start, or to its end where it never started; 0 where that isn't known."""
+        """Seconds from creation to start, or to the end if it never started; 0 if unknown."""
         until = self.started or self.ended
         return max(0.0, until - self.created) if until and self.created else 0.0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for machines."""
+        """Return whether the job waits for machines."""
         return self.state in WAITING

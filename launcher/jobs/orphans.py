@@ -1,4 +1,4 @@
-"""What is launch's and costs money without need: by what Compute Engine says of a VM, or of a disk, alone. Pure."""
+"""Find launch's VMs and disks that cost money for nothing, from Compute Engine's data alone. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import DOWN, Machine, last, seconds
 
 LATE_SECONDS: Final = 600.0
-"""After a lease's end, within which a watchdog that looks every 30 s has surely stopped its VM; and after the end of a
-training, within which its VM has deleted itself."""
+"""Grace period after the end of a lease, by which the watchdog (every 30 s) must have stopped the VM, and after the end
+of a training job, by which its VM must have deleted itself."""
 FORGOTTEN_SECONDS: Final = 7 * 86400.0
-"""A VM to work on that is stopped for longer is taken for forgotten: its disk is billed."""
+"""A VM to work on that is stopped for longer counts as forgotten: its disk is billed."""
 
 
 class Disk(Struct, frozen=True, kw_only=True):
-    """A disk that outlives the stop of its VM. Times are Unix seconds by Google's clock."""
+    """A persistent disk. Times are Unix seconds by Google's clock."""
 
     name: str
     zone: str
@@ -39,7 +39,7 @@ class Disk(Struct, frozen=True, kw_only=True):
 
 
 def of_disk(disk: Mapping[str, Any]) -> Disk:
-    """A Disk as canonical proto3 JSON, as data."""
+    """Convert a Disk from canonical proto3 JSON."""
     return Disk(
         name=disk.get("name", ""),
         zone=last(disk.get("zone", "")),
@@ -53,7 +53,7 @@ def of_disk(disk: Mapping[str, Any]) -> Disk:
 
 
 def needless(machine: Machine, now: float, ended: float | None) -> str | None:
-    """Why a VM is there without need; None: it isn't. `ended`: when its training did, as its run's folder says."""
+    """Return why a VM is an orphan; None: it is not. `ended`: when its training ended, by its run folder."""
     if machine.trains:
         return of_training(machine, now, ended)
     if machine.status in DOWN:
@@ -66,7 +66,7 @@ def needless(machine: Machine, now: float, ended: float | None) -> str | None:
 
 
 def of_training(machine: Machine, now: float, ended: float | None) -> str | None:
-    """A VM that trains deletes itself at its end."""
+    """Return why a training VM, which should delete itself at its end, is an orphan; None: it is not."""
     if ended is not None and (machine.status in DOWN or now > ended + LATE_SECONDS):
         return "its training has ended, and it is still there"
     if ended is None and machine.status in DOWN:
@@ -75,7 +75,7 @@ def of_training(machine: Machine, now: float, ended: float | None) -> str | None
 
 
 def without_vm(disks: Iterable[Disk], machines: Iterable[Machine]) -> tuple[Disk, ...]:
-    """Launch's disks that belong to no VM: neither attached, nor the boot disk of one that is just being made."""
+    """Return launch's disks without a VM: neither attached, nor the boot disk of a VM that is being created."""
     there = {(machine.zone, machine.name) for machine in machines}
     ours = [disk for disk in disks if disk.labels.get(RUN_LABEL)]
     return tuple(disk for disk in ours if not disk.users and (disk.zone, disk.name) not in there)

@@ -161,7 +161,8 @@ REFUSALS: list[tuple[Refusal, Tried, str, str, str, str]] = [
     # --- what is wrong with the request
     (
         *(told(400, FIELDS), SPOT, "permanent", "invalid"),
-        "Vertex AI refuses the request: job_spec.worker_pool_specs[0].machine_spec.accelerator_type: Both `accelerator_type` and "
+        "Vertex AI refuses the request: job_spec.worker_pool_specs[0].machine_spec.accelerator_type: Both "
+        "`accelerator_type` and "
         "`accelerator_count` should be specified or none.; display_name: Required field is not set.",
         "--dry-run",
     ),
