@@ -122,7 +122,7 @@ def test_what_is_in_the_image(job: Path, registry: OciRegistry, monkeypatch: pyt
     (folder / ".gitignore").write_text("*.log\n")
     ran = launch("push", job, "-o", "json", env={**NO_ENGINE, "HF_TOKEN": CANARY, "LAUNCH_SECRET": CANARY})
     assert ran.code == 0, ran.shown
-    assert "left out of the image, for they look like secrets: .env, key.json." in ran.err
+    assert "excluded from the image, as they look like secrets: .env, key.json." in ran.err
     found = files(registry, json.loads(ran.out)["reference"].partition("@")[2])
     code = {name for name in found if name.startswith("workspace")}
     assert code == {"workspace", "workspace/mine.py", "workspace/.gitignore", "workspace/pkg", "workspace/pkg/m.py"}
