@@ -137,11 +137,11 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         waited = self.seconds_since_creation(job) if wait is not None else 0.0
         view = self.watcher.view(job, number)
         watched = watch(
-            view, self.watcher.tell, self.clock, wait_seconds=wait, waited=waited, watch_seconds=left, enough=enough
+            view, self.watcher.tell, self.clock, wait_seconds=wait, waited=waited, watch_seconds=left, stop_when=enough
         )
-        if watched.why == "there":
+        if watched.reason == "stop_condition":
             return watched.job, None
-        if watched.why == "waited":
+        if watched.reason == "wait_limit":
             return self.cancel_waiting_job(watched.job, number, wait or 0.0)
         diagnosis = self.record_end(watched.job, number)
         release_resources(self.service, watched.job, self.say)

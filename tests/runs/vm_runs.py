@@ -18,7 +18,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
-from launcher.runs.watch.events import Changed, Event
+from launcher.runs.watch.events import Event, StateChanged
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud
 from tests.googlecloud.compute import YOU
@@ -128,7 +128,7 @@ class VmSite:
     @property
     def states(self) -> list[str]:
         """The states that were told."""
-        return [one.job.state for one in self.events if isinstance(one, Changed)]
+        return [one.job.state for one in self.events if isinstance(one, StateChanged)]
 
     def record(self, vm: Vm, **fields: Any) -> None:
         """As the VM's own startup script writes it."""

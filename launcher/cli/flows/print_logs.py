@@ -15,7 +15,7 @@ from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
 from launcher.runs.logs.reader import Line, Lines
-from launcher.runs.watch.loop import Back, Event, Note, Outage, Printed, watch
+from launcher.runs.watch.loop import Event, LinesPrinted, Note, OutageEnded, OutageStarted, watch
 
 if TYPE_CHECKING:
     from launcher.backend.router import Services
@@ -54,9 +54,9 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
         return
 
     def tell(event: Event) -> None:
-        if isinstance(event, Outage | Back | Note):
+        if isinstance(event, OutageStarted | OutageEnded | Note):
             printer(event)
-        for line in event.lines if isinstance(event, Printed) else ():
+        for line in event.lines if isinstance(event, LinesPrinted) else ():
             put(line, output)
         sys.stdout.flush()
 

@@ -100,17 +100,17 @@ class EventPrinter:
 
     # --- Of the watch -----------------------------------------------------------------------------------------------
 
-    def _changed(self, event: Any) -> None:
+    def _state_changed(self, event: Any) -> None:
         job = event.job
         self._print(f"{clock()}  {STATES.get(job.state, job.state)}{after(job)}")
 
-    def _printed(self, event: Any) -> None:
+    def _lines_printed(self, event: Any) -> None:
         self._wipe()
         for line in event.lines:
             self._printer(line.replica, line.text)
         self._draw()
 
-    def _went(self, event: Any) -> None:
+    def _progress_updated(self, event: Any) -> None:
         text = f"{clock()}  {progress_text(event.progress)}"
         if self._tty:
             self._shown = text[: width() - 1]  # a line that is wrapped could not be wiped
@@ -119,16 +119,16 @@ class EventPrinter:
             self._last = time.monotonic()
             self._print(text)
 
-    def _outage(self, event: Any) -> None:
-        what = WHAT[event.of]
+    def _outage_started(self, event: Any) -> None:
+        what = WHAT[event.target]
         for line in labelled("trouble", f"{what} can't be seen just now; the job goes on, and it is asked again"):
             self._print(line)
-        for part in event.what.splitlines():
+        for part in event.problem.splitlines():
             for line in labelled("", part):
                 self._print(line)
 
-    def _back(self, event: Any) -> None:
-        self._print(f"{clock()}  {WHAT[event.of]} can be seen again, after {elapsed(event.seconds)}")
+    def _outage_ended(self, event: Any) -> None:
+        self._print(f"{clock()}  {WHAT[event.target]} can be seen again, after {elapsed(event.seconds)}")
 
     def _note(self, event: Any) -> None:
         for line in labelled("note", event.text):

@@ -1,4 +1,4 @@
-"""What a watch tells of a job, and what it looks at the job with."""
+"""Events that a watch reports, and the interface by which it polls a job."""
 
 from __future__ import annotations
 
@@ -11,63 +11,61 @@ from launcher.jobs.job import Job
 from launcher.runs.logs.reader import Line
 from launcher.runs.metrics.progress import Progress
 
-Sight = Literal["job", "lines", "progress"]
-"""What is looked at."""
+PollTarget = Literal["job", "lines", "progress"]
 
 
-class Changed(Struct, frozen=True):
-    """The job's state is another one. `before` is None at the first look."""
+class StateChanged(Struct, frozen=True):
+    """The job's state changed. `previous` is None on the first poll."""
 
     job: Job
-    before: str | None
+    previous: str | None
 
 
-class Printed(Struct, frozen=True):
-    """New lines, at least one."""
+class LinesPrinted(Struct, frozen=True):
+    """The job printed at least one new line."""
 
     lines: list[Line]
 
 
-class Went(Struct, frozen=True):
-    """The job is further than it was."""
+class ProgressUpdated(Struct, frozen=True):
+    """The run's metrics show new progress."""
 
     progress: Progress
 
 
-class Outage(Struct, frozen=True):
-    """Something can't be looked at, since a time by the watch's clock. `what` says why, and what to do; `of` is the
-    kind of look."""
+class OutageStarted(Struct, frozen=True):
+    """Polls of `target` fail. `since` is a time on the watch's clock, `problem` says why and what to do."""
 
     since: float
-    what: str
-    of: Sight = "job"
+    problem: str
+    target: PollTarget = "job"
 
 
-class Back(Struct, frozen=True):
-    """The outage that was told is over, after so many seconds."""
+class OutageEnded(Struct, frozen=True):
+    """A reported outage of `target` ended after `seconds`."""
 
     seconds: float
-    of: Sight = "job"
+    target: PollTarget = "job"
 
 
 class Note(Struct, frozen=True):
-    """A sentence for whoever watches."""
+    """A sentence for the user."""
 
     text: str
 
 
-Event = Changed | Printed | Went | Outage | Back | Note
-Tell = Callable[[Event], None]
+Event = StateChanged | LinesPrinted | ProgressUpdated | OutageStarted | OutageEnded | Note
+EventSink = Callable[[Event], None]
 
 
 class JobView(Protocol):
-    """What to look with. Each raises LaunchError, and its kind UnreachableError where nothing is wrong but the way."""
+    """The three things that a watch polls. Each method raises LaunchError; UnreachableError where a retry may help."""
 
     def job(self) -> Job:
-        """The job as its service sees it now."""
+        """Return the job's current state."""
 
     def lines(self) -> list[Line]:
-        """The lines that are new, in their order."""
+        """Return the lines printed since the last call, in order."""
 
     def progress(self) -> Progress | None:
-        """How far it is; None: nothing new."""
+        """Return the progress; None: nothing new since the last call."""

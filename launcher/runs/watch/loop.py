@@ -1,6 +1,7 @@
-"""A job watched to its end: one loop that looks at its state, its lines and its progress. Pure of clock and cloud.
+"""Watch a job until it ends: one loop that polls its state, its lines and its progress.
 
-Nothing that a network does ends the watch or looks like success: an end is only what the service itself said.
+A network error neither ends the watch nor counts as success: only the service's own answer ends it. The clock and all
+access to the cloud are passed in.
 """
 
 from __future__ import annotations
@@ -15,64 +16,74 @@ from launcher.errors import StillRunning
 from launcher.jobs.job import Job
 from launcher.runs.logs.reader import Line
 from launcher.runs.metrics.progress import Progress
-from launcher.runs.watch.events import Back, Changed, Event, JobView, Note, Outage, Printed, Tell, Went
-from launcher.runs.watch.pollers import Extras, JobLook, goes_on
+from launcher.runs.watch.events import (
+    Event,
+    EventSink,
+    JobView,
+    LinesPrinted,
+    Note,
+    OutageEnded,
+    OutageStarted,
+    ProgressUpdated,
+    StateChanged,
+)
+from launcher.runs.watch.pollers import JobPoller, OutputPoller, still_running_text
 
 __all__ = [
-    "Back",
-    "Changed",
     "Event",
     "JobView",
     "Line",
+    "LinesPrinted",
     "Note",
-    "Outage",
-    "Printed",
+    "OutageEnded",
+    "OutageStarted",
     "Progress",
-    "Watched",
-    "Went",
+    "ProgressUpdated",
+    "StateChanged",
+    "WatchResult",
     "watch",
 ]
 
 
-class Watched(Struct, frozen=True):
-    """How a watch ended: with the job, or because it waits for longer than it may; or it is as far as
-    somebody wanted to see it."""
+class WatchResult(Struct, frozen=True):
+    """The job at the end of a watch, and why the watch ended."""
 
     job: Job
-    """As it was last seen; one that was deleted has the state `jobs.GONE`."""
-    why: Literal["ended", "waited", "there"]
+    """The last known state; `jobs.GONE` for a deleted job."""
+    reason: Literal["ended", "wait_limit", "stop_condition"]
 
 
 def watch(
     view: JobView,
-    tell: Tell,
+    report: EventSink,
     clock: Clock,
     *,
     wait_seconds: float | None,
     waited: float = 0.0,
     watch_seconds: float | None = None,
-    enough: Callable[[Job], bool] = lambda _job: False,
-) -> Watched:
-    """Watch a job until it has ended, has waited for machines for `wait_seconds`, `waited` of them before, or is
-    `enough`.
+    stop_when: Callable[[Job], bool] = lambda _job: False,
+) -> WatchResult:
+    """Watch a job until it ends, `stop_when` is true, or it has waited `wait_seconds` for machines.
+
+    `waited`: the part of `wait_seconds` that was used before this watch.
 
     Raises:
-        StillRunning: `watch_seconds` are over. The job goes on.
-        NotAuthorised: we may not ask any more. The job goes on.
-        LaunchError: the first look was refused, or there is no such job.
+        StillRunning: `watch_seconds` have passed; the job is still running.
+        NotAuthorised: access was withdrawn; the job is still running.
+        LaunchError: the first poll was refused, or the job does not exist.
     """
     until = clock.now() + watch_seconds if watch_seconds is not None else float("inf")
-    job, extras = JobLook(view, tell, clock, waited), Extras(view, tell, clock)
+    job, output = JobPoller(view, report, clock, waited), OutputPoller(view, report, clock)
     while True:
-        job.look()
+        job.poll()
         if job.ended:
-            extras.look_last()
-            return Watched(job.ended, "ended")
-        if job.last and job.waits and wait_seconds is not None and job.waited >= wait_seconds:
-            return Watched(job.last, "waited")
-        if job.last and enough(job.last):
-            return Watched(job.last, "there")
-        extras.look(waiting=job.waits)
+            output.poll_last()
+            return WatchResult(job.ended, "ended")
+        if job.last and job.is_waiting and wait_seconds is not None and job.waited >= wait_seconds:
+            return WatchResult(job.last, "wait_limit")
+        if job.last and stop_when(job.last):
+            return WatchResult(job.last, "stop_condition")
+        output.poll(waiting=job.is_waiting)
         if clock.now() >= until:
-            raise StillRunning(*goes_on(job.last, "is still"))
-        clock.sleep(max(0.0, min(job.pace.due, extras.due, until) - clock.now()))
+            raise StillRunning(*still_running_text(job.last, "is still"))
+        clock.sleep(max(0.0, min(job.schedule.due, output.due, until) - clock.now()))

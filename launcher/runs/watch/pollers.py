@@ -1,4 +1,4 @@
-"""The looks that a watch is made of: when each is due, what it counts, and how its trouble is told."""
+"""Pollers for job state, log lines and progress: intervals and outage reporting."""
 
 from __future__ import annotations
 
@@ -10,143 +10,153 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError, retry_after, status_of
 from launcher.jobs.job import GONE, WAITING, Job
-from launcher.runs.watch.events import Back, Changed, JobView, Note, Outage, Printed, Sight, Tell, Went
+from launcher.runs.watch.events import (
+    EventSink,
+    JobView,
+    LinesPrinted,
+    Note,
+    OutageEnded,
+    OutageStarted,
+    PollTarget,
+    ProgressUpdated,
+    StateChanged,
+)
 
-JOB_EVERY: Final = (2.0, 10.0)
-"""Seconds between two looks at the job: at first, and when nothing happens."""
-LINES_EVERY: Final = (5.0, 60.0)
-"""Cloud Logging lets a project read 60 times a minute, all its users together: https://cloud.google.com/logging/quotas.
-The longer one is for when that is too much."""
-LINES_WAITING: Final = 30.0
-"""While nothing runs, only Vertex AI itself may have something to say."""
-PROGRESS_EVERY: Final = (10.0, 60.0)
+JOB_INTERVAL: Final = (2.0, 10.0)
+"""Shortest and longest poll interval in seconds."""
+LINES_INTERVAL: Final = (5.0, 60.0)
+"""A project may read 60 times a minute, all users together: https://cloud.google.com/logging/quotas. Errors lengthen
+the interval up to the second value."""
+WAITING_INTERVAL: Final = 30.0
+"""For lines and progress before the job runs: only Vertex AI itself can log something then."""
+PROGRESS_INTERVAL: Final = (10.0, 60.0)
 QUEUED_SECONDS: Final = 120.0
-"""After which a QUEUED job is told as what that may be."""
+"""After so long in QUEUED, a note explains the state."""
 REFUSED_SECONDS: Final = 300.0
-"""A token lives for an hour and a job for days: so long somebody may take to renew one."""
-EXTRA_SECONDS: Final = 60.0
-"""Lines and progress are extras: that they can't be read is told after so long."""
-MOST: Final = 300.0
-"""Seconds that a service may ask us to stay away."""
-CONFIRMED: Final = 3
-"""Answers in a row that a job isn't there, or that we may not ask, until it is believed."""
-LAST_SECONDS, LAST_EVERY = 30.0, 3.0
-"""After the end: how long lines may still come in, and how often is looked."""
-KNOWN: Final = {
+"""Time for the user to renew credentials: a token lives for an hour, a job for days."""
+OUTPUT_OUTAGE_SECONDS: Final = 60.0
+"""A failure to read lines or progress is reported only after so long: neither decides anything."""
+MAX_RETRY_AFTER: Final = 300.0
+"""Upper bound in seconds for a service's Retry-After."""
+CONFIRMATIONS: Final = 3
+"""Consecutive 404s or refusals before one is believed."""
+LAST_SECONDS, LAST_INTERVAL = 30.0, 3.0
+"""After the job's end: how long late lines are read, and how often."""
+STATE_NOTES: Final = {
     "CANCELLING": "",
     "RUNNING": "",
-    "STOPPED": "",  # a VM to work on
-    "PAUSED": "Vertex AI has paused it. That is no end: it is watched on.",
-    "UPDATING": "Vertex AI is changing it; it may run meanwhile. It is watched on.",
+    "STOPPED": "",  # a workstation VM
+    "PAUSED": "paused by Vertex AI; still watching",
+    "UPDATING": "being changed by Vertex AI, maybe running; still watching",
 }
-"""States that are neither waiting nor an end, with what is told of them."""
+"""States that are neither waiting nor final, with the note for the user."""
 
 
-class Pace:
-    """When the next look is due: `shortest` seconds after the last, up to `longest` when there is reason for that."""
+class PollSchedule:
+    """When the next poll is due: `shortest` seconds after the last one, or up to `longest` after a back-off."""
 
     def __init__(self, clock: Clock, shortest: float, longest: float) -> None:
         self._clock = clock
         self._shortest, self._longest = shortest, longest
-        self._every = shortest
+        self._interval = shortest
         self.due = clock.now()
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time."""
+        """Return whether it is time to poll."""
         return self._clock.now() >= self.due
 
-    def again(self, factor: float, least: float = 0.0) -> None:
-        """Look again after `factor` times the pause before, and not before `least` seconds are over."""
-        self._every = min(max(self._every * factor, self._shortest), self._longest)
-        self.due = self._clock.now() + max(self._every, min(least, MOST))
+    def back_off(self, factor: float, at_least: float = 0.0) -> None:
+        """Multiply the interval by `factor` (below 1 it gets shorter), and wait `at_least` so many seconds."""
+        self._interval = min(max(self._interval * factor, self._shortest), self._longest)
+        self.due = self._clock.now() + max(self._interval, min(at_least, MAX_RETRY_AFTER))
 
-    def soon(self) -> None:
-        """Something has happened: look as often as ever."""
-        self._every = self._shortest
-        self.due = self._clock.now() + self._every
+    def reset(self) -> None:
+        """Return to the shortest interval."""
+        self._interval = self._shortest
+        self.due = self._clock.now() + self._interval
 
-    def now(self) -> None:
-        """Look at once."""
-        self._every, self.due = self._shortest, self._clock.now()
+    def poll_now(self) -> None:
+        """Return to the shortest interval and make a poll due at once."""
+        self._interval, self.due = self._shortest, self._clock.now()
 
 
-class Trouble:
-    """Looks that fail in a row: told once when that begins, and once when it is over."""
+class OutageReporter:
+    """Report one event when polls begin to fail and one when they work again."""
 
-    def __init__(self, sight: Sight, tell: Tell, clock: Clock, patience: float) -> None:
-        self._sight, self._tell, self._clock, self._patience = sight, tell, clock, patience
-        self._told: set[str] = set()
+    def __init__(self, target: PollTarget, report: EventSink, clock: Clock, delay: float) -> None:
+        """`delay`: seconds of failures before the first report."""
+        self._target, self._report, self._clock, self._delay = target, report, clock, delay
+        self._reported: set[str] = set()
         self.since: float | None = None
 
-    def goes_on(self, error: LaunchError, kind: str = "away") -> None:
-        """Another look has failed. One that is refused asks for something else than one that gets no answer: each
-        kind is told."""
+    def failed(self, error: LaunchError, kind: str = "unreachable") -> None:
+        """Record a failed poll. Each kind of failure is reported once: a refusal needs another fix than an outage."""
         now = self._clock.now()
         self.since = now if self.since is None else self.since
-        if now - self.since >= self._patience and kind not in self._told:
-            self._told.add(kind)
-            self._tell(Outage(self.since, str(error), self._sight))
+        if now - self.since >= self._delay and kind not in self._reported:
+            self._reported.add(kind)
+            self._report(OutageStarted(self.since, str(error), self._target))
 
-    def is_over(self) -> None:
-        """A look has worked."""
-        if self._told and self.since is not None:
-            self._tell(Back(self._clock.now() - self.since, self._sight))
+    def succeeded(self) -> None:
+        """Record a successful poll."""
+        if self._reported and self.since is not None:
+            self._report(OutageEnded(self._clock.now() - self.since, self._target))
         self.since = None
-        self._told.clear()
+        self._reported.clear()
 
 
-class JobLook:
-    """Looks at the job's state."""
+class JobPoller:
+    """Poll the job's state."""
 
-    def __init__(self, view: JobView, tell: Tell, clock: Clock, waited: float) -> None:
-        self._view, self._tell, self._clock = view, tell, clock
-        self._trouble = Trouble("job", tell, clock, 0.0)
+    def __init__(self, view: JobView, report: EventSink, clock: Clock, waited: float) -> None:
+        self._view, self._report, self._clock = view, report, clock
+        self._outage = OutageReporter("job", report, clock, 0.0)
         self._seen_at = self._changed_at = clock.now()
         self._missing = self._refused = 0
         self._refused_since = 0.0
-        self._noted: set[str] = set()
-        self.pace = Pace(clock, *JOB_EVERY)
+        self._noted_states: set[str] = set()
+        self.schedule = PollSchedule(clock, *JOB_INTERVAL)
         self.waited = waited
         """Seconds in QUEUED and PENDING since it last ran."""
         self.last: Job | None = None
         self.ended: Job | None = None
 
     @property
-    def waits(self) -> bool:
-        """Whether it waited for machines when it was last seen."""
+    def is_waiting(self) -> bool:
+        """Return whether the job was waiting for machines at the last poll."""
         return self.last is not None and self.last.is_waiting
 
-    def look(self) -> None:
-        """Look if it is time. Raises NotAuthorised, LaunchError: see `watch`."""
-        if not self.pace.is_due:
+    def poll(self) -> None:
+        """Poll if it is due. Raises NotAuthorised, LaunchError: see `watch`."""
+        if not self.schedule.is_due:
             return
         try:
             job = self._view.job()
         except LaunchError as error:
-            self._fails(error)
+            self._handle_error(error)
         else:
-            self._sees(job)
+            self._update(job)
 
-    def _sees(self, job: Job) -> None:
+    def _update(self, job: Job) -> None:
         self._missing = self._refused = 0
-        self._trouble.is_over()
-        before = self.last
-        self._count(job)
+        self._outage.succeeded()
+        previous = self.last
+        self._count_waiting(job)
         self.last = job
-        if before is None or before.state != job.state:
+        if previous is None or previous.state != job.state:
             self._changed_at = self._clock.now()
-            self.pace.soon()
-            self._tell(Changed(job, before.state if before else None))
+            self.schedule.reset()
+            self._report(StateChanged(job, previous.state if previous else None))
         else:
-            self.pace.again(1.25)
-        self._explain(job)
-        if job.has_ended or (job.ended is not None and not is_known(job)):
+            self.schedule.back_off(1.25)
+        self._explain_state(job)
+        if job.has_ended or (job.ended is not None and not is_known_state(job)):
             self.ended = job
 
-    def _count(self, job: Job) -> None:
-        """Waiting counts from one look that sees it to the next. A job that has run before, and was not watched then,
-        waits since a time that nobody knows."""
+    def _count_waiting(self, job: Job) -> None:
+        """Add the time between two polls that both saw the job wait. For a job that ran before this watch began, the
+        start of its wait is unknown, so the count starts at 0."""
         now = self._clock.now()
         if (self.last is None and job.started is not None) or job.state == "RUNNING":
             self.waited = 0.0
@@ -154,130 +164,130 @@ class JobLook:
             self.waited += now - self._seen_at
         self._seen_at = now
 
-    def _explain(self, job: Job) -> None:
-        """What a state may mean, once each."""
+    def _explain_state(self, job: Job) -> None:
+        """Report a note on an unusual state, once per state."""
         if job.state == "QUEUED" and self._clock.now() - self._changed_at >= QUEUED_SECONDS:
-            self._note(job, "Vertex AI waits for machines; or for quota: it queues for want of that too.")
-        elif not is_known(job):
-            self._note(job, "that state is unknown here. It is watched on." if job.ended is None else "it has ended.")
-        elif KNOWN.get(job.state):
-            self._note(job, KNOWN[job.state])
+            self._note(job, "Vertex AI is waiting for machines or for quota (it queues for both)")
+        elif not is_known_state(job):
+            self._note(job, "unknown state; " + ("still watching" if job.ended is None else "the job has ended"))
+        elif STATE_NOTES.get(job.state):
+            self._note(job, STATE_NOTES[job.state])
 
     def _note(self, job: Job, text: str) -> None:
-        if job.state not in self._noted:
-            self._noted.add(job.state)
-            self._tell(Note(f"{job.state or 'no state'}: {text}"))
+        if job.state not in self._noted_states:
+            self._noted_states.add(job.state)
+            self._report(Note(f"{job.state or 'no state'}: {text}"))
 
-    def _fails(self, error: LaunchError) -> None:
-        self.pace.again(1.25, retry_after(error))
+    def _handle_error(self, error: LaunchError) -> None:
+        self.schedule.back_off(1.25, retry_after(error))
         if isinstance(error, UnreachableError):
             self._missing = 0
-            self._trouble.goes_on(error)
+            self._outage.failed(error)
         elif status_of(error) == 404:
-            self._is_missing(error)
+            self._handle_missing(error)
         else:
-            self._is_refused(error)
+            self._handle_refusal(error)
 
-    def _is_missing(self, error: LaunchError) -> None:
-        """A new job may take a moment until all of Google's servers know of it."""
+    def _handle_missing(self, error: LaunchError) -> None:
+        """Treat the job as deleted after several 404s. At first, some of Google's servers may not know a new job."""
         self._missing += 1
-        if self._missing < CONFIRMED:
+        if self._missing < CONFIRMATIONS:
             return
         if self.last is None:
             raise error
         self.ended = replace(self.last, state=GONE)
-        self._tell(Changed(self.ended, self.last.state))
+        self._report(StateChanged(self.ended, self.last.state))
 
-    def _is_refused(self, error: LaunchError) -> None:
-        """Who has never been let in isn't either now; who was may be again, with fresh credentials."""
+    def _handle_refusal(self, error: LaunchError) -> None:
+        """Raise at once if access never worked; otherwise give the user time to renew the credentials."""
         if self.last is None:
             raise error
         self._missing = 0
         self._refused += 1
         if self._refused == 1:
             self._refused_since = self._clock.now()
-        self._trouble.goes_on(error, "refused")
-        if self._refused >= CONFIRMED and self._clock.now() - self._refused_since >= REFUSED_SECONDS:
-            what, hint = goes_on(self.last, "was last seen")
-            raise NotAuthorised(f"{error.problem}\n{what}", "\n".join(filter(None, (error.hint, hint)))) from error
+        self._outage.failed(error, "refused")
+        if self._refused >= CONFIRMATIONS and self._clock.now() - self._refused_since >= REFUSED_SECONDS:
+            problem, hint = still_running_text(self.last, "was last seen")
+            raise NotAuthorised(f"{error.problem}\n{problem}", "\n".join(filter(None, (error.hint, hint)))) from error
 
 
-def is_known(job: Job) -> bool:
-    """Whether its state is one that we know."""
-    return job.has_ended or job.state in WAITING or job.state in KNOWN
+def is_known_state(job: Job) -> bool:
+    """Return whether this version of launch knows the job's state."""
+    return job.has_ended or job.state in WAITING or job.state in STATE_NOTES
 
 
-class Extras:
-    """Looks at lines and progress. Whatever goes wrong with them, the watch goes on."""
+class OutputPoller:
+    """Poll lines and progress. Errors are reported, but never end the watch."""
 
-    def __init__(self, view: JobView, tell: Tell, clock: Clock) -> None:
-        self._view, self._tell, self._clock = view, tell, clock
-        self._lines, self._progress = Pace(clock, *LINES_EVERY), Pace(clock, *PROGRESS_EVERY)
-        self._lines_trouble = Trouble("lines", tell, clock, EXTRA_SECONDS)
-        self._progress_trouble = Trouble("progress", tell, clock, EXTRA_SECONDS)
+    def __init__(self, view: JobView, report: EventSink, clock: Clock) -> None:
+        self._view, self._report, self._clock = view, report, clock
+        self._lines, self._progress = PollSchedule(clock, *LINES_INTERVAL), PollSchedule(clock, *PROGRESS_INTERVAL)
+        self._lines_outage = OutageReporter("lines", report, clock, OUTPUT_OUTAGE_SECONDS)
+        self._progress_outage = OutageReporter("progress", report, clock, OUTPUT_OUTAGE_SECONDS)
         self._waiting = False
 
     @property
     def due(self) -> float:
-        """When the next look is due, by the watch's clock."""
+        """Return the time of the next poll on the watch's clock."""
         return min(self._lines.due, self._progress.due)
 
-    def look(self, *, waiting: bool) -> None:
-        """Look at what it is time for."""
+    def poll(self, *, waiting: bool) -> None:
+        """Poll what is due."""
         if self._waiting and not waiting:
-            self._lines.now()
-            self._progress.now()
+            self._lines.poll_now()
+            self._progress.poll_now()
         self._waiting = waiting
         if self._lines.is_due:
-            self._look_at_lines()
+            self._poll_lines()
         if self._progress.is_due:
-            self._look_at_progress()
+            self._poll_progress()
 
-    def look_last(self) -> None:
-        """The job has ended: its last lines may come in late."""
+    def poll_last(self) -> None:
+        """Read what arrives late after the job's end: lines until two polls in a row bring none, then the progress."""
         until, quiet = self._clock.now() + LAST_SECONDS, 0
         while quiet < 2:
-            quiet = quiet + 1 if self._look_at_lines() == 0 else 0
-            if self._clock.now() + LAST_EVERY > until:
+            quiet = quiet + 1 if self._poll_lines() == 0 else 0
+            if self._clock.now() + LAST_INTERVAL > until:
                 break
             if quiet < 2:
-                self._clock.sleep(LAST_EVERY)
-        if self._lines_trouble.since is not None:
-            self._tell(Note("its last lines could not be read: launch logs may show them later"))
+                self._clock.sleep(LAST_INTERVAL)
+        if self._lines_outage.since is not None:
+            self._report(Note("the last lines could not be read; launch logs may show them later"))
         elif quiet < 2:
-            self._tell(Note("more lines still come in: launch logs shows all"))
-        self._look_at_progress()
+            self._report(Note("more lines are still arriving; launch logs shows all of them"))
+        self._poll_progress()
 
-    def _look_at_lines(self) -> int | None:
-        """How many were new; None: that can't be known now."""
+    def _poll_lines(self) -> int | None:
+        """Report new lines and return their number; None: the poll failed."""
         try:
             lines = self._view.lines()
         except LaunchError as error:
-            self._lines.again(2, retry_after(error))
-            self._lines_trouble.goes_on(error)
+            self._lines.back_off(2, retry_after(error))
+            self._lines_outage.failed(error)
             return None
-        self._lines_trouble.is_over()
-        self._lines.again(0.5, LINES_WAITING if self._waiting else 0.0)
+        self._lines_outage.succeeded()
+        self._lines.back_off(0.5, WAITING_INTERVAL if self._waiting else 0.0)
         if lines:
-            self._tell(Printed(lines))
+            self._report(LinesPrinted(lines))
         return len(lines)
 
-    def _look_at_progress(self) -> None:
+    def _poll_progress(self) -> None:
         try:
             progress = self._view.progress()
         except LaunchError as error:
-            self._progress.again(2)
-            self._progress_trouble.goes_on(error)
+            self._progress.back_off(2)
+            self._progress_outage.failed(error)
             return
-        self._progress_trouble.is_over()
-        self._progress.again(0.5, LINES_WAITING if self._waiting else 0.0)
+        self._progress_outage.succeeded()
+        self._progress.back_off(0.5, WAITING_INTERVAL if self._waiting else 0.0)
         if progress is not None:
-            self._tell(Went(progress))
+            self._report(ProgressUpdated(progress))
 
 
-def goes_on(job: Job | None, is_still: str) -> tuple[str, str]:
-    """Problem and hint where a watch ends before its job does."""
+def still_running_text(job: Job | None, is_still: str) -> tuple[str, str]:
+    """Return the problem and the hint for a watch that ended before its job did."""
     if job is None:
-        return "the job could not be looked at", "launch status shows what is there."
-    hint = f"It goes on. launch follow {job.run or job.name} watches it further."
+        return "the job's state could not be read", "Show the job: launch status"
+    hint = f"The job is still running. To watch it: launch follow {job.run or job.name}"
     return f"{job.name} {is_still} {job.state}", hint

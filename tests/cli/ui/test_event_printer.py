@@ -20,7 +20,16 @@ from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
 from launcher.runs.attempts import Entry, EntryEnd
 from launcher.runs.driver import AttemptFailed, AttemptStarted
-from launcher.runs.watch.loop import Back, Changed, Line, Note, Outage, Printed, Progress, Went
+from launcher.runs.watch.loop import (
+    Line,
+    LinesPrinted,
+    Note,
+    OutageEnded,
+    OutageStarted,
+    Progress,
+    ProgressUpdated,
+    StateChanged,
+)
 
 JOB = Job(name="projects/1/locations/us-central1/customJobs/7", region="us-central1", state="RUNNING", created=0.0)
 
@@ -54,18 +63,18 @@ def shown_on(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return made
 
 
-def went(step: int, **more: object) -> Went:
-    return Went(Progress(step=step, steps=400, **more))  # type: ignore[arg-type]
+def went(step: int, **more: object) -> ProgressUpdated:
+    return ProgressUpdated(Progress(step=step, steps=400, **more))  # type: ignore[arg-type]
 
 
-def printed(*texts: str) -> Printed:
-    return Printed([Line(0.0, "workerpool0-0", text, "INFO") for text in texts])
+def printed(*texts: str) -> LinesPrinted:
+    return LinesPrinted([Line(0.0, "workerpool0-0", text, "INFO") for text in texts])
 
 
 def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_on(monkeypatch)
     tell = EventPrinter(None)
-    tell(Changed(JOB, None))
+    tell(StateChanged(JOB, None))
     tell(went(1, loss=5.0))
     tell(printed("one", "two"))
     assert terminal.rows == [
@@ -155,8 +164,8 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 
 def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     tell = EventPrinter(None)
-    tell(Outage(0.0, f"Vertex AI gives no answer: {'why ' * 40}\nTry again in a moment.", "lines"))
-    tell(Back(400_000.0, "lines"))
+    tell(OutageStarted(0.0, f"Vertex AI gives no answer: {'why ' * 40}\nTry again in a moment.", "lines"))
+    tell(OutageEnded(400_000.0, "lines"))
     shown = capsys.readouterr().err.splitlines()
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("trouble   its lines can't be seen just now; the job goes on")

@@ -16,7 +16,18 @@ from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
 from launcher.runs.logs.reader import Lines
 from launcher.runs.metrics.progress import ProgressReader
-from launcher.runs.watch.loop import Back, Changed, Event, Line, Outage, Printed, Progress, Watched, Went, watch
+from launcher.runs.watch.loop import (
+    Event,
+    Line,
+    LinesPrinted,
+    OutageEnded,
+    OutageStarted,
+    Progress,
+    ProgressUpdated,
+    StateChanged,
+    WatchResult,
+    watch,
+)
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.plan.planning import planned
@@ -66,7 +77,7 @@ class Site:
     def progress(self) -> Progress | None:
         return self.meter.new()
 
-    def watch(self, **more: Any) -> Watched:
+    def watch(self, **more: Any) -> WatchResult:
         return watch(self, self.told.append, self.time, **{"wait_seconds": 100.0, **more})
 
     def of(self, kind: Any) -> list[Any]:
@@ -74,7 +85,7 @@ class Site:
 
     @property
     def printed(self) -> list[str]:
-        return [line.text for event in self.of(Printed) for line in event.lines]
+        return [line.text for event in self.of(LinesPrinted) for line in event.lines]
 
 
 @pytest.fixture
@@ -91,11 +102,11 @@ def site(cloud: GoogleCloud, clock: FakeClock, tmp_path: Path) -> Site:
 
 def test_a_whole_life(site: Site) -> None:
     watched = site.watch()
-    assert (watched.why, watched.job.state, watched.job.name) == ("ended", "SUCCEEDED", site.made.name)
-    assert [event.job.state for event in site.of(Changed)] == ["QUEUED", "PENDING", "RUNNING", "SUCCEEDED"]
+    assert (watched.reason, watched.job.state, watched.job.name) == ("ended", "SUCCEEDED", site.made.name)
+    assert [event.job.state for event in site.of(StateChanged)] == ["QUEUED", "PENDING", "RUNNING", "SUCCEEDED"]
     assert site.printed == site.wrote
-    assert site.of(Went)[-1].progress.step == len(site.wrote) == 94
-    assert site.of((Outage, Back)) == site.said == []
+    assert site.of(ProgressUpdated)[-1].progress.step == len(site.wrote) == 94
+    assert site.of((OutageStarted, OutageEnded)) == site.said == []
 
 
 @pytest.mark.parametrize("effect", [Reset(), Status(503), Status(429)])
@@ -110,8 +121,8 @@ def test_an_outage_of_five_minutes(site: Site, effect: Reset | Status) -> None:
     site.time = site.time._replace(sleep=sleep)
     assert site.watch().job.state == "SUCCEEDED"
     assert site.printed == site.wrote
-    assert len([event for event in site.of(Outage) if event.of == "job"]) == 1
-    [back] = [event for event in site.of(Back) if event.of == "job"]
+    assert len([event for event in site.of(OutageStarted) if event.target == "job"]) == 1
+    [back] = [event for event in site.of(OutageEnded) if event.target == "job"]
     assert back.seconds == pytest.approx(300, abs=90)
 
 
@@ -128,8 +139,8 @@ def test_a_token_that_runs_out_and_is_renewed(site: Site) -> None:
     site.time = site.time._replace(sleep=sleep)
     assert site.watch().job.state == "SUCCEEDED"
     assert site.printed == site.wrote
-    [outage] = [event for event in site.of(Outage) if event.of == "job"]
-    assert "gcloud auth application-default login" in outage.what
+    [outage] = [event for event in site.of(OutageStarted) if event.target == "job"]
+    assert "gcloud auth application-default login" in outage.problem
 
 
 def test_a_token_that_is_not_renewed(site: Site) -> None:
@@ -146,4 +157,4 @@ def test_a_job_that_is_deleted(site: Site) -> None:
 
 def test_what_waits_too_long(site: Site) -> None:
     watched = site.watch(wait_seconds=30.0)
-    assert (watched.why, watched.job.state) == ("waited", "PENDING")
+    assert (watched.reason, watched.job.state) == ("wait_limit", "PENDING")

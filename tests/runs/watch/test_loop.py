@@ -12,7 +12,19 @@ from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import ENDED, GONE, Job
-from launcher.runs.watch.loop import Back, Changed, Event, Line, Note, Outage, Printed, Progress, Watched, Went, watch
+from launcher.runs.watch.loop import (
+    Event,
+    Line,
+    LinesPrinted,
+    Note,
+    OutageEnded,
+    OutageStarted,
+    Progress,
+    ProgressUpdated,
+    StateChanged,
+    WatchResult,
+    watch,
+)
 
 NAME = "projects/1/locations/us-central1/customJobs/7"
 AWAY = UnreachableError("Vertex AI gives no answer: reset", "Try again in a moment.")
@@ -86,7 +98,7 @@ class World:
         assert self.now < 100_000, "the watch never ends"
         self.now += max(seconds, 0.001)
 
-    def watch(self, *, wait: float | None = None, waited: float = 0.0, limit: float | None = None) -> Watched:
+    def watch(self, *, wait: float | None = None, waited: float = 0.0, limit: float | None = None) -> WatchResult:
         clock = Clock(lambda: self.now, self.sleep)
         return watch(self, self.tell, clock, wait_seconds=wait, waited=waited, watch_seconds=limit)
 
@@ -104,18 +116,18 @@ def life(end: str = "SUCCEEDED", at: float = 300.0) -> list[tuple[float, str]]:
 def test_a_whole_life() -> None:
     world = World(life(), prints=[(70, "a"), (71, "b"), (299, "c"), (304, "late")], steps=[(100, 10), (200, 20)])
     watched = world.watch()
-    assert (watched.why, watched.job.state) == ("ended", "SUCCEEDED")
-    states = [(event.before, event.job.state) for event in world.of(Changed)]
+    assert (watched.reason, watched.job.state) == ("ended", "SUCCEEDED")
+    states = [(event.previous, event.job.state) for event in world.of(StateChanged)]
     assert states == [
         (None, "QUEUED"),
         ("QUEUED", "PENDING"),
         ("PENDING", "RUNNING"),
         ("RUNNING", "SUCCEEDED"),
     ]
-    assert [line.text for event in world.of(Printed) for line in event.lines] == ["a", "b", "c", "late"]
-    assert [event.progress.step for event in world.of(Went)] == [10, 20]
-    assert world.of(Outage) == world.of(Back) == world.of(Note) == []
-    seen = {event.job.state: time for time, event in world.told if isinstance(event, Changed)}
+    assert [line.text for event in world.of(LinesPrinted) for line in event.lines] == ["a", "b", "c", "late"]
+    assert [event.progress.step for event in world.of(ProgressUpdated)] == [10, 20]
+    assert world.of(OutageStarted) == world.of(OutageEnded) == world.of(Note) == []
+    seen = {event.job.state: time for time, event in world.told if isinstance(event, StateChanged)}
     assert seen["RUNNING"] - 60 <= 10
     assert seen["SUCCEEDED"] - 300 <= 10
 
@@ -123,7 +135,7 @@ def test_a_whole_life() -> None:
 @pytest.mark.parametrize("end", sorted(ENDED))
 def test_every_end_is_one(end: str) -> None:
     watched = World(life(end)).watch(wait=3600)
-    assert (watched.why, watched.job.state) == ("ended", end)
+    assert (watched.reason, watched.job.state) == ("ended", end)
 
 
 def test_pace() -> None:
@@ -142,7 +154,7 @@ def test_pace() -> None:
 def test_what_comes_with_the_start_is_looked_for_at_once() -> None:
     world = World(life(), prints=[(61, "first")])
     world.watch()
-    [printed] = [time for time, event in world.told if isinstance(event, Printed)]
+    [printed] = [time for time, event in world.told if isinstance(event, LinesPrinted)]
     assert printed <= 75
 
 
@@ -152,32 +164,43 @@ def test_an_outage_is_told_twice_and_ends_nothing(what: str) -> None:
     world = World(life(at=1000), faults=[(100, 400, name, AWAY) for name in hidden])
     watched = world.watch(wait=200)
     assert watched.job.state == "SUCCEEDED"
-    [outage] = [(time, event) for time, event in world.told if isinstance(event, Outage) and event.of == "job"]
-    [back] = [(time, event) for time, event in world.told if isinstance(event, Back) and event.of == "job"]
+    [outage] = [
+        (time, event) for time, event in world.told if isinstance(event, OutageStarted) and event.target == "job"
+    ]
+    [back] = [(time, event) for time, event in world.told if isinstance(event, OutageEnded) and event.target == "job"]
     assert 100 <= outage[0] <= 110
-    assert outage[1].what == str(AWAY)
+    assert outage[1].problem == str(AWAY)
     assert 400 <= back[0] <= 410
     assert back[1].seconds == pytest.approx(300, abs=15)
-    assert {event.of for event in world.of(Outage)} == {event.of for event in world.of(Back)} == set(hidden)
+    assert (
+        {event.target for event in world.of(OutageStarted)}
+        == {event.target for event in world.of(OutageEnded)}
+        == set(hidden)
+    )
 
 
 def test_each_outage_is_told() -> None:
     world = World(life(at=1000), faults=[(100, 200, "job", AWAY), (500, 600, "job", AWAY)])
     world.watch()
-    assert [type(event) for event in world.of((Outage, Back))] == [Outage, Back, Outage, Back]
+    assert [type(event) for event in world.of((OutageStarted, OutageEnded))] == [
+        OutageStarted,
+        OutageEnded,
+        OutageStarted,
+        OutageEnded,
+    ]
 
 
 def test_a_job_that_ends_in_an_outage_has_ended_when_somebody_says_so() -> None:
     world = World(life("FAILED", at=150), faults=[(100, 1000, "job", AWAY)])
     assert world.watch().job.state == "FAILED"
     assert world.now >= 1000
-    assert len(world.of(Outage)) == len(world.of(Back)) == 1
+    assert len(world.of(OutageStarted)) == len(world.of(OutageEnded)) == 1
 
 
 def test_an_outage_from_the_first_look_on() -> None:
     world = World(life(), faults=[(0, 200, "job", AWAY)])
     assert world.watch().job.state == "SUCCEEDED"
-    assert world.of(Changed)[0].before is None
+    assert world.of(StateChanged)[0].previous is None
 
 
 def test_a_flickering_network_never_confirms_what_it_does_not_say() -> None:
@@ -194,18 +217,18 @@ def test_a_flickering_network_never_confirms_what_it_does_not_say() -> None:
 
 def test_time_in_an_outage_counts_as_waiting_only_when_it_waits_still() -> None:
     world = World([(0, "QUEUED"), (50, "RUNNING"), (400, "SUCCEEDED")], faults=[(20, 300, "job", AWAY)])
-    assert world.watch(wait=100).why == "ended"
+    assert world.watch(wait=100).reason == "ended"
     world = World([(0, "QUEUED")], faults=[(20, 300, "job", AWAY)])
-    assert world.watch(wait=100).why == "waited"
+    assert world.watch(wait=100).reason == "wait_limit"
     assert world.now >= 300, "nobody knows before that"
 
 
 def test_credentials_that_are_renewed() -> None:
     world = World(life(at=1000), faults=[(100, 350, "job", REFUSED)])
     assert world.watch().job.state == "SUCCEEDED"
-    [outage] = world.of(Outage)
-    assert "gcloud auth application-default login" in outage.what
-    assert len(world.of(Back)) == 1
+    [outage] = world.of(OutageStarted)
+    assert "gcloud auth application-default login" in outage.problem
+    assert len(world.of(OutageEnded)) == 1
 
 
 def test_credentials_that_stay_refused() -> None:
@@ -213,7 +236,7 @@ def test_credentials_that_stay_refused() -> None:
     with pytest.raises(NotAuthorised, match=r"(?s)credentials are not accepted.*RUNNING.*launch follow gpt-01234567"):
         world.watch()
     assert 400 <= world.now <= 420
-    assert len(world.of(Outage)) == 1
+    assert len(world.of(OutageStarted)) == 1
 
 
 def test_a_refusal_after_an_outage_is_told_too_and_has_its_own_time() -> None:
@@ -221,7 +244,7 @@ def test_a_refusal_after_an_outage_is_told_too_and_has_its_own_time() -> None:
     with pytest.raises(NotAuthorised):
         world.watch()
     assert world.now >= 1200
-    assert [event.what for event in world.of(Outage)] == [str(AWAY), str(REFUSED)]
+    assert [event.problem for event in world.of(OutageStarted)] == [str(AWAY), str(REFUSED)]
 
 
 @pytest.mark.parametrize("error", [REFUSED, LaunchError("the Vertex AI API is disabled in project p")])
@@ -235,10 +258,10 @@ def test_who_was_never_let_in_is_told_at_once(error: LaunchError) -> None:
 def test_a_deleted_job() -> None:
     world = World(life(at=1000), faults=[(100, 1e9, "job", refusal(404))], prints=[(99, "last")])
     watched = world.watch()
-    assert (watched.why, watched.job.state, watched.job.name) == ("ended", GONE, NAME)
+    assert (watched.reason, watched.job.state, watched.job.name) == ("ended", GONE, NAME)
     assert 105 <= world.now <= 160
-    assert world.of(Changed)[-1].before == "RUNNING"
-    assert [line.text for event in world.of(Printed) for line in event.lines] == ["last"]
+    assert world.of(StateChanged)[-1].previous == "RUNNING"
+    assert [line.text for event in world.of(LinesPrinted) for line in event.lines] == ["last"]
 
 
 def test_a_job_that_is_not_known_everywhere_yet() -> None:
@@ -250,18 +273,18 @@ def test_a_job_that_is_not_known_everywhere_yet() -> None:
 def test_waiting_too_long() -> None:
     world = World([(0, "QUEUED"), (80, "PENDING")])
     watched = world.watch(wait=200)
-    assert (watched.why, watched.job.state) == ("waited", "PENDING")
+    assert (watched.reason, watched.job.state) == ("wait_limit", "PENDING")
     assert 200 <= world.now <= 212
     world = World([(0, "PENDING")])
-    assert world.watch(wait=200, waited=150).why == "waited"
+    assert world.watch(wait=200, waited=150).reason == "wait_limit"
     assert 50 <= world.now <= 62
     world = World([(0, "PENDING")])
-    assert world.watch(wait=200, waited=500).why == "waited"
+    assert world.watch(wait=200, waited=500).reason == "wait_limit"
     assert world.now == 0
 
 
 def test_running_is_not_waiting() -> None:
-    assert World([(0, "PENDING"), (90, "RUNNING"), (5000, "SUCCEEDED")]).watch(wait=100).why == "ended"
+    assert World([(0, "PENDING"), (90, "RUNNING"), (5000, "SUCCEEDED")]).watch(wait=100).reason == "ended"
 
 
 def test_a_restart_waits_anew() -> None:
@@ -272,15 +295,15 @@ def test_a_restart_waits_anew() -> None:
         (290, "RUNNING"),
         (500, "SUCCEEDED"),
     ]
-    assert World(states).watch(wait=100).why == "ended"
+    assert World(states).watch(wait=100).reason == "ended"
     world = World(states[:3])
-    assert world.watch(wait=100).why == "waited"
+    assert world.watch(wait=100).reason == "wait_limit"
     assert world.now >= 295
 
 
 def test_since_when_a_restarted_job_waits_is_not_known() -> None:
     world = World([(0, "PENDING")], started=-36_000)
-    assert world.watch(wait=3600, waited=36_000).why == "waited"
+    assert world.watch(wait=3600, waited=36_000).reason == "wait_limit"
     assert world.now >= 3600
 
 
@@ -290,7 +313,7 @@ def test_watch_seconds() -> None:
         world.watch(limit=97)
     assert world.now == pytest.approx(97, abs=0.1)
     world = World([(0, "RUNNING")], faults=[(0, 1e9, "job", AWAY)])
-    with pytest.raises(StillRunning, match="could not be looked at"):
+    with pytest.raises(StillRunning, match="could not be read"):
         world.watch(limit=100)
 
 
@@ -312,7 +335,7 @@ def test_states_in_between_are_told_once_and_watched(state: str) -> None:
 
 def test_an_unknown_state_with_an_end() -> None:
     watched = World([(0, "RUNNING"), (100, "EVAPORATED")], over=100.0).watch()
-    assert (watched.why, watched.job.state) == ("ended", "EVAPORATED")
+    assert (watched.reason, watched.job.state) == ("ended", "EVAPORATED")
 
 
 @pytest.mark.parametrize("what", ["lines", "progress"])
@@ -320,10 +343,10 @@ def test_an_unknown_state_with_an_end() -> None:
 def test_extras_that_fail_are_told_late_and_end_nothing(what: str, error: LaunchError) -> None:
     world = World(life(at=2000), faults=[(100, 130, what, error), (500, 1000, what, error)])
     assert world.watch().job.state == "SUCCEEDED"
-    [(when, outage)] = [(time, event) for time, event in world.told if isinstance(event, Outage)]
+    [(when, outage)] = [(time, event) for time, event in world.told if isinstance(event, OutageStarted)]
     assert 560 <= when <= 700
-    assert outage.of == what
-    assert [event.of for event in world.of(Back)] == [what]
+    assert outage.target == what
+    assert [event.target for event in world.of(OutageEnded)] == [what]
 
 
 def test_too_many_reads_make_it_slower() -> None:
@@ -336,16 +359,16 @@ def test_too_many_reads_make_it_slower() -> None:
 def test_the_last_lines() -> None:
     world = World(life(at=300), prints=[(300 + 4 * n, str(n)) for n in range(100)])
     world.watch()
-    printed = [line.text for event in world.of(Printed) for line in event.lines]
+    printed = [line.text for event in world.of(LinesPrinted) for line in event.lines]
     assert 6 <= len(printed) <= 12
     assert world.now <= 345, "who prints for ever is not listened to for ever"
-    assert [note.text for note in world.of(Note)] == ["more lines still come in: launch logs shows all"]
+    assert ["launch logs" in note.text for note in world.of(Note)] == [True]
 
 
 def test_a_look_that_failed_has_not_seen_that_nothing_comes() -> None:
     world = World(life(at=300), faults=[(290, 315, "lines", AWAY)], prints=[(299, "the error")])
     world.watch()
-    assert [line.text for event in world.of(Printed) for line in event.lines] == ["the error"]
+    assert [line.text for event in world.of(LinesPrinted) for line in event.lines] == ["the error"]
 
 
 def test_last_lines_that_cannot_be_read() -> None:
