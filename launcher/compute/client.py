@@ -1,8 +1,8 @@
-"""Compute Engine's VMs and operations by Google's own clients, over REST.
+"""Compute Engine's VMs and operations through Google's own clients, over REST.
 
-The answers are data (`Machine`, `Operation`). Whatever is asked may be asked twice: a create carries the id that its
-caller gives it, anything else that changes a VM one of its own, and Google does nothing twice for the same id (for an
-hour at least; https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
+Results are data (`Machine`, `Operation`). Every call may be repeated: a create carries its caller's request id, any
+other change one of its own, and Google ignores a second request with the same id (for at least an hour;
+https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from launcher.backend.base import GoneError
 from launcher.clock import REAL, Clock
-from launcher.compute.messages import Lists, as_json, changed, message_of, origin_only
+from launcher.compute.messages import RestClient, as_json, message_of, origin_only, with_item
 from launcher.compute.operations import Operation, operation_of
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
@@ -24,25 +24,24 @@ from launcher.jobs.vm import READY, Machine, last, of_instance
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
 """Time limit for repeating a create request: its lock may be given up soon after (launcher/runs/submission.py)."""
-LOOKS: Final = (0.5, 1.0, 2.0)
-"""Seconds between looks at an operation; the last one from then on."""
-CHANGES: Final = 5
-"""How often a change is begun anew because somebody else was quicker."""
-NOTICE_EVERY: Final = 60.0
+POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
+"""Seconds between polls of an operation; the last one repeats."""
+MAX_CHANGES: Final = 5
+"""How often a change of metadata is tried while others change it at the same time."""
+NOTICE_INTERVAL: Final = 60.0
 
 
 class Fleet(NamedTuple):
-    """VMs, the newest first, and the zones that could not be read, each with Google's words."""
+    """VMs, newest first, and the zones that could not be read, each with Google's message."""
 
     machines: tuple[Machine, ...]
     unread: dict[str, str]
 
 
 class Compute:
-    """The VMs of one project. Any number of threads may use it.
+    """The VMs of one project. Thread-safe.
 
-    All of it raises, besides what is said below: UnreachableError: no answer for a minute; NotAuthorised, LaunchError:
-    it is refused.
+    Every method also raises UnreachableError (no answer for a minute) and NotAuthorised or LaunchError (refused).
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Compute:
         clock: Clock = REAL,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`notice` is told, once a minute at most, that an answer is waited for."""
+        """`notice` receives a line, at most once a minute, while a call waits for an answer."""
         self.project = project
         self.environ = environ
         self.clock = clock
@@ -60,10 +59,10 @@ class Compute:
         self._apis: dict[str, Api] = {}
         self._lock = threading.RLock()
 
-    # --- What is there ---------------------------------------------------------------------------------------------
+    # --- Read ------------------------------------------------------------------------------------------------------
 
     def instances(self, filter_: str = "") -> Fleet:
-        """The VMs of all zones that pass a filter (labels.launch-run="ID", labels.launch-run:*)."""
+        """Return the VMs in all zones that match a filter (labels.launch-run="ID", labels.launch-run:*)."""
         found: list[Machine] = []
         unread: dict[str, str] = {}
         for page in self._pages(filter_):
@@ -72,154 +71,154 @@ class Compute:
                 warning = listed.get("warning", {})
                 if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
                     unread[last(scope)] = warning.get("message", "") or warning.get("code", "")
-            unread.update({last(scope): "it can't be reached" for scope in page.get("unreachables", ())})
+            unread.update({last(scope): "unreachable" for scope in page.get("unreachables", ())})
         by_number = {machine.id: machine for machine in found}
         return Fleet(tuple(sorted(by_number.values(), key=lambda one: (-one.created, one.name))), unread)
 
     def instance(self, zone: str, name: str) -> Machine:
-        """A VM by its name or number. Raises GoneError."""
+        """Return a VM by its name or number. Raises GoneError."""
         where = f"projects/{self.project}/zones/{zone}/instances/{name}"
         return of_instance(as_json(self._of_vm(where, "get")), self.project)
 
     def guest_attributes(self, machine: Machine, namespace: str = READY) -> dict[str, str]:
-        """What the VM says of itself in one namespace; empty until it does. Raises GoneError."""
+        """Return the guest attributes that the VM has written in one namespace. Raises GoneError."""
         try:
             found = self._of_vm(machine.resource, "get_guest_attributes", query_path=f"{namespace}/")
         except GoneError:
-            self.instance(machine.zone, machine.id)  # the same answer as for a VM that has said nothing
+            self.instance(machine.zone, machine.id)  # 404 is also the answer for a VM that has written none
             return {}
         return {item.key: item.value for item in found.query_value.items}
 
     def serial(self, machine: Machine, start: int = 0) -> tuple[str, int]:
-        """The first serial port's text from a position on, and the position to go on from. Raises GoneError."""
+        """Return the first serial port's text from position `start`, and the next position. Raises GoneError."""
         found = self._of_vm(machine.resource, "get_serial_port_output", port=1, start=start)
         return str(found.contents), int(found.next_)
 
-    # --- What changes it -------------------------------------------------------------------------------------------
+    # --- Change ----------------------------------------------------------------------------------------------------
 
     def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
-        """Begin to make the VM of an Instance. The VM is there when the operation says so, and only then.
+        """Begin to create the VM of an Instance. It exists once the operation is done.
 
         Raises:
-            CreateRefused: for sure nothing was made.
-            UnreachableError: whether it is being made is not known; the same call again can't make a second one.
-            LaunchError: the body can't be written down; nothing was sent.
+            CreateRefused: nothing was created.
+            UnreachableError: unknown whether it is being created; a repeated call can't create a second one.
+            LaunchError: the body is invalid; nothing was sent.
         """
         return self._create(zone, "insert_unary", request_id, instance_resource=self._message("Instance", body))
 
     def bulk_insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
-        """Begin to make the VMs of a BulkInsertInstanceResource. Raises as `insert` does."""
+        """Begin to create the VMs of a BulkInsertInstanceResource. Raises as `insert` does."""
         resource = self._message("BulkInsertInstanceResource", body)
         return self._create(zone, "bulk_insert_unary", request_id, bulk_insert_instance_resource_resource=resource)
 
     def delete(self, machine: Machine | str) -> Operation:
-        """Begin to delete a VM (projects/P/zones/Z/instances/NAME where it is known by that alone). Raises
-        GoneError."""
+        """Begin to delete a VM, given as a Machine or as projects/P/zones/Z/instances/NAME. Raises GoneError."""
         return self._change(machine, "delete_unary")
 
     def stop(self, machine: Machine, *, discard_local_ssd: bool) -> Operation:
-        """Begin to stop a VM. One with local SSDs must discard what is on them. Raises GoneError."""
+        """Begin to stop a VM. With local SSDs, their data must be discarded. Raises GoneError."""
         return self._change(machine, "stop_unary", **({"discard_local_ssd": True} if discard_local_ssd else {}))
 
     def start(self, machine: Machine) -> Operation:
-        """Begin to start a VM that is stopped. Raises GoneError."""
+        """Begin to start a stopped VM. Raises GoneError."""
         return self._change(machine, "start_unary")
 
     def set_metadata(self, machine: Machine, key: str, value: str | None) -> Operation:
-        """Begin to set one metadata item, or to remove it (None); the others stay as they are, whoever changes them
-        at the same time. Raises GoneError."""
-        for attempt in range(CHANGES):
+        """Begin to set one metadata item, or to remove it (None). Concurrent changes of other items are kept. Raises
+        GoneError."""
+        for attempt in range(MAX_CHANGES):
             now = self.instance(machine.zone, machine.id)
             try:
-                resource = self._message("Metadata", changed(now.request.get("metadata", {}), key, value))
+                resource = self._message("Metadata", with_item(now.request.get("metadata", {}), key, value))
                 return self._change(machine, "set_metadata_unary", metadata_resource=resource)
             except LaunchError as error:
-                if status_of(error) != 412 or attempt == CHANGES - 1:
+                if status_of(error) != 412 or attempt == MAX_CHANGES - 1:
                     raise
         raise AssertionError("the last change returns or raises")
 
-    # --- How far that is -------------------------------------------------------------------------------------------
+    # --- Operations ------------------------------------------------------------------------------------------------
 
     def operation(self, zone: str, name: str) -> Operation:
-        """An operation as it is now. Raises GoneError: Google has forgotten it."""
-        api, asked = self.api("ZoneOperationsClient"), {"project": self.project, "zone": zone, "operation": name}
+        """Return an operation's current state. Raises GoneError: Google has deleted it."""
+        api = self.api("ZoneOperationsClient")
         try:
-            return operation_of(as_json(api.ask("get", **asked)))
+            return operation_of(as_json(api.ask("get", project=self.project, zone=zone, operation=name)))
         except LaunchError as error:
             if status_of(error) != 404:
                 raise
-            raise GoneError(f"there is no operation {name} in {zone}") from error
+            raise GoneError(f"operation {name} does not exist in {zone}") from error
 
     def operations_of(self, zone: str, number: str) -> tuple[Operation, ...]:
-        """What was done to one VM, the newest first. Google keeps operations for two weeks or so."""
-        found = self.listed("ZoneOperationsClient", zone=zone, filter=f"targetId={number}")
-        mine = [one for one in map(operation_of, found) if one.target == number]  # whatever is made of the filter
-        return tuple(sorted(mine, key=lambda one: -one.inserted))
+        """Return one VM's operations, newest first. Google keeps them for about two weeks."""
+        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"targetId={number}")
+        matching = [one for one in map(operation_of, found) if one.target == number]  # in case the filter is ignored
+        return tuple(sorted(matching, key=lambda one: -one.inserted))
 
     def operations_of_group(self, zone: str, group: str) -> tuple[Operation, ...]:
-        """What was begun together (a bulkInsert and the inserts of its VMs), the newest first."""
-        found = self.listed("ZoneOperationsClient", zone=zone, filter=f"operationGroupId={group}")
-        mine = [one for one in map(operation_of, found) if one.group == group]
-        return tuple(sorted(mine, key=lambda one: -one.inserted))
+        """Return the operations of a group (a bulkInsert and the inserts of its VMs), newest first."""
+        found = self.list_all("ZoneOperationsClient", zone=zone, filter=f"operationGroupId={group}")
+        matching = [one for one in map(operation_of, found) if one.group == group]
+        return tuple(sorted(matching, key=lambda one: -one.inserted))
 
     def wait(self, operation: Operation, seconds: float) -> Operation:
-        """The operation once it is done, well or not. An outage on the way is waited out.
+        """Wait until an operation is done, successful or not, and return it. Outages in between are tolerated.
 
         Raises:
-            StillRunning: it isn't done after so many seconds. UnreachableError: nor is there an answer. GoneError.
+            StillRunning: not done after `seconds`. UnreachableError: no answer at that time. GoneError.
         """
-        until, looks = self.clock.now() + seconds, iter(LOOKS)
+        until, intervals = self.clock.now() + seconds, iter(POLL_INTERVALS)
         while not operation.done:
-            trouble: UnreachableError | None = None
+            outage: UnreachableError | None = None
             if self.clock.now() >= until:
                 what = f"{operation.kind} of {operation.target_name or operation.name}"
-                raise StillRunning(f"{SERVICE.title} hasn't ended its {what} after {seconds:.0f} s")
-            self.clock.sleep(min(next(looks, LOOKS[-1]), max(until - self.clock.now(), 0.1)))
+                raise StillRunning(f"{SERVICE.title} has not finished the {what} after {seconds:.0f} s")
+            self.clock.sleep(min(next(intervals, POLL_INTERVALS[-1]), max(until - self.clock.now(), 0.1)))
             try:
                 operation = self.operation(operation.zone, operation.name)
             except UnreachableError as error:
-                trouble = error
-            if trouble and self.clock.now() >= until:
-                raise trouble
+                outage = error
+            if outage and self.clock.now() >= until:
+                raise outage
         return operation
 
-    # --- Below -----------------------------------------------------------------------------------------------------
+    # --- Clients ---------------------------------------------------------------------------------------------------
 
     def api(self, client: str) -> Api:
-        """One of compute_v1's clients by its class's name, made when it is first used."""
+        """Return one of compute_v1's clients by class name; created on first use."""
         with self._lock:
             if client not in self._apis:
                 from google.cloud import compute_v1
 
-                made = open_client(getattr(compute_v1, client), SERVICE, origin_only(self.environ))
-                self._apis[client] = Asking(SERVICE, self.project, made, self.clock, self._tell)
+                opened = open_client(getattr(compute_v1, client), SERVICE, origin_only(self.environ))
+                self._apis[client] = Asking(SERVICE, self.project, opened, self.clock, self._report_waiting)
             return self._apis[client]
 
-    def listed(self, client: str, **asked: Any) -> Iterator[dict[str, Any]]:
-        """All pages of one of compute_v1's lists, as canonical JSON."""
+    def list_all(self, client: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages of one of compute_v1's lists, as canonical JSON."""
         api, token = self.api(client), ""
         while True:
-            pager = api.ask("list", project=self.project, **asked, **({"page_token": token} if token else {}))
-            page = next(iter(pager.pages))  # the one that is there; the pager itself would ask without our patience
+            pager = api.ask("list", project=self.project, **arguments, **({"page_token": token} if token else {}))
+            page = next(iter(pager.pages))  # the pager would request further pages without our retries
             yield from map(as_json, page.items)
             if not (token := page.next_page_token):
                 return
 
     def _pages(self, filter_: str) -> Iterator[dict[str, Any]]:
-        """The pages of the list over all zones, as JSON."""
-        api, token = self._lists(), ""
+        """Yield the pages of the list over all zones, as JSON."""
+        api, token = self.rest_api(), ""
         while True:
             page = api.ask("instances", filter=filter_, page_token=token)
             yield page
             if not (token := page.get("nextPageToken", "")):
                 return
 
-    def _lists(self) -> Api:
+    def rest_api(self) -> Api:
+        """Return the `RestClient`, for requests that compute_v1's clients can't make."""
         with self._lock:
-            if "lists" not in self._apis:
-                made = Lists(*open_session(SERVICE, origin_only(self.environ)), self.project)
-                self._apis["lists"] = Asking(SERVICE, self.project, made, self.clock, self._tell)
-            return self._apis["lists"]
+            if "rest" not in self._apis:
+                opened = RestClient(*open_session(SERVICE, origin_only(self.environ)), self.project)
+                self._apis["rest"] = Asking(SERVICE, self.project, opened, self.clock, self._report_waiting)
+            return self._apis["rest"]
 
     def _message(self, name: str, body: Mapping[str, Any]) -> Any:
         from google.cloud import compute_v1
@@ -229,31 +228,31 @@ class Compute:
     def _create(self, zone: str, method: str, request_id: str, **resource: Any) -> Operation:
         try:
             api = self.api("InstancesClient")
-            asked = {"project": self.project, "zone": zone, "request_id": request_id, **resource}
-            made = api.ask_soon(method, SEND_SECONDS, **asked)
+            arguments = {"project": self.project, "zone": zone, "request_id": request_id, **resource}
+            answer = api.ask_soon(method, SEND_SECONDS, **arguments)
         except LaunchError as error:
-            behind = answer_behind(error) or error.__cause__ or error
-            told = of_create(behind, SERVICE, self.project)
-            raise told if isinstance(told, LaunchError) else error from behind
-        return operation_of(as_json(made))
+            cause = answer_behind(error) or error.__cause__ or error
+            explained = of_create(cause, SERVICE, self.project)
+            raise explained if isinstance(explained, LaunchError) else error from cause
+        return operation_of(as_json(answer))
 
-    def _change(self, machine: Machine | str, method: str, **asked: Any) -> Operation:
+    def _change(self, machine: Machine | str, method: str, **arguments: Any) -> Operation:
         resource = machine if isinstance(machine, str) else machine.resource
-        return operation_of(as_json(self._of_vm(resource, method, request_id=str(uuid4()), **asked)))
+        return operation_of(as_json(self._of_vm(resource, method, request_id=str(uuid4()), **arguments)))
 
-    def _of_vm(self, resource: str, method: str, **asked: Any) -> Any:
-        """The answer about one VM. Raises GoneError."""
+    def _of_vm(self, resource: str, method: str, **arguments: Any) -> Any:
+        """Call a method for one VM. Raises GoneError."""
         _, project, _, zone, _, name = resource.split("/")
         try:
-            return self.api("InstancesClient").ask(method, project=project, zone=zone, instance=name, **asked)
+            return self.api("InstancesClient").ask(method, project=project, zone=zone, instance=name, **arguments)
         except LaunchError as error:
             if status_of(error) != 404:
                 raise
-            raise GoneError(f"there is no VM {name} in {zone}") from error
+            raise GoneError(f"VM {name} does not exist in {zone}") from error
 
-    def _tell(self, text: str) -> None:
+    def _report_waiting(self, text: str) -> None:
         with self._lock:
-            due = self.clock.now() - self._noticed >= NOTICE_EVERY
+            due = self.clock.now() - self._noticed >= NOTICE_INTERVAL
             self._noticed = self.clock.now() if due else self._noticed
         if due and self._notice:
             self._notice(text)

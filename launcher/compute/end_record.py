@@ -1,4 +1,4 @@
-"""How a VM of a run has ended, as it stands in the run folder: one create-only object for each VM, by its number."""
+"""Records of how a run's VMs ended: one create-only object per VM in the run folder, named by the VM's number."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from launcher.gcp.storage import use_errors
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """Times are Unix seconds; `ended` is None where whoever cancelled the run wrote it, whose clock may be off."""
+    """How a VM ended. Times are Unix seconds; `ended` is None in the record of a cancellation: the clock of the machine
+    that wrote it may be off."""
 
     exit: int
-    """Of the container; 70 (contract.Exit.UNFIT) where it was never started."""
+    """The container's exit code; 70 (contract.Exit.UNFIT) if it never started."""
     reason: str = ""
-    """Why the container was never started."""
+    """Why the container never started."""
     name: str = ""
     zone: str = ""
     started: float | None = None
     ended: float | None = None
     cancelled: bool = False
     cleanup: str = ""
-    """Why the VM could not delete itself, and the grant that it lacks."""
+    """Why the VM could not delete itself, and the missing grant."""
 
 
 def read(folder: Storage, number: str) -> Record | None:
-    """What the record of a VM says; None: there is none yet, or none that can be understood.
+    """Return the record of a VM; None: it does not exist or is malformed.
 
     Raises:
-        UnreachableError: not now. UsageError, NotAuthorised: the run folder can't be used.
+        UnreachableError: no answer. UsageError, NotAuthorised: the run folder can't be used.
     """
     name = contract.machine_end(number)
     try:
@@ -48,7 +49,7 @@ def read(folder: Storage, number: str) -> Record | None:
 
 
 def read_all(folder: Storage) -> dict[str, Record]:
-    """All records of a run, by the VM's number. Raises as `read` does."""
+    """Return all records of a run by VM number. Raises as `read` does."""
     with use_errors():
         names = folder.list(f"{contract.MACHINES}/")
     numbers = [name.rpartition("/")[2].removesuffix(".json") for name in names]
@@ -57,7 +58,7 @@ def read_all(folder: Storage) -> dict[str, Record]:
 
 
 def create(folder: Storage, number: str, record: Record) -> bool:
-    """Write the record of a VM; False: there is one already, and that one holds. Raises as `read` does."""
+    """Write the record of a VM; return False if one exists, which is kept. Raises as `read` does."""
     try:
         with use_errors():
             folder.write(contract.machine_end(number), msgspec.json.encode(record), create=True)

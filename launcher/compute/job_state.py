@@ -1,7 +1,7 @@
-"""A VM that trains as a job: its state, and how it ended, from what Google and its own record say. Pure.
+"""Derive a training VM's job state and end from its status, its record and its operations. Pure.
 
-As soon as there is a record the job has ended, whatever becomes of the VM; but one that was cancelled only when the VM
-goes down. Without a record the VM's operations tell; they outlive it by two weeks or so.
+With a record the job has ended, whatever the VM's status; a cancelled one ends when the VM goes down. Without a record
+the VM's operations show how it ended; Google keeps them for about two weeks after its deletion.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from launcher.jobs.vm import DOWN, Machine
 
 WAITING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
 RUNNING: Final = frozenset({"RUNNING", "REPAIRING"})
-"""States of an Instance. REPAIRING: Google is at it, and the VM comes back."""
-MAKES: Final = frozenset({"insert", "bulkInsert"})
-TAKES: Final = {
+"""An Instance's status. REPAIRING: after a host error, before Google restarts the VM."""
+CREATE_KINDS: Final = frozenset({"insert", "bulkInsert"})
+SYSTEM_STOPS: Final = {
     "compute.instances.preempted": PREEMPTED,
     "compute.instances.hostError": HOST_ERROR,
     "compute.instances.terminateOnHostMaintenance": MAINTENANCE,
 }
 """Operations of Google's own (https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-reboots)."""
-BROKEN_OFF: Final = "OPERATION_CANCELED_BY_USER"
-"""The error of a VM's insert when the VM is deleted meanwhile: the delete tells more."""
+CREATE_CANCELLED: Final = "OPERATION_CANCELED_BY_USER"
+"""The error of a VM's insert if the VM is deleted meanwhile. The delete operation is more informative."""
 SYSTEM: Final = "system"
 """The user of Google's own operations."""
 CODES: Final = {400: 3, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
-"""HTTP's status -> google.rpc.Code."""
+"""HTTP status → google.rpc.Code."""
 SLACK_SECONDS: Final = 60.0
-"""Between an end that was set and Google's operation: `maxRunDuration` takes half a minute."""
+"""Between the time limit and Google's operation: `maxRunDuration` takes half a minute to act."""
 
 
 class End(NamedTuple):
-    """How a VM without a record ended, or (`state` PENDING) that it is still being made."""
+    """How a VM without a record ended; `state` PENDING: it is still being created."""
 
     state: str
     failure: Failure | None
     ended: float | None
 
 
-# --- A VM that is there -----------------------------------------------------------------------------------------------
+# --- An existing VM ---------------------------------------------------------------------------------------------------
 
 
 def job_of(machine: Machine, record: Record | None = None, operations: Sequence[Operation] = ()) -> Job:
-    """A VM as a job. `operations` are asked for where it went down without a record."""
+    """Return the job of an existing VM. `operations` are needed if it went down without a record."""
     job = Job(
         name=machine.resource,
         region=machine.region,
@@ -62,44 +62,45 @@ def job_of(machine: Machine, record: Record | None = None, operations: Sequence[
         folder=str(machine.parameters.get("run_folder") or ""),
     )
     if record is not None and record.cancelled and machine.status in WAITING | RUNNING:
-        return replace(job, state="CANCELLING")  # noted, and not deleted: whoever did it died, or was not heard
+        return replace(job, state="CANCELLING")  # recorded, but the delete request failed or was never sent
     if record is not None:
-        return of_record(job, record)
+        return with_record(job, record)
     if machine.trains and machine.status in DOWN:
-        end = end_of(operations, ceiling_of(machine)) or End("FAILED", stopped(STOPPED), machine.stopped)
-        failed = end if end.state in ("FAILED", "EXPIRED") else End("FAILED", stopped(STOPPED), machine.stopped)
+        unknown = End("FAILED", vm_stopped_failure(STOPPED), machine.stopped)
+        end = end_of(operations, time_limit_of(machine)) or unknown
+        failed = end if end.state in ("FAILED", "EXPIRED") else unknown
         return replace(job, state=failed.state, error=failed.failure, ended=failed.ended or machine.stopped)
     return job
 
 
 def state_of(machine: Machine) -> str:
-    """The job's state by the VM's alone."""
+    """Return the job state for a VM's status."""
     if machine.status in WAITING:
         return "PENDING"
     if machine.status in RUNNING:
         return "RUNNING"
     if machine.status in DOWN and not machine.trains:
-        return "STOPPED"  # to be started again: no end
+        return "STOPPED"  # a workstation may be started again
     return "CANCELLING"
 
 
-def ceiling_of(machine: Machine) -> float | None:
-    """When Google ends it, or has ended it; None: it has no limit, or never ran."""
+def time_limit_of(machine: Machine) -> float | None:
+    """Return the time at which Google ends the VM (maxRunDuration); None: no limit, or it never ran."""
     if machine.started is None or machine.limit_seconds is None:
         return None
     return machine.started + machine.limit_seconds
 
 
-def is_on_its_way(machine: Machine) -> bool:
-    """Whether it goes down."""
+def is_going_down(machine: Machine) -> bool:
+    """Return whether the VM is being stopped or deleted."""
     return machine.status not in WAITING | RUNNING | DOWN
 
 
-# --- By its record ----------------------------------------------------------------------------------------------------
+# --- A record ---------------------------------------------------------------------------------------------------------
 
 
-def of_record(job: Job, record: Record) -> Job:
-    """A job whose VM has a record of its end."""
+def with_record(job: Job, record: Record) -> Job:
+    """Return a job with the end that its VM's record describes."""
     job = replace(job, started=job.started or record.started, ended=record.ended)
     if record.cancelled:
         return replace(job, state="CANCELLED")
@@ -108,83 +109,84 @@ def of_record(job: Job, record: Record) -> Job:
     return replace(job, state="FAILED", error=failure_of(record))
 
 
-def of_records_alone(name: str, record: Record) -> Job:
-    """What is known of a job by its VM's record alone."""
+def job_of_record(name: str, record: Record) -> Job:
+    """Return a job of which only its VM's record is known."""
     zone = name.split("/")[3]
-    labels = {RUN_LABEL: run_of(record.name)} if record.name else {}
+    labels = {RUN_LABEL: run_of_vm(record.name)} if record.name else {}
     created = record.started or 0.0
     return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=created, labels=labels)
 
 
 def failure_of(record: Record) -> Failure:
-    """The error of a container that failed, or was never started."""
-    said = f"The replica {record.name or 'of the VM'} exited with a non-zero status of {record.exit}."
+    """Return the error of a container that failed or never started."""
+    message = f"The replica {record.name or 'of the VM'} exited with a non-zero status of {record.exit}."
     if not record.reason:
-        return Failure(code=3, message=said)
-    if record.exit == Exit.PREEMPTED:  # told to stop before it had got as far
-        return Failure(code=3, message=f"{said} {record.reason}", reason=STOPPED)
-    return Failure(code=3, message=f"{said} {record.reason}", reason=STARTUP, metadata={"said": record.reason})
+        return Failure(code=3, message=message)
+    if record.exit == Exit.PREEMPTED:  # stopped before its container started
+        return Failure(code=3, message=f"{message} {record.reason}", reason=STOPPED)
+    return Failure(code=3, message=f"{message} {record.reason}", reason=STARTUP, metadata={"said": record.reason})
 
 
-# --- By its operations ------------------------------------------------------------------------------------------------
+# --- Operations -------------------------------------------------------------------------------------------------------
 
 
-def gone(base: Job | None, name: str, operations: Sequence[Operation], ceiling: float | None) -> Job | None:
-    """The job of a VM that is no more there: `base` is as it was last seen, by whoever asks. None: nothing tells of
-    it."""
-    end, made = end_of(operations, ceiling), making(operations)
+def job_of_deleted_vm(
+    base: Job | None, name: str, operations: Sequence[Operation], time_limit: float | None
+) -> Job | None:
+    """Return the job of a VM that no longer exists, from its operations; None: they don't show its end. `base`: the job
+    as it was last seen, if it was."""
+    end, creation = end_of(operations, time_limit), creation_of(operations)
     if end is None:
         return None
-    job = base or of_operation(name, made or operations[-1])
-    started = job.started or (made.ended if made and made.done and not made.failed else None)
+    job = base or job_of_operation(name, creation or operations[-1])
+    started = job.started or (creation.ended if creation and creation.done and not creation.failed else None)
     return replace(job, state=end.state, error=end.failure, started=started, ended=end.ended)
 
 
-def end_of(operations: Sequence[Operation], ceiling: float | None) -> End | None:
-    """How a VM ended, by its operations, the newest first; None: they don't tell. Without a `ceiling` a delete by
-    Google itself is taken for its limit."""
-    refused = (one for one in operations if one.kind in MAKES and one.failed and one.refusal.reason != BROKEN_OFF)
-    if failed := next(refused, None):
-        return End("FAILED", of_refused(failed), failed.ended)
-    made = making(operations)
-    if made and not made.done and len(operations) == 1:
+def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | None:
+    """Return how a VM ended, from its operations (newest first); None: they don't show it. If `time_limit` is
+    unknown, a deletion by Google itself counts as the time limit."""
+    failures = (one for one in operations if one.kind in CREATE_KINDS and one.failed)
+    if failed := next((one for one in failures if one.refusal.reason != CREATE_CANCELLED), None):
+        return End("FAILED", failure_of_operation(failed), failed.ended)
+    creation = creation_of(operations)
+    if creation and not creation.done and len(operations) == 1:
         return End("PENDING", None, None)
-    if taken := next((one for one in operations if one.kind in TAKES), None):
-        return End("FAILED", stopped(TAKES[taken.kind]), taken.ended or taken.inserted)
-    if deleted := next((one for one in operations if one.kind == "delete"), None):
-        late = ceiling is not None and deleted.inserted >= ceiling - SLACK_SECONDS
-        state = "EXPIRED" if late or deleted.user == SYSTEM else GONE
-        return End(state, None, deleted.ended or deleted.inserted)
+    if stop := next((one for one in operations if one.kind in SYSTEM_STOPS), None):
+        return End("FAILED", vm_stopped_failure(SYSTEM_STOPS[stop.kind]), stop.ended or stop.inserted)
+    if deletion := next((one for one in operations if one.kind == "delete"), None):
+        late = time_limit is not None and deletion.inserted >= time_limit - SLACK_SECONDS
+        state = "EXPIRED" if late or deletion.user == SYSTEM else GONE
+        return End(state, None, deletion.ended or deletion.inserted)
     return None
 
 
-def making(operations: Sequence[Operation]) -> Operation | None:
-    """The operation that made the VM."""
-    return next((one for one in operations if one.kind in MAKES), None)
+def creation_of(operations: Sequence[Operation]) -> Operation | None:
+    """Return the operation that created the VM, or None."""
+    return next((one for one in operations if one.kind in CREATE_KINDS), None)
 
 
-def of_refused(operation: Operation) -> Failure:
-    """The error of an operation."""
+def failure_of_operation(operation: Operation) -> Failure:
+    """Return the error of a failed operation."""
     refusal = operation.refusal
     code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
     reason = refusal.reason or "UNKNOWN"
     return Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
 
 
-def stopped(reason: str) -> Failure:
-    """A VM that went away from under its container."""
-    return Failure(code=14, message=f"the VM went away: {reason}", reason=reason)
+def vm_stopped_failure(reason: str) -> Failure:
+    """Return the error of a VM that stopped while its container ran."""
+    return Failure(code=14, message=f"the VM stopped: {reason}", reason=reason)
 
 
-def of_operation(name: str, made: Operation) -> Job:
-    """What is known of a job by the operation alone that made its VM: a VM has its run's name, with its node's number
-    where there are several."""
+def job_of_operation(name: str, creation: Operation) -> Job:
+    """Return a job of which only the creation of its VM is known."""
     zone = name.split("/")[3]
-    labels = {RUN_LABEL: run_of(made.target_name)} if made.target_name else {}
-    return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=made.inserted, labels=labels)
+    labels = {RUN_LABEL: run_of_vm(creation.target_name)} if creation.target_name else {}
+    return Job(name=name, region=zone.rpartition("-")[0], state="PENDING", created=creation.inserted, labels=labels)
 
 
-def run_of(machine: str) -> str:
-    """The run that a VM's name tells of."""
+def run_of_vm(machine: str) -> str:
+    """Return the run id in a VM's name: RUN, or RUN-n<node> of several nodes."""
     head, _, number = machine.rpartition("-n")
     return head if head and number.isdecimal() else machine

@@ -1,4 +1,4 @@
-"""Operations of Compute Engine as data: what was begun on a VM, by whom, and how it ended. Pure."""
+"""Compute Engine's operations as data: what was requested for a VM, by whom, and how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from launcher.diagnosis import Refusal
 from launcher.jobs.vm import last, seconds
 
 COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
-"""Codes that only say that another error of the same operation had its effect."""
+"""Codes that only report the effect of another error of the same operation."""
 
 
 class OperationError(Struct, frozen=True, kw_only=True):
-    """One of an operation's errors. `reason` and `metadata` are its ErrorInfo's; of a quota the metadata has
+    """One of an operation's errors. `reason` and `metadata` are its ErrorInfo's. For a quota, the metadata has
     quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions (region, gpu_family)."""
 
     code: str
@@ -25,7 +25,7 @@ class OperationError(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """An operation of a zone. Times are Unix seconds by Google's clock; None: that hasn't happened."""
+    """A zonal operation. Times are Unix seconds by Google's clock; None: not yet."""
 
     name: str
     project: str
@@ -33,43 +33,43 @@ class Operation(Struct, frozen=True, kw_only=True):
     kind: str
     """insert, bulkInsert, delete, stop, start, setMetadata, compute.instances.preempted, …"""
     target: str
-    """The number of the VM that it is about; empty of one about several (bulkInsert)."""
+    """The number of its VM; empty for an operation on several (bulkInsert)."""
     target_name: str
     status: str
     """PENDING, RUNNING or DONE."""
     group: str
-    """What it belongs to: the VMs of one bulkInsert have an insert each. Empty of one by itself."""
+    """The id of its group: a bulkInsert and the insert of each of its VMs. Empty: none."""
     request_id: str
-    """The id that the request carried; empty: none."""
+    """The request's id; empty: none."""
     user: str
-    """Who began it: a person's or a service account's email, or "system"."""
+    """The email of the user or service account that requested it, or "system"."""
     inserted: float
     ended: float | None = None
     http_status: int = 0
-    """HTTP's status of its end, if that was an error."""
+    """The HTTP status, if it failed."""
     errors: tuple[OperationError, ...] = ()
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, successful or not."""
         return self.status == "DONE"
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended with an error."""
+        """Return whether it has ended with an error."""
         return self.done and (bool(self.errors) or self.http_status >= 400)
 
     @property
     def refusal(self) -> Refusal:
-        """Its most telling error, as a refusal."""
-        told = next((error for error in self.errors if error.code not in COMPANIONS), None)
-        told = told or next(iter(self.errors), OperationError(code="", message=f"HTTP {self.http_status}"))
+        """Return its most informative error as a refusal."""
+        error = next((error for error in self.errors if error.code not in COMPANIONS), None)
+        error = error or next(iter(self.errors), OperationError(code="", message=f"HTTP {self.http_status}"))
         code = self.http_status or 400
-        return Refusal(code=code, message=told.message, reason=told.code, metadata=told.metadata, service="compute")
+        return Refusal(code=code, message=error.message, reason=error.code, metadata=error.metadata, service="compute")
 
 
 def operation_of(operation: Mapping[str, Any]) -> Operation:
-    """An Operation as canonical proto3 JSON, as data."""
+    """Parse an Operation in canonical proto3 JSON."""
     return Operation(
         name=operation.get("name", ""),
         project=project_of(operation.get("zone", "")),
@@ -89,12 +89,12 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
 
 
 def project_of(zone: str) -> str:
-    """The project in a zone's URL: …/projects/PROJECT/zones/ZONE."""
+    """Return the project in a zone's URL: …/projects/PROJECT/zones/ZONE."""
     return zone.rpartition("/zones/")[0].rpartition("/")[2]
 
 
 def error_of(error: Mapping[str, Any]) -> OperationError:
-    """One of error.errors[]."""
+    """Parse one of error.errors[]."""
     details = error.get("errorDetails", ())
     info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})
     quota: Mapping[str, Any] = next((each["quotaInfo"] for each in details if "quotaInfo" in each), {})

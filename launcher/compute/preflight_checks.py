@@ -1,8 +1,8 @@
-"""What a plan's VMs need of a project, held against what the project has. Pure.
+"""Pure preflight checks: network, firewall, quota, machine type, image.
 
-The network: a VM without an external IP reaches Google's APIs and pkg.dev where its subnetwork has Private Google
-Access, and the rest of the world where there is Cloud NAT (which brings the former with it;
-https://cloud.google.com/vpc/docs/private-google-access, https://cloud.google.com/nat/docs/overview).
+A VM without an external IP reaches Google's APIs and pkg.dev if its subnetwork has Private Google Access, and the
+internet through Cloud NAT, which includes the former
+(https://cloud.google.com/vpc/docs/private-google-access, https://cloud.google.com/nat/docs/overview).
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from launcher.jobs.vm import last
 from launcher.plan.model import Attempt
 
 IAP: Final = "35.235.240.0/20"
-"""From where IAP's tunnels come (https://cloud.google.com/iap/docs/using-tcp-forwarding)."""
-SSH: Final = 22
+"""The source addresses of IAP's tunnels (https://cloud.google.com/iap/docs/using-tcp-forwarding)."""
+SSH_PORT: Final = 22
 UNPRIVILEGED: Final = range(1024, 65536)
 """The ports that the nodes' processes listen on."""
-GOOGLES: Final = re.compile(r"[\w.-]*(?:pkg\.dev|gcr\.io)/")
+GOOGLE_REGISTRY: Final = re.compile(r"[\w.-]*(?:pkg\.dev|gcr\.io)/")
 
 
 class Finding(NamedTuple):
-    """What is missing. A refusal says that a VM can't be had, or not work, in a place (a region or a zone; empty:
-    anywhere) with a provisioning model (empty: any)."""
+    """Something missing. A refusal: a VM can't be created, or can't work, in a `place` (region or zone; empty: any)
+    with a provisioning model (empty: any)."""
 
     scope: Literal["warning", "refusal"]
     problem: str
     fix: str = ""
-    """Commands, a line each."""
+    """Commands, one per line."""
     place: str = ""
     provisioning: str = ""
 
-    def holds_for(self, attempt: Attempt) -> bool:
-        """Whether it is about an attempt."""
-        where = self.place in ("", attempt.region, attempt.zone)
-        return where and self.provisioning in ("", attempt.provisioning)
+    def applies_to(self, attempt: Attempt) -> bool:
+        """Return whether the finding is about an attempt's placement."""
+        same_place = self.place in ("", attempt.region, attempt.zone)
+        return same_place and self.provisioning in ("", attempt.provisioning)
 
 
-class Net(Struct, frozen=True, kw_only=True):
-    """Where a VM's first interface is, in one region."""
+class VmNetwork(Struct, frozen=True, kw_only=True):
+    """The network of a VM's first interface, in one region."""
 
     project: str
     region: str
     network: str
-    """Empty: the subnetwork's, whichever that is."""
+    """Empty: the subnetwork's network."""
     subnetwork: str
-    """Where none is named: a network that makes its own has one of its own name in each region."""
+    """If the spec names none: the network's name, as in auto-mode networks, or `default`."""
     is_named: bool
-    """Whether the subnetwork was named."""
+    """Whether the spec names the subnetwork."""
 
 
-def net_of(instance: Mapping[str, Any], region: str, project: str) -> Net:
-    """Where an Instance is to be."""
+def network_of(instance: Mapping[str, Any], region: str, project: str) -> VmNetwork:
+    """Return the network of an Instance in a region."""
     interface = (instance.get("networkInterfaces") or [{}])[0]
     network, subnetwork = interface.get("network", ""), interface.get("subnetwork", "")
     shared = re.search(r"projects/([^/]+)/", subnetwork or network)
-    return Net(
+    return VmNetwork(
         project=shared[1] if shared else project,
         region=region,
         network=last(network),
@@ -70,44 +70,46 @@ def net_of(instance: Mapping[str, Any], region: str, project: str) -> Net:
 
 
 def has_external_ip(instance: Mapping[str, Any]) -> bool:
-    """Whether it gets one."""
+    """Return whether an Instance has an external IP address."""
     return bool((instance.get("networkInterfaces") or [{}])[0].get("accessConfigs"))
 
 
 # --- The network ------------------------------------------------------------------------------------------------------
 
 
-def reach(
-    net: Net, subnetwork: Mapping[str, Any] | None, routers: Sequence[Mapping[str, Any]] | None, image: str | None
+def check_outbound_access(
+    net: VmNetwork, subnetwork: Mapping[str, Any] | None, routers: Sequence[Mapping[str, Any]] | None, image: str | None
 ) -> Finding | None:
-    """What a VM without an external IP can't reach; `image` is what it pulls, None: it is there to work on. What
-    could not be read is None."""
+    """Return what a VM without an external IP can't reach, or None. `image`: what it pulls; None: a workstation.
+    `subnetwork` and `routers` are None if they could not be read."""
     if routers is None or subnetwork is None or has_nat(net, subnetwork, routers):
         return None
-    private = bool(subnetwork.get("privateIpGoogleAccess"))
+    is_private = bool(subnetwork.get("privateIpGoogleAccess"))
     where = f"subnetwork {net.subnetwork} in {net.region}"
-    if private and image is not None and GOOGLES.match(image):
+    if is_private and image is not None and GOOGLE_REGISTRY.match(image):
         return None
-    if private:
-        what = "packages and GitHub" if image is None else image.partition("@")[0]
-        problem = f"{where} has no Cloud NAT: without an external IP the VM can't reach {what}"
-        return Finding("warning" if image is None else "refusal", problem, nat(net, subnetwork), net.region)
-    problem = f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM reaches nothing"
-    if image is not None and GOOGLES.match(image):
-        return Finding("refusal", problem, private_access(net), net.region)
-    fix = f"{private_access(net)}\n{nat(net, subnetwork)}" if image is None else nat(net, subnetwork)
-    return Finding("warning" if image is None else "refusal", problem, fix, net.region)
+    if is_private:
+        target = "packages and GitHub" if image is None else image.partition("@")[0]
+        problem = f"{where} has no Cloud NAT: without an external IP the VM can't reach {target}"
+        return Finding("warning" if image is None else "refusal", problem, nat_commands(net, subnetwork), net.region)
+    problem = f"{where} has neither Private Google Access nor Cloud NAT: without an external IP the VM has no network"
+    if image is not None and GOOGLE_REGISTRY.match(image):
+        return Finding("refusal", problem, private_access_command(net), net.region)
+    fix = nat_commands(net, subnetwork)
+    if image is None:
+        return Finding("warning", problem, f"{private_access_command(net)}\n{fix}", net.region)
+    return Finding("refusal", problem, fix, net.region)
 
 
-def absent(net: Net) -> Finding:
-    """There is no such subnetwork."""
-    problem = f"there is no subnetwork {net.subnetwork} in {net.region} of project {net.project}"
-    listed = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
-    return Finding("refusal" if net.is_named else "warning", problem, listed, net.region)
+def missing_subnetwork(net: VmNetwork) -> Finding:
+    """Return the finding for a subnetwork that does not exist."""
+    problem = f"subnetwork {net.subnetwork} does not exist in {net.region} of project {net.project}"
+    list_command = f"gcloud compute networks subnets list --project={net.project} --filter=region:{net.region}"
+    return Finding("refusal" if net.is_named else "warning", problem, list_command, net.region)
 
 
-def has_nat(net: Net, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a router of the region translates the subnetwork's addresses."""
+def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether Cloud NAT on a router of the region covers the subnetwork."""
     network = net.network or last(subnetwork.get("network", ""))
     nats = [one for router in routers if last(router.get("network", "")) == network for one in router.get("nats", ())]
     return any(
@@ -117,16 +119,16 @@ def has_nat(net: Net, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[s
     )
 
 
-def private_access(net: Net) -> str:
-    """The command that opens Google's APIs."""
+def private_access_command(net: VmNetwork) -> str:
+    """Return the command that turns on Private Google Access."""
     return (
         f"gcloud compute networks subnets update {net.subnetwork} --region={net.region} --project={net.project} "
         "--enable-private-ip-google-access"
     )
 
 
-def nat(net: Net, subnetwork: Mapping[str, Any]) -> str:
-    """The commands that open the world."""
+def nat_commands(net: VmNetwork, subnetwork: Mapping[str, Any]) -> str:
+    """Return the commands that create Cloud NAT."""
     network = net.network or last(subnetwork.get("network", "")) or "NETWORK"
     where = f"--region={net.region} --project={net.project}"
     return (
@@ -136,46 +138,52 @@ def nat(net: Net, subnetwork: Mapping[str, Any]) -> str:
     )
 
 
-def ssh(net: Net, network: str, rules: Sequence[Mapping[str, Any]], account: str) -> Finding | None:
-    """Whether IAP's tunnel reaches a VM's SSH server."""
-    found = block(rules, network, Traffic("INGRESS", IAP, range(SSH, SSH + 1), account))
-    if found is None:
+def check_iap_ssh(net: VmNetwork, network: str, rules: Sequence[Mapping[str, Any]], account: str) -> Finding | None:
+    """Return a warning if the firewall blocks IAP's tunnel to a VM's SSH server, or None."""
+    blocked = block(rules, network, Traffic("INGRESS", IAP, range(SSH_PORT, SSH_PORT + 1), account))
+    if blocked is None:
         return None
-    problem = f"{stopper(found, network)} IAP's tunnel in: launch ssh can't reach the VM"
-    return Finding("warning", problem, rule("launch-iap-ssh", net, network, found, f"--allow=tcp:{SSH}", IAP))
+    problem = f"{blocked_by(blocked, network)} IAP's tunnel: launch ssh can't reach the VM"
+    fix = allow_command("launch-iap-ssh", net, network, blocked, f"--allow=tcp:{SSH_PORT}", IAP)
+    return Finding("warning", problem, fix)
 
 
-def between_nodes(
-    net: Net, network: str, subnetwork: Mapping[str, Any], rules: Sequence[Mapping[str, Any]], account: str
+def check_node_traffic(
+    net: VmNetwork, network: str, subnetwork: Mapping[str, Any], rules: Sequence[Mapping[str, Any]], account: str
 ) -> Finding | None:
-    """Whether the nodes reach each other: launch_train.node's control store and torchrun's rendezvous on node 0, and
-    NCCL's sockets, which take any free port. Without it they hang at rendezvous."""
+    """Return a refusal if the firewall blocks traffic between the nodes, or None.
+
+    They need launch_train.node's control store and torchrun's rendezvous on node 0, and NCCL's sockets, which use any
+    free port. Without it they hang at the rendezvous.
+    """
     peers = subnetwork.get("ipCidrRange", "")
     if not peers:
         return None
     for direction in ("INGRESS", "EGRESS"):
-        found = block(rules, network, Traffic(direction, peers, UNPRIVILEGED, account, account))
-        if found is not None:
+        blocked = block(rules, network, Traffic(direction, peers, UNPRIVILEGED, account, account))
+        if blocked is not None:
             problem = (
-                f"{stopper(found, network)} TCP between the nodes through ({direction}, {peers}): they would hang at "
+                f"{blocked_by(blocked, network)} TCP between the nodes ({direction}, {peers}): they would hang at the "
                 "rendezvous; hierarchical and network firewall policies were not read"
             )
-            fix = rule("launch-internal", net, network, found, "--allow=tcp", peers, direction)
+            fix = allow_command("launch-internal", net, network, blocked, "--allow=tcp", peers, direction)
             return Finding("refusal", problem, fix, net.region)
     return None
 
 
-def stopper(found: Block, network: str) -> str:
-    """The beginning of a sentence on what a firewall doesn't let through."""
-    if found.rule:
-        return f"firewall rule {found.rule} of network {network} doesn't let"
-    return f"no firewall rule of network {network} lets"
+def blocked_by(blocked: Block, network: str) -> str:
+    """Return the beginning of a sentence that says what blocks traffic."""
+    if blocked.rule:
+        return f"firewall rule {blocked.rule} of network {network} blocks"
+    return f"no firewall rule of network {network} allows"
 
 
-def rule(name: str, net: Net, network: str, found: Block, allow: str, peers: str, direction: str = "INGRESS") -> str:
-    """The command that makes a rule which is evaluated before what stops the traffic."""
+def allow_command(
+    name: str, net: VmNetwork, network: str, blocked: Block, allow: str, peers: str, direction: str = "INGRESS"
+) -> str:
+    """Return the command that creates a firewall rule with precedence over the one that blocks the traffic."""
     where = "source" if direction == "INGRESS" else "destination"
-    priority = f" --priority={max(0, found.priority - 1)}" if found.rule else ""
+    priority = f" --priority={max(0, blocked.priority - 1)}" if blocked.rule else ""
     return (
         f"gcloud compute firewall-rules create {name} --project={net.project} --network={network} "
         f"--direction={direction} {allow} --{where}-ranges={peers}{priority}"
@@ -185,41 +193,45 @@ def rule(name: str, net: Net, network: str, found: Block, allow: str, peers: str
 # --- Machines and quotas ----------------------------------------------------------------------------------------------
 
 
-class Units(Struct, frozen=True, kw_only=True):
-    """What all VMs of an attempt use of a quota in a region. `instead`: the standard quota that Spot VMs use as long as
-    the project has no preemptible quota (https://cloud.google.com/compute/docs/resource-usage, preemptible quotas); it
-    counts for flex-start too, for which Google documents nothing, so that no attempt is refused without need."""
+class QuotaUse(Struct, frozen=True, kw_only=True):
+    """How much of a region's quota all VMs of an attempt use.
+
+    `fallback`: the standard quota, which Spot VMs use if the project has no preemptible quota
+    (https://cloud.google.com/compute/docs/resource-usage, preemptible quotas). Google documents nothing for flex-start;
+    it is treated alike, so that no attempt is refused without need.
+    """
 
     metric: str
     units: int
-    instead: str = ""
+    fallback: str = ""
 
 
-def short(units: Units, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
-    """Whether a quota of a region, or of the project (`region` empty), is too small, or used up just now."""
+def check_limit(use: QuotaUse, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
+    """Return a refusal if a quota of a region, or of the project (`region` empty), is too low; a warning if it is used
+    up at the moment; or None."""
     known = {one.get("metric", ""): one for one in quotas}
-    own = known.get(units.metric)
-    room = known.get(units.instead, own) if own is not None and not own["limit"] else own
-    if room is None or room["limit"] - room.get("usage", 0) >= units.units:
+    own = known.get(use.metric)
+    quota = known.get(use.fallback, own) if own is not None and not own["limit"] else own
+    if quota is None or quota["limit"] - quota.get("usage", 0) >= use.units:
         return None
     where = f"in {region}" if region else "in all regions together"
-    limit, usage = room["limit"], room.get("usage", 0)
-    if limit >= units.units:
-        problem = f"quota {room['metric']} {where} is used up: {usage:g} of {limit:g}, and {units.units} are needed"
+    limit, usage = quota["limit"], quota.get("usage", 0)
+    if limit >= use.units:
+        problem = f"quota {quota['metric']} {where} is used up: {usage:g} of {limit:g} in use, {use.units} needed"
         return Finding("warning", problem, "", region, provisioning)
-    problem = f"quota {units.metric} {where} is too low for {provisioning}: {units.units} are needed, it is {limit:g}"
+    problem = f"quota {use.metric} {where} is too low for {provisioning}: limit {limit:g}, {use.units} needed"
     return Finding("refusal", problem, "", region, provisioning if region else "")
 
 
-def no_machine(machine: str, zone: str, project: str) -> Finding:
-    """The zone doesn't have it."""
+def missing_machine_type(machine: str, zone: str, project: str) -> Finding:
+    """Return the finding for a zone without the machine type."""
     fix = f'gcloud compute machine-types list --project={project} --filter="name={machine}" --format="value(zone)"'
-    return Finding("refusal", f"there is no {machine} in {zone}", fix, zone)
+    return Finding("refusal", f"machine type {machine} is not available in {zone}", fix, zone)
 
 
-def no_image(source: str) -> Finding:
-    """There is nothing to boot."""
+def missing_image(source: str) -> Finding:
+    """Return the finding for a boot image that does not exist."""
     project = first[1] if (first := re.search(r"projects/([^/]+)/", source)) else ""
     kind = "image family" if "/family/" in source else "image"
-    listed = f'gcloud compute images list --project={project} --no-standard-images --format="value(family)"'
-    return Finding("refusal", f"there is no {kind} {last(source)} in project {project}", listed)
+    list_command = f'gcloud compute images list --project={project} --no-standard-images --format="value(family)"'
+    return Finding("refusal", f"{kind} {last(source)} does not exist in project {project}", list_command)

@@ -1,4 +1,4 @@
-"""What VMs and their disks cost, by the catalog alone: the price of what runs, of what only lies there, and so far."""
+"""Compute the cost of VMs and their disks from the catalog: per hour, per month, and so far."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 BILLED: Final = frozenset({"RUNNING", "STOPPING", "PENDING_STOP", "SUSPENDING", "REPAIRING"})
-"""States in which a VM is charged for: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/
+"""Statuses in which a VM is billed: from RUNNING until it has stopped (cloud.google.com/compute/docs/instances/
 instance-life-cycle)."""
 
 
-def price_of(machine: Machine, said: float | None = None) -> Price:
-    """What an hour of the VM costs while it runs, its local SSDs included; `said` (--price) where the catalog doesn't
-    know."""
+def price_of(machine: Machine, user_price: float | None = None) -> Price:
+    """Return the price of the running VM per hour, local SSDs included. `user_price` (--price) applies if the catalog
+    has none."""
     from launcher import catalog
     from launcher.plan.cost import with_local_ssds
 
@@ -34,13 +34,13 @@ def price_of(machine: Machine, said: float | None = None) -> Price:
         if not shape.local_ssd_auto:
             rate = known.component("local-ssd-gib", machine.zone)
             price = with_local_ssds(price, local_ssds(machine), rate, spot=machine.provisioning == "spot")
-    if price.usd is None and said is not None:
-        return replace(price, usd=said, approx=False, rule="as --price says")
+    if price.usd is None and user_price is not None:
+        return replace(price, usd=user_price, approx=False, rule="as --price says")
     return price
 
 
 def shape_of(machine: Machine) -> MachineType | None:
-    """The catalog's machine; of N1 the shape with the GPUs that are attached. None: it isn't in the catalog."""
+    """Return the VM's machine in the catalog (for N1, the shape with its attached GPUs), or None."""
     from launcher import catalog
 
     known = catalog.load()
@@ -55,35 +55,35 @@ def shape_of(machine: Machine) -> MachineType | None:
 
 
 def attached_disks(machine: Machine) -> list[dict[str, Any]]:
-    """The Instance's disks that outlive a stop."""
+    """Return the Instance's disks that are kept when it stops."""
     return [disk for disk in machine.request.get("disks", ()) if disk.get("type") != "SCRATCH"]
 
 
 def local_ssds(machine: Machine) -> int:
-    """How many local SSDs the Instance lists."""
+    """Return the number of local SSDs that the Instance lists."""
     return sum(disk.get("type") == "SCRATCH" for disk in machine.request.get("disks", ()))
 
 
 def has_local_ssd(machine: Machine) -> bool:
-    """Whether a stop loses /mnt/localssd: some machine types bring disks without being asked."""
+    """Return whether a stop loses data on /mnt/localssd: some machine types include local SSDs."""
     shape = shape_of(machine)
     return bool(local_ssds(machine)) or (shape is not None and shape.local_ssd_auto)
 
 
 def usd_so_far(machine: Machine, price: Price, now: float) -> float | None:
-    """What it has cost since its last start, without its disk; None where the price is unknown."""
+    """Return the cost since the last start, without disks; None: the price is unknown."""
     if machine.status not in BILLED or machine.started is None:
         return 0.0
     return None if price.usd is None else price.usd * max(0.0, now - machine.started) / 3600
 
 
-def of_machine(disks: Iterable[Disk], machine: Machine) -> tuple[Disk, ...]:
-    """Those that are attached to the VM."""
+def disks_of(machine: Machine, disks: Iterable[Disk]) -> tuple[Disk, ...]:
+    """Return those of `disks` that are attached to the VM."""
     return tuple(disk for disk in disks if disk.zone == machine.zone and machine.name in disk.users)
 
 
-def usd_a_month(disks: Iterable[Disk]) -> float | None:
-    """What disks cost a month; None where one's price is unknown."""
+def disks_usd_per_month(disks: Iterable[Disk]) -> float | None:
+    """Return the price of disks per month; None: one of the prices is unknown."""
     from launcher import catalog
 
     known = catalog.load()
@@ -93,14 +93,14 @@ def usd_a_month(disks: Iterable[Disk]) -> float | None:
     return sum(disk.size_gb * rate.usd for disk, rate in rates if rate)
 
 
-def usd_in_all(machine: Machine, disks: Iterable[Disk]) -> float | None:
-    """What a month of the VM as it is now costs, with its disks as far as their price is known; None where that of the
-    machine isn't."""
+def vm_usd_per_month(machine: Machine, disks: Iterable[Disk]) -> float | None:
+    """Return the price of the VM per month in its current status, with disks of a known price; None: the machine's
+    price is unknown."""
     from launcher.plan.cost import MONTH_HOURS
 
     disks = list(disks)
-    kept = usd_a_month(disks) if disks else None
+    disk_usd = disks_usd_per_month(disks) if disks else None
     if machine.status not in BILLED:
-        return kept
+        return disk_usd
     price = price_of(machine).usd
-    return None if price is None else MONTH_HOURS * price + (kept or 0.0)
+    return None if price is None else MONTH_HOURS * price + (disk_usd or 0.0)

@@ -1,4 +1,4 @@
-"""Waiting until a new VM is ready for work: until its GPUs answer over SSH, or something says why they won't."""
+"""Wait until a new workstation VM is ready: until nvidia-smi works over SSH, or the reason why it won't is known."""
 
 from __future__ import annotations
 
@@ -13,129 +13,132 @@ from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
 from launcher.ssh.session import Answer
 
-LONGEST: Final = 900.0
-"""Seconds from when it runs. Installing a driver takes three to five minutes."""
-EVERY: Final = 5.0
-DENIED: Final = 120.0
-"""Seconds for which keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute."""
-SERIAL: Final = 12
-"""Lines of the serial port that are shown."""
-COMING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
-SAID: Final[Mapping[str, str]] = {
-    "booting": "it boots",
-    "driver": "the NVIDIA driver is being installed",
-    "ready": "its startup script is done",
+MAX_SECONDS: Final = 900.0
+"""From RUNNING on. The installation of a driver takes three to five minutes."""
+POLL_SECONDS: Final = 5.0
+DENIED_SECONDS: Final = 120.0
+"""How long keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute to apply."""
+CONSOLE_LINES: Final = 12
+"""Lines of the serial console in an error."""
+CREATING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})
+STEPS: Final[Mapping[str, str]] = {
+    "booting": "booting",
+    "driver": "installing the NVIDIA driver",
+    "ready": "startup script finished",
 }
-"""What the startup script's states mean (guest attributes, launch/state)."""
+"""Texts for the startup script's states (guest attribute launch/state)."""
 CHECK: Final = ("nvidia-smi", "-L")
 """Fails until the driver works."""
 
-Ask = Callable[[Machine], Answer]
-"""Run `CHECK` there (or anything, on a VM without GPUs), by the way that leads to it now."""
+RunCheck = Callable[[Machine], Answer]
+"""Run `CHECK` on the VM over SSH (or `true`, on a VM without GPUs)."""
 
 
 def wait_ready(
-    machine: Machine, compute: Compute, ask: Ask, tell: Callable[[str], None], clock: Clock = REAL
+    machine: Machine, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock = REAL
 ) -> tuple[Machine, str]:
-    """The VM once its GPUs answer, and what `ask` printed then. `tell` hears of each step once.
+    """Wait until a VM is ready; return it and the check's output. `report` receives each step once.
 
     Raises:
-        LaunchError: it didn't get ready: the reason, as far as anything tells it. The VM is left as it is.
+        LaunchError: it did not become ready; has the reason, if known. The VM is not changed.
     """
-    wait = Wait(machine, compute, ask, tell, clock)
-    while (out := wait.look()) is None:
-        clock.sleep(EVERY)
-    return wait.machine, out
+    waiter = ReadyWaiter(machine, compute, run_check, report, clock)
+    while (out := waiter.poll()) is None:
+        clock.sleep(POLL_SECONDS)
+    return waiter.machine, out
 
 
-class Wait:
+class ReadyWaiter:
     """The state of waiting for one VM."""
 
-    def __init__(self, machine: Machine, compute: Compute, ask: Ask, tell: Callable[[str], None], clock: Clock) -> None:
+    def __init__(
+        self, machine: Machine, compute: Compute, run_check: RunCheck, report: Callable[[str], None], clock: Clock
+    ) -> None:
         self.machine = machine
-        self._compute, self._ask, self._tell, self._clock = compute, ask, tell, clock
-        self._until: float | None = None
-        self._denied: float | None = None
-        self._told = ""
+        self._compute, self._run_check, self._report, self._clock = compute, run_check, report, clock
+        self._deadline: float | None = None
+        self._denied_since: float | None = None
+        self._last_report = ""
 
-    def look(self) -> str | None:
-        """One look: what the check printed, when it is ready. Raises LaunchError: it won't be, or the time is over."""
+    def poll(self) -> str | None:
+        """Poll once; return the check's output if the VM is ready. Raises LaunchError: it failed or took too long."""
         try:
             self.machine = self._compute.instance(self.machine.zone, self.machine.id)
-            said = self._compute.guest_attributes(self.machine)
+            attributes = self._compute.guest_attributes(self.machine)
         except UnreachableError as error:
-            self._say(error.problem)
-            self._refuse_late(error)
+            self._report_once(error.problem)
+            self._check_deadline(error)
             return None
         except GoneError as error:
-            raise LaunchError(f"{self.machine.name} is gone: it was deleted before it was ready") from error
-        if self.machine.status in COMING:
-            self._say(f"{self.machine.name} is {self.machine.status}")
+            raise LaunchError(f"{self.machine.name} was deleted before it was ready") from error
+        if self.machine.status in CREATING:
+            self._report_once(f"{self.machine.name} is {self.machine.status}")
             return None
-        self._until = self._until or self._clock.now() + LONGEST
-        self._refuse_failed(said)
-        return self._try(said)
+        self._deadline = self._deadline or self._clock.now() + MAX_SECONDS
+        self._check_status(attributes)
+        return self._check_ready(attributes)
 
-    def _try(self, said: Mapping[str, str]) -> str | None:
+    def _check_ready(self, attributes: Mapping[str, str]) -> str | None:
         try:
-            answer = self._ask(self.machine)
+            answer = self._run_check(self.machine)
         except UnreachableError as error:
-            self._say(error.problem)
-            self._refuse_late(error)
+            self._report_once(error.problem)
+            self._check_deadline(error)
             return None
         if answer.code == 0:
             return answer.out
-        step = SAID.get(said.get("state", ""), "it boots")
+        state = attributes.get("state", "")
+        step = STEPS.get(state, "booting")
         if answer.fault is None:
-            words = (answer.err or answer.out).strip().splitlines()
-            trouble = LaunchError(f"nvidia-smi says: {words[0]}" if words else "nvidia-smi doesn't work")
-            self._say(f"SSH answers; {step}" if said.get("state") != "ready" else "SSH answers; nvidia-smi doesn't yet")
-            self._refuse_late(trouble)
+            lines = (answer.err or answer.out).strip().splitlines()
+            problem = f"nvidia-smi failed: {lines[0]}" if lines else "nvidia-smi failed"
+            self._report_once(f"connected by SSH; {'waiting for nvidia-smi' if state == 'ready' else step}")
+            self._check_deadline(LaunchError(problem))
             return None
-        if not answer.fault.passing or self._denied_for_good(answer.fault.error, said):
+        if not answer.fault.passing or self._denied_too_long(answer.fault.error, attributes):
             raise answer.fault.error
-        self._say(f"{step}; SSH doesn't answer yet")
-        self._refuse_late(answer.fault.error)
+        self._report_once(f"{step}; waiting for SSH")
+        self._check_deadline(answer.fault.error)
         return None
 
-    def _denied_for_good(self, error: LaunchError, said: Mapping[str, str]) -> bool:
-        """Whether the VM refuses our key although it must have been told of it by now."""
+    def _denied_too_long(self, error: LaunchError, attributes: Mapping[str, str]) -> bool:
+        """Return whether the VM still refuses our key although OS Login must be set up by now."""
         if not isinstance(error, NotAuthorised):
-            self._denied = None
+            self._denied_since = None
             return False
         now = self._clock.now()
-        self._denied = now if self._denied is None else self._denied
-        return now - self._denied > DENIED and bool(said)
+        self._denied_since = now if self._denied_since is None else self._denied_since
+        return now - self._denied_since > DENIED_SECONDS and bool(attributes)
 
-    def _refuse_failed(self, said: Mapping[str, str]) -> None:
-        """Raises LaunchError: the startup script gave up, or the VM no longer runs."""
+    def _check_status(self, attributes: Mapping[str, str]) -> None:
+        """Raises LaunchError: the startup script failed, or the VM no longer runs."""
         name, status = self.machine.name, self.machine.status
-        if said.get("state") == "failed":
-            reason = said.get("reason") or "its startup script failed"
-            raise LaunchError(f"{name} didn't get ready: {reason}", f"Look into it: launch ssh {name}")
+        if attributes.get("state") == "failed":
+            reason = attributes.get("reason") or "its startup script failed"
+            raise LaunchError(f"{name} did not become ready: {reason}", f"To investigate: launch ssh {name}")
         if status not in ("RUNNING", "REPAIRING"):
-            problem = f"{name} is {status}: it was stopped before it was ready{self._serial()}"
+            problem = f"{name} is {status}: it was stopped before it was ready{self._console()}"
             raise LaunchError(problem, f"launch vm status {name}")
 
-    def _refuse_late(self, trouble: LaunchError) -> None:
-        """Raises LaunchError: it has had its time."""
-        if self._until is None or self._clock.now() < self._until:
+    def _check_deadline(self, reason: LaunchError) -> None:
+        """Raises LaunchError: the time is over."""
+        if self._deadline is None or self._clock.now() < self._deadline:
             return
-        name, minutes = self.machine.name, f"{LONGEST / 60:.0f} minutes"
-        problem = f"{name} isn't ready after {minutes}: {trouble.problem}{self._serial()}"
-        raise LaunchError(problem, trouble.hint or f"Look into it: launch ssh {name}") from trouble
+        name, minutes = self.machine.name, f"{MAX_SECONDS / 60:.0f} minutes"
+        problem = f"{name} is not ready after {minutes}: {reason.problem}{self._console()}"
+        raise LaunchError(problem, reason.hint or f"To investigate: launch ssh {name}") from reason
 
-    def _serial(self) -> str:
-        """The last lines of its console, as more of a problem's text."""
+    def _console(self) -> str:
+        """Return the last lines of the VM's serial console, to append to a problem's text."""
         try:
             text, _ = self._compute.serial(self.machine)
         except LaunchError:
             return ""
-        lines = ["".join(filter(str.isprintable, one))[:76] for one in text.splitlines() if one.strip()][-SERIAL:]
-        return "\nIts console ends:\n" + "\n".join(f"  {one}" for one in lines) if lines else ""
+        printable = ("".join(filter(str.isprintable, one))[:76] for one in text.splitlines() if one.strip())
+        lines = [f"  {one}" for one in printable][-CONSOLE_LINES:]
+        return "\nLast lines of its serial console:\n" + "\n".join(lines) if lines else ""
 
-    def _say(self, text: str) -> None:
-        """Once each."""
-        if text != self._told:
-            self._told = text
-            self._tell(text)
+    def _report_once(self, text: str) -> None:
+        if text != self._last_report:
+            self._last_report = text
+            self._report(text)

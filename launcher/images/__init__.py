@@ -1,1 +1,1 @@
-"""The training image: built, appended to, and pushed."""
+"""Build, append to and push the training image."""

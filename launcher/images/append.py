@@ -1,7 +1,7 @@
-"""An image by appending: the code as one or two small layers upon a dependency image that is in the registry.
+"""Append the code as one or two small layers to a dependency image in the registry.
 
-No engine takes part, and nothing is pulled: the dependency image's layers are mounted into the new image's repository
-by the registry itself, and only the code's own bytes travel.
+This needs no Docker engine and pulls nothing: the registry mounts the dependency image's layers into the new image's
+repository, and only the code is uploaded.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LAYER_TYPES = {
     "application/vnd.docker.distribution.manifest.v2+json": "application/vnd.docker.image.rootfs.diff.tar.gzip",
     "application/vnd.oci.image.manifest.v1+json": "application/vnd.oci.image.layer.v1.tar+gzip",
 }
-"""Kind of manifest -> kind of its gzipped layers: an image keeps its dependency image's kind."""
+"""Media type of a manifest → media type of its gzipped layers: an image keeps its dependency image's."""
 
 
 class Stamp(NamedTuple):
-    """What an image says of itself: its OCI labels, and when its content was made (RFC 3339)."""
+    """An image's OCI labels, and the time of its content (RFC 3339)."""
 
     labels: dict[str, str]
     created: str
@@ -47,13 +47,13 @@ def append(
     platform: str,
     on_bytes: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
 ) -> str:
-    """Push `base` with the layers on top as `target`, a tag; the new image's digest is returned.
+    """Push `base` with the layers on top as `target`, a tag; return the new image's digest.
 
-    The manifest is written last, so what dies half-way leaves no image. `on_bytes` is called with a layer's digest,
-    the bytes sent and all its bytes.
+    The manifest is written last, so an interrupted push leaves no image. `on_bytes` is called with a layer's digest,
+    the bytes sent and the layer's size.
 
     Raises:
-        LaunchError: the registry has no such base, it isn't for `platform`, or the registry doesn't take the image.
+        LaunchError: `base` does not exist or is for another platform, or the registry refuses the image.
     """
     from launcher.images.registry import digest_of
 
@@ -61,20 +61,20 @@ def append(
     check_kind(manifest.media_type)
     config = json.loads(registry.blob(base.repository, manifest.body["config"]["digest"]))
     check_platform(config, base, platform)
-    raw_config = encoded(new_config(config, layers, upon(stamp, base, manifest.digest)))
-    raw = encoded(new_manifest(manifest.body, manifest.media_type, layers, raw_config))
+    raw_config = encode_json(new_config(config, layers, with_base(stamp, base, manifest.digest)))
+    raw = encode_json(new_manifest(manifest.body, manifest.media_type, layers, raw_config))
     config_blob = (digest_of(raw_config), len(raw_config), partial(BytesIO, raw_config))
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = [pool.submit(mount, registry, target.repository, base, one["digest"]) for one in manifest.body["layers"]]
         for one in layers:
             jobs.append(pool.submit(send, registry, target.repository, one.digest, one.size, one.open, on_bytes))
         jobs.append(pool.submit(send, registry, target.repository, *config_blob, on_bytes))
-        together(jobs, registry)
+        wait_for_all(jobs, registry)
     return registry.put_manifest(target.repository, target.tag or "", raw, manifest.media_type)
 
 
-def together(jobs: Sequence[Future[None]], registry: Registry) -> None:
-    """Wait for all of them. What one fails for, and a Ctrl-C, must not wait until gigabytes of another have gone."""
+def wait_for_all(jobs: Sequence[Future[None]], registry: Registry) -> None:
+    """Wait for all uploads. An error or Ctrl-C stops the others at once, however large they are."""
     try:
         for job in as_completed(jobs):
             job.result()
@@ -85,17 +85,17 @@ def together(jobs: Sequence[Future[None]], registry: Registry) -> None:
         raise
 
 
-def upon(stamp: Stamp, base: Reference, digest: str) -> Stamp:
-    """The stamp with the base that the image stands upon, where scanners look for it (OCI annotations)."""
+def with_base(stamp: Stamp, base: Reference, digest: str) -> Stamp:
+    """Return the stamp with the base image's name and digest as OCI annotations, which scanners read."""
     name = f"{base.host}/{base.repository}{f':{base.tag}' if base.tag else ''}"
     return stamp._replace(labels={**stamp.labels, f"{OCI}.base.name": name, f"{OCI}.base.digest": digest})
 
 
 def image_manifest(registry: Registry, base: Reference, platform: str) -> Manifest:
-    """The base's manifest for `platform`, looked up in its index where it has one. Raises LaunchError."""
+    """Return the base's manifest for `platform`, from its index if it has one. Raises LaunchError."""
     found = registry.manifest(base.repository, base.digest or base.tag or "")
     if found is None:
-        raise LaunchError(f"the registry has no {base}", "It was there a moment ago; run the command again.")
+        raise LaunchError(f"the registry no longer has {base}", "Repeat the command.")
     if found.media_type not in INDEX_TYPES:
         return found
     for one in found.body["manifests"]:
@@ -106,23 +106,23 @@ def image_manifest(registry: Registry, base: Reference, platform: str) -> Manife
 
 
 def check_platform(config: Mapping[str, Any], base: Reference, platform: str) -> None:
-    """Refuse what would end as "exec format error" on a paid machine. Raises LaunchError."""
+    """Check an image's platform, before it fails with "exec format error" on a billed machine. Raises LaunchError."""
     found = f"{config.get('os', 'linux')}/{config.get('architecture')}"
     if found != platform:
         raise LaunchError(
-            f"{base} is for {found}, and the machine is {platform}",
-            "The tag says otherwise, so something else was pushed there; build it anew: --builder docker",
+            f"{base} is for {found}, but the machine is {platform}",
+            "Something else was pushed under its tag; to rebuild it: --builder docker",
         )
 
 
 def check_kind(media_type: str) -> None:
-    """Refuse what is no image of today's. Raises LaunchError."""
+    """Check that layers can be appended to a kind of image. Raises LaunchError."""
     if media_type not in LAYER_TYPES:
-        raise LaunchError(f"an image of kind {media_type} can't be appended to", "Build it anew: --builder docker")
+        raise LaunchError(f"can't append to an image of type {media_type}", "To rebuild it: --builder docker")
 
 
 def new_config(base: Mapping[str, Any], layers: Sequence[Layer], stamp: Stamp) -> dict[str, Any]:
-    """The base's config with the layers on top: entrypoint, environment and user stay as they are."""
+    """Return the base's config with the layers on top. Entrypoint, environment and user are unchanged."""
     history = [{"created": stamp.created, "created_by": one.made_by} for one in layers]
     inner = base.get("config") or {}
     return {
@@ -137,7 +137,7 @@ def new_config(base: Mapping[str, Any], layers: Sequence[Layer], stamp: Stamp) -
 def new_manifest(
     base: Mapping[str, Any], media_type: str, layers: Sequence[Layer], raw_config: bytes
 ) -> dict[str, Any]:
-    """The base's manifest with the layers on top, and another config."""
+    """Return the base's manifest with the layers on top and the new config."""
     from launcher.images.registry import digest_of
 
     config = {**base["config"], "digest": digest_of(raw_config), "size": len(raw_config)}
@@ -146,13 +146,13 @@ def new_manifest(
 
 
 def mount(registry: Registry, repository: str, base: Reference, digest: str) -> None:
-    """Make a layer of the base one of the target's repository, inside the registry. Raises LaunchError."""
+    """Mount a layer of the base into the target's repository, inside the registry. Raises LaunchError."""
     if repository == base.repository or registry.has(repository, digest):
         return
     if not registry.mount(repository, digest, base.repository):
         raise LaunchError(
-            f"{base.host} doesn't mount layers of {base.repository} into {repository}",
-            "So the whole image must be sent, by an engine: --builder docker",
+            f"{base.host} can't mount layers of {base.repository} into {repository}",
+            "To upload the whole image with a Docker engine: --builder docker",
         )
 
 
@@ -164,12 +164,12 @@ def send(
     open_blob: Callable[[], Any],
     on_bytes: Callable[[str, int, int], None],
 ) -> None:
-    """Upload a blob unless the registry has it."""
+    """Upload a blob unless it exists."""
     if registry.has(repository, digest):
         return
     registry.upload(repository, digest, size, open_blob, lambda done: on_bytes(digest, done, size))
 
 
-def encoded(data: Mapping[str, Any]) -> bytes:
-    """JSON as registries keep it: the bytes count, for their digest is the name."""
+def encode_json(data: Mapping[str, Any]) -> bytes:
+    """Encode compact JSON. Its bytes matter: their digest is the blob's name."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()

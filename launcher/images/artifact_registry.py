@@ -1,4 +1,4 @@
-"""Artifact Registry's repositories: made once, before the first push."""
+"""Create and find Artifact Registry repositories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 1000
 def create(
     reference: object, environ: Mapping[str, str], clock: Clock = REAL, labels: Mapping[str, str] | None = None
 ) -> bool:
-    """Make the repository that an image or repository reference names; False if it was there.
+    """Create the repository that an image or repository reference names; return False if it existed.
 
     Raises:
         UsageError: it isn't one of Artifact Registry's, the location is unknown, or it holds something else.
@@ -36,7 +36,7 @@ def create(
 
 
 def find(reference: str) -> Place:
-    """The repository in a reference to it, or to an image in it. Raises UsageError."""
+    """Parse a reference to a repository, or to an image in it. Raises UsageError."""
     parsed = parse(reference)
     found = place(parsed.host, parsed.repository)
     if found is None:
@@ -48,17 +48,17 @@ def find(reference: str) -> Place:
 
 
 def parent(where: Place) -> str:
-    """The location's resource name."""
+    """Return the location's resource name."""
     return f"projects/{where.project}/locations/{where.location}"
 
 
 def resource(where: Place) -> str:
-    """The repository's resource name."""
+    """Return the repository's resource name."""
     return f"{parent(where)}/repositories/{where.repository}"
 
 
 def client(environ: Mapping[str, str]) -> Any:
-    """Google's client. Raises LaunchError."""
+    """Return Google's client. Raises LaunchError."""
     try:
         from google.cloud import artifactregistry_v1
     except ImportError as error:
@@ -69,7 +69,7 @@ def client(environ: Mapping[str, str]) -> Any:
 
 
 def exists(api: Api, where: Place) -> bool:
-    """Whether it is there, for containers. Raises LaunchError."""
+    """Return whether the repository exists, for containers. Raises LaunchError."""
     try:
         found = api.ask("get_repository", name=resource(where))
     except LaunchError as error:
@@ -85,7 +85,7 @@ def exists(api: Api, where: Place) -> bool:
 
 
 def make(api: Api, where: Place, labels: Mapping[str, str]) -> bool:
-    """Make what was not there a moment ago; False if another launch was quicker. Raises LaunchError."""
+    """Create the repository; return False if another launch created it first. Raises LaunchError."""
     repository = {"format_": "DOCKER", "description": "Training images made by launch", "labels": {**labels}}
     request = {"parent": parent(where), "repository_id": where.repository, "repository": repository}
     unsure = False
@@ -126,7 +126,7 @@ def delete(api: Api, name: str) -> None:
 
 
 def wait_for(api: Api, where: Place) -> None:
-    """Wait until another's operation has made it. Raises LaunchError."""
+    """Wait until another launch's operation has created it. Raises LaunchError."""
     until = api.clock.now() + WAIT_SECONDS
     while not exists(api, where):
         if api.clock.now() > until:

@@ -1,4 +1,4 @@
-"""The build context: the files of an image as one archive, the same for this machine's engine and for Cloud Build."""
+"""Pack the files of an image as one archive, the same for the Docker engine and for Cloud Build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN_MEMORY = 32_000_000
 
 
 def build_context(source: Source) -> IO[bytes]:
-    """The context as a tar, at its start; the same files give the same bytes. Closing it removes it.
+    """Return the context as a tar, at its start; the same files give the same bytes. Closing it removes it.
 
     At the top lie the recipe's files and requirements.txt (empty where the user has none); launch_train/, code/ and
     torch/ are folders, which may be empty.

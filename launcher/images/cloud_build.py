@@ -1,7 +1,7 @@
-"""The dependency image by Cloud Build, for people without a Docker engine.
+"""Build the dependency image with Cloud Build, for users without a Docker engine.
 
-The context goes to the project's bucket, one build is submitted and followed, and the image is in the registry when it
-ends. A build is tagged with the image that it makes, so what runs already is followed rather than started twice.
+The context is uploaded to the project's bucket, one build is submitted and followed, and it pushes the image. A build
+is tagged with its image, so a build that another launch has started is followed instead of started twice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD"
 DOCKER = "gcr.io/cloud-builders/docker"
 """Cloud Build's own Docker step (https://cloud.google.com/build/docs/cloud-builders)."""
 PLATFORM = "linux/amd64"
-"""Of Cloud Build's machines."""
+"""The platform of Cloud Build's machines."""
 STAGE = "dependencies"
 POLL_SECONDS = 3.0
 LANDING_SECONDS = 20.0
-"""How long a build may take to show up whose answer was lost."""
+"""How long to look for a build whose create request got no response."""
 TRIES = 3
 ACTIVE = ("PENDING", "QUEUED", "WORKING")
 
@@ -39,33 +39,33 @@ OnLine = Callable[[str], None]
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How a build runs. Empty means Google's default."""
+    """Options of a build. Empty: Google's default."""
 
     location: str = "global"
     machine_type: str = ""
-    """Such as E2_HIGHCPU_8."""
+    """For example E2_HIGHCPU_8."""
     service_account: str = ""
-    """As which it runs, by e-mail address."""
+    """The email of the account that it runs as."""
     timeout_seconds: int = 7200
-    """PyTorch with CUDA is some gigabytes, to download, to compress and to push."""
+    """PyTorch with CUDA has some gigabytes to download, compress and push."""
 
 
-class Begun(NamedTuple):
-    """A build that runs; `ours`: this launch started it."""
+class RunningBuild(NamedTuple):
+    """A running build; `ours`: this launch started it."""
 
     id: str
     log_url: str
     ours: bool
 
 
-class Place(NamedTuple):
-    """Where builds are asked for, and by which tag those of this image are found."""
+class BuildScope(NamedTuple):
+    """The parent resource of builds, and the tag of this image's builds."""
 
     parent: str
     tag: str
 
     def build(self, build_id: str) -> str:
-        """A build's resource name."""
+        """Return a build's resource name."""
         return f"{self.parent}/builds/{build_id}"
 
 
@@ -80,16 +80,15 @@ def build(
     options: Options = Options(),  # noqa: B008 - it is frozen
     clock: Clock = REAL,
 ) -> str:
-    """The dependency image's digest, once it is built and in the registry; the build's log goes to `on_line`.
+    """Build and push the dependency image, and return its digest. The build's log goes to `on_line`.
 
-    Its source goes to `bucket` (gs://NAME; empty: the project's own).
-
-    Ctrl-C cancels the build, unless another launch started it.
+    `bucket` receives the source (gs://NAME; empty: the project's default bucket). Ctrl-C cancels the build, unless
+    another launch started it.
 
     Raises:
-        UsageError: the image isn't for Cloud Build's machines, or for a registry that they can't push to.
-        NotAuthorised: no credentials, a permission is missing, or the bucket isn't the project's.
-        LaunchError: the build failed (its last lines are told), or the bucket or the API can't be used.
+        UsageError: the image is for another platform than Cloud Build's, or for a registry that it can't push to.
+        NotAuthorised: no credentials, a missing permission, or the bucket belongs to another project.
+        LaunchError: the build failed (with its last lines), or the bucket or the API can't be used.
     """
     from launcher.images.build_context import build_context
 
@@ -98,39 +97,39 @@ def build(
     bucket = bucket or check_default_bucket(project, environ, clock, way_out=f"{NAME_IT}\n{WITH_DOCKER}")
     with build_context(dependencies_only(source)) as context:
         content = send(context, bucket, on_line)
-    place = Place(f"projects/{project}/locations/{options.location}", tag_of(image))
-    begun: Begun | None = None
+    scope = BuildScope(f"projects/{project}/locations/{options.location}", tag_of(image))
+    running: RunningBuild | None = None
     try:
-        begun = submit(api, place, build_request(image, project, bucket, content, options))
-        on_line(f"Cloud Build {begun.id}{'' if begun.ours else ', which another launch started'}: {begun.log_url}")
-        log = Log(bucket, begun.id, on_line)
-        ended = follow(api, place, begun, log.follow, on_line)
+        running = submit(api, scope, build_request(image, project, bucket, content, options))
+        on_line(f"Cloud Build {running.id}{'' if running.ours else ' (of another launch)'}: {running.log_url}")
+        log = Log(bucket, running.id, on_line)
+        ended = follow(api, scope, running, log.follow, on_line)
     except KeyboardInterrupt:
-        give_up(api, place, begun, on_line)
+        cancel(api, scope, running, on_line)
         raise
     return digest_of(ended, image.dependencies, log.last)
 
 
 def check_image(image: Image, environ: Mapping[str, str]) -> None:
-    """Whether Cloud Build can make an image and push it. Raises UsageError."""
+    """Check that Cloud Build can build and push an image. Raises UsageError."""
     from launcher.images.registry.reference import parse, place
 
     name = parse(image.dependencies)
     here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are a test's
     if place(name.host, name.repository) is None and not here:
         raise UsageError(
-            f"Cloud Build has no credentials for {name.host}: it pushes to Artifact Registry",
-            "Leave image.repository out, or name one like us-docker.pkg.dev/my-project/launch; or --builder docker",
+            f"Cloud Build can't push to {name.host}, only to Artifact Registry",
+            "Leave out image.repository, use one like us-docker.pkg.dev/my-project/launch, or --builder docker",
         )
     if image.platform != PLATFORM:
         raise UsageError(
-            f"the image is for {image.platform}, and Cloud Build's machines are {PLATFORM}",
-            f"Build it with a Docker engine of {image.platform}: --builder docker",
+            f"the image is for {image.platform}, but Cloud Build's machines are {PLATFORM}",
+            f"Build it with a Docker engine for {image.platform}: --builder docker",
         )
 
 
 def client(environ: Mapping[str, str]) -> Any:
-    """Google's client. Raises LaunchError."""
+    """Return Google's client. Raises LaunchError."""
     try:
         from google.cloud.devtools import cloudbuild_v1
     except ImportError as error:
@@ -139,12 +138,12 @@ def client(environ: Mapping[str, str]) -> Any:
 
 
 def dependencies_only(source: Source) -> Source:
-    """What the stage copies: an edit of the code needs no new archive, and the code doesn't travel."""
+    """Return the source without code, which the stage does not copy: an edit of the code needs no new upload."""
     return source._replace(trainer=(), code=(), digest="")
 
 
 def tag_of(image: Image) -> str:
-    """The tag of all builds of this image, whose name holds the digest of its content."""
+    """Return the tag of all builds of this image, whose name contains a digest of its content."""
     return f"launch-{hashlib.sha256(image.dependencies.encode()).hexdigest()[:16]}"
 
 
@@ -171,7 +170,7 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
         "timeout": f"{options.timeout_seconds}s",
         "tags": ["launch", tag_of(image)],
         "logsBucket": f"{bucket}/{LOGS}",
-        # In a bucket it can be followed by whoever can read the bucket, without the Logging API and its delay.
+        # In a bucket, the log can be followed without the Logging API and its delay.
         "options": {"logging": "GCS_ONLY"},
     }
     if options.machine_type:
@@ -182,123 +181,124 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
 
 
 def literal(text: str) -> str:
-    """Text in which Cloud Build substitutes nothing
+    """Escape text so that Cloud Build substitutes nothing in it
     (https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values#escape)."""
     return text.replace("$", "$$")
 
 
-# --- Submitted, followed, cancelled ---------------------------------------------------------------------------------
+# --- Submit, follow, cancel -----------------------------------------------------------------------------------------
 
 
-def submit(api: Api, place: Place, request: Mapping[str, Any]) -> Begun:
-    """Start the build, or take up one of the same image that runs. Raises LaunchError."""
-    there = builds(api, place)
-    if running := [one for one in there if one.status.name in ACTIVE]:
-        return begun(running[-1], ours=False)
-    return start(api, place, request, {one.id for one in there})
+def submit(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBuild:
+    """Start the build, or return a running one of the same image. Raises LaunchError."""
+    existing = list_builds(api, scope)
+    if active := [one for one in existing if one.status.name in ACTIVE]:
+        return running_build(active[-1], ours=False)
+    return start(api, scope, request, {one.id for one in existing})
 
 
-def start(api: Api, place: Place, request: Mapping[str, Any], known: set[str], tries: int = TRIES) -> Begun:
-    """Start it. When the answer is lost, the build may run all the same: it is looked for before another is started."""
+def start(api: Api, scope: BuildScope, request: Mapping[str, Any], known: set[str], tries: int = TRIES) -> RunningBuild:
+    """Start the build. After a lost response, look for it before starting another one. `known`: ids of builds that
+    existed before."""
     from google.cloud.devtools import cloudbuild_v1
 
     message = cloudbuild_v1.Build.from_json(json.dumps(request))
     try:
-        operation = api.once("create_build", parent=place.parent, build=message)
+        operation = api.once("create_build", parent=scope.parent, build=message)
     except UnreachableError:
-        if found := landed(api, place, known):
-            return begun(found, ours=True)
+        if found := find_new_build(api, scope, known):
+            return running_build(found, ours=True)
         if tries == 1:
             raise
-        return start(api, place, request, known, tries - 1)
-    return begun(operation.metadata.build, ours=True)
+        return start(api, scope, request, known, tries - 1)
+    return running_build(operation.metadata.build, ours=True)
 
 
-def landed(api: Api, place: Place, known: set[str]) -> Any:
-    """A build of this image that wasn't there before; None if none shows up in time. Raises LaunchError."""
+def find_new_build(api: Api, scope: BuildScope, known: set[str]) -> Any:
+    """Wait for a build of this image that is not in `known`; return None if none appears. Raises LaunchError."""
     until = api.clock.now() + LANDING_SECONDS
     while True:
-        if new := [one for one in builds(api, place) if one.id not in known]:
+        if new := [one for one in list_builds(api, scope) if one.id not in known]:
             return new[-1]
         if api.clock.now() > until:
             return None
         api.clock.sleep(POLL_SECONDS)
 
 
-def builds(api: Api, place: Place) -> Sequence[Any]:
-    """The builds of this image, the newest first: a page of them. Raises LaunchError."""
-    found: Sequence[Any] = api.ask("list_builds", parent=place.parent, filter=f'tags="{place.tag}"').builds
+def list_builds(api: Api, scope: BuildScope) -> Sequence[Any]:
+    """Return the first page of this image's builds, newest first. Raises LaunchError."""
+    found: Sequence[Any] = api.ask("list_builds", parent=scope.parent, filter=f'tags="{scope.tag}"').builds
     return found
 
 
-def begun(message: Any, *, ours: bool) -> Begun:
-    """What is remembered of a Build."""
-    return Begun(message.id, message.log_url, ours)
+def running_build(message: Any, *, ours: bool) -> RunningBuild:
+    """Convert a Build message."""
+    return RunningBuild(message.id, message.log_url, ours)
 
 
-def follow(api: Api, place: Place, running: Begun, log: Callable[..., None], on_line: OnLine) -> Any:
-    """Wait for the end, passing on states and the log; the answer is the Build as it ended. Raises LaunchError."""
+def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[..., None], on_line: OnLine) -> Any:
+    """Report states and the log until the build's end, and return the ended Build. Raises LaunchError."""
     state = ""
     while True:
         try:
-            shown = api.ask("get_build", name=place.build(running.id))
+            current = api.ask("get_build", name=scope.build(running.id))
         except LaunchError as error:
-            again = "Type the command again: it goes on following the same build."
+            again = "Repeat the command: it continues to follow the same build."
             hint = again if isinstance(error, UnreachableError) else f"{error.hint}\n{again}".lstrip()
-            raise type(error)(f"{error.problem}; Cloud Build {running.id} goes on", hint) from error
-        ended = shown.status.name not in ACTIVE
+            raise type(error)(f"{error.problem}; Cloud Build {running.id} is still running", hint) from error
+        ended = current.status.name not in ACTIVE
         if ended:
             log(ended=True)
-        if shown.status.name != state:
-            state = shown.status.name
+        if current.status.name != state:
+            state = current.status.name
             on_line(f"Cloud Build {running.id}: {state.lower()}")
         if ended:
-            return shown
+            return current
         log()
         api.clock.sleep(POLL_SECONDS)
 
 
-def give_up(api: Api, place: Place, running: Begun | None, on_line: OnLine) -> None:
-    """After Ctrl-C: cancel what this launch has started, and say what became of it."""
-    where = f"--project={api.project} --region={place.parent.rpartition('/')[2]}"
+def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: OnLine) -> None:
+    """After Ctrl-C, cancel the build if this launch started it, and report what happened to it."""
+    where = f"--project={api.project} --region={scope.parent.rpartition('/')[2]}"
     if running is None:
-        on_line(f"if a build was started, it goes on: gcloud builds list --filter=tags={place.tag} {where}")
+        on_line(f"if a build was started, it is still running: gcloud builds list --filter=tags={scope.tag} {where}")
     elif not running.ours:
-        on_line(f"Cloud Build {running.id} goes on, for another launch started it")
+        on_line(f"Cloud Build {running.id} continues; another launch started it")
     else:
         try:
-            api.ask("cancel_build", name=place.build(running.id))
+            api.ask("cancel_build", name=scope.build(running.id))
         except LaunchError as error:
-            on_line(f"{error.problem}; cancel it yourself: gcloud builds cancel {running.id} {where}")
+            on_line(f"{error.problem}; to cancel it: gcloud builds cancel {running.id} {where}")
         else:
-            on_line(f"Cloud Build {running.id} is cancelled")
+            on_line(f"cancelled Cloud Build {running.id}")
 
 
-# --- How it ended ---------------------------------------------------------------------------------------------------
+# --- The end --------------------------------------------------------------------------------------------------------
 
 
 def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
-    """The digest under which a build has pushed its image. Raises LaunchError: it failed, and how."""
+    """Return the digest of the image that a build pushed. Raises LaunchError: the build failed."""
     if ended.status.name != "SUCCESS":
         raise failure(ended, last)
     digests = [str(one.digest) for one in ended.results.images if one.name == reference]
     if not digests:
-        raise LaunchError(f"Cloud Build {ended.id} succeeded, and says nothing of {reference}", f"See {ended.log_url}")
+        raise LaunchError(f"Cloud Build {ended.id} succeeded without the image {reference}", f"See {ended.log_url}")
     return digests[0]
 
 
 def failure(ended: Any, last: Sequence[str]) -> LaunchError:
-    """What went wrong: the step, Cloud Build's own words, and the end of the log."""
+    """Return the error of a failed build: the step, Cloud Build's message, and the end of the log."""
     step = next((one for one in ended.steps if one.status.name == ended.status.name), None)
     where = f" in step {step.id or step.name}" if step else ""
-    why = ended.failure_info.detail or ended.status_detail
-    problem = f"Cloud Build {ended.id} ended as {ended.status.name}{where}{f': {why}' if why else ''}"
+    reason = ended.failure_info.detail or ended.status_detail
+    problem = f"Cloud Build {ended.id} ended as {ended.status.name}{where}{f': {reason}' if reason else ''}"
     return LaunchError("\n    ".join((problem, *last)), hint_of(ended, last))
 
 
 def hint_of(ended: Any, last: Sequence[str]) -> str:
-    """The permission that the build's account lacks if it is that, and where the whole log is."""
-    see = f"The whole log: {ended.log_url}"
+    """Return where the full log is, and the command that grants a missing permission, if that is the reason."""
+    see = f"Full log: {ended.log_url}"
     if not any("artifactregistry.repositories.uploadArtifacts" in line for line in last):
         return see
     account = ended.service_account.rpartition("/")[2] or "THE-BUILD'S-SERVICE-ACCOUNT"

@@ -1,4 +1,4 @@
-"""The dependency image: made once by an engine or by Cloud Build."""
+"""Build the dependency image with a Docker engine or Cloud Build."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Wanted(Struct, frozen=True, kw_only=True):
     stamp: Stamp
     builder: Builder = "auto"
     project: str = ""
-    """Whose Cloud Build may be used."""
+    """The project whose Cloud Build may be used."""
     bucket: str = ""
-    """Where Cloud Build finds the source (gs://NAME); empty: in the project's own."""
+    """The bucket for the source (gs://NAME); empty: the project's default bucket."""
 
 
 class Report(Struct, frozen=True):
-    """Where progress goes: a line now and then, and the bytes of a layer (its name, done, all)."""
+    """Receivers of progress: text lines, and the bytes of a layer (name, done, size)."""
 
     line: Callable[[str], None] = lambda _text: None
     layer: Callable[[str, int, int], None] = lambda _name, _done, _all: None

@@ -1,7 +1,7 @@
-"""This machine's Docker engine, by Docker's own SDK: build, push, pull.
+"""Build, push and pull images with this machine's Docker engine, through Docker's own SDK.
 
-A build gets nothing of this process but the context's files and three arguments: no variable, no proxy and no password
-of Docker's configuration. A private base is pulled before, with the credentials that launch finds for its registry.
+A build gets the context's files and its arguments, and nothing else of this process: no variable, no proxy and no
+password of Docker's configuration. A private base is pulled before, with the credentials that launch finds.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from launcher.plan.model import Image
 __all__ = ["Engine", "EngineError"]
 
 SILENT_SECONDS = 600.0
-"""How long an engine may say nothing. A step of a build may: SDK and engine set no limit there."""
+"""Timeout without any output of the engine, as in a long build step: SDK and engine have no limit."""
 
 CONNECT_SECONDS = 10.0
 
 HUB_ACCOUNT = "https://index.docker.io/v1/"
-"""What Docker Hub is called in credentials, for historical reasons."""
+"""Docker Hub's name in credentials, for historical reasons."""
 
-START = "Start one (Docker Desktop, or `sudo systemctl start docker`), or name another one: DOCKER_HOST."
-NO_PERMISSION = "Become a member of its group: `sudo usermod -aG docker $USER`, then log in anew."
+START = "Start it (Docker Desktop, or `sudo systemctl start docker`), or name another one: DOCKER_HOST."
+NO_PERMISSION = "Join the engine's group: `sudo usermod -aG docker $USER`, then log in again."
 
 
 class Engine:
-    """A Docker engine that answers. `api` is the SDK's low-level client."""
+    """A connected Docker engine. `api` is the SDK's low-level client."""
 
     def __init__(self, api: Any, environ: Mapping[str, str]) -> None:
         self.api = api
@@ -43,17 +43,16 @@ class Engine:
 
     @classmethod
     def connect(cls, environ: Mapping[str, str]) -> Engine:
-        """The engine that Docker's own command would take: DOCKER_HOST, its current context, its usual socket.
+        """Connect to the docker command's engine: DOCKER_HOST, the current context, or the default socket.
 
         Raises:
-            EngineError: there is none, this user may not speak to it, or the SDK isn't installed.
+            EngineError: no engine, no permission, or the SDK is not installed.
         """
         try:
             import docker
             import requests
         except ImportError as error:
-            what = f"the Docker engine is spoken to by Docker's SDK, which isn't there ({error})"
-            raise EngineError(what, 'pip install "gcp-launch[docker]"') from error
+            raise EngineError(f"Docker's SDK is not installed ({error})", 'pip install "gcp-launch[docker]"') from error
         try:
             options = address(environ)
             check_listens(options["base_url"])
@@ -61,13 +60,13 @@ class Engine:
         except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
             raise unreachable(error, environ) from error
         api.timeout = SILENT_SECONDS
-        # The SDK would send every password of Docker's configuration along with a build, asking each helper for its
-        # own; the base is pulled before, so a build needs none.
+        # With a build, the SDK would send every password in Docker's configuration and of each credential helper. The
+        # base is pulled before, so a build needs none.
         api._set_auth_headers = lambda _headers: None
         return cls(api, environ)
 
     def has(self, reference: str) -> str | None:
-        """The id of an image in this engine, or None."""
+        """Return the id of an image in this engine, or None."""
         found = self._inspect(reference)
         return str(found["Id"]) if found else None
 
@@ -81,10 +80,10 @@ class Engine:
         labels: Mapping[str, str],
         on_line: OnLine = lambda _line: None,
     ) -> str:
-        """Build a stage of the Dockerfile ("dependencies", "train") under a tag; the image's id is returned.
+        """Build a stage of the Dockerfile ("dependencies", "train") under a tag; return the image's id.
 
         Raises:
-            LaunchError: a step failed (it is named, with its last lines), the base isn't there, the disk is full.
+            LaunchError: a step failed (with its name and last lines), the base is not available, or the disk is full.
             UsageError: a file can't be read.
         """
         self._ensure_base(image, on_line)
@@ -106,11 +105,11 @@ class Engine:
             return docker_events.built(events, tag, on_line)
 
     def push(self, reference: str, on_layer: OnLayer = lambda _name, _done, _all: None) -> str:
-        """Push an image by its tag; its digest is returned.
+        """Push an image by its tag; return its digest.
 
         Raises:
-            NotAuthorised: the registry doesn't let us.
-            EngineError: it doesn't take the image, or can't be reached.
+            NotAuthorised: no permission in the registry.
+            EngineError: the registry refuses the image or can't be reached.
         """
         name = parse(reference)
         with docker_errors(reference, "can't be pushed"):
@@ -125,8 +124,8 @@ class Engine:
         """Pull an image, by tag or digest.
 
         Raises:
-            NotAuthorised: the registry doesn't let us.
-            EngineError: it isn't there, not for this platform, or its registry can't be reached.
+            NotAuthorised: no permission in the registry.
+            EngineError: the image does not exist, or not for this platform, or its registry can't be reached.
         """
         name = parse(reference)
         with docker_errors(reference, "can't be pulled"):
@@ -147,28 +146,28 @@ class Engine:
             self.api.tag(reference, new.name, tag=new.tag)
 
     def _ensure_base(self, image: Image, on_line: OnLine) -> None:
-        """Pull the base unless it is here for the image's platform. Raises LaunchError."""
+        """Pull the base image unless the engine has it for the image's platform. Raises LaunchError."""
         if self._platform(image.base) == image.platform:
             return
         on_line(f"pulling the base image {image.base}")
         try:
             self.pull(image.base, platform=image.platform)
         except EngineError as error:
-            hint = f"{error.hint} Another one: image.base, or one that this engine has.".lstrip()
+            hint = f"{error.hint} To use another base: image.base".lstrip()
             raise EngineError(f"the base image {error.problem}", hint) from error
-        if (found := self._platform(image.base)) != image.platform:  # engines take what there is, and say nothing
+        if (found := self._platform(image.base)) != image.platform:  # engines silently pull another platform
             raise EngineError(
-                f"the base image {image.base} is for {found}, and the machine is {image.platform}",
-                "Name a base for that platform: image.base",
+                f"the base image {image.base} is for {found}, but the machine is {image.platform}",
+                "Choose a base for that platform: image.base",
             )
 
     def _platform(self, reference: str) -> str:
-        """What an image of this engine is for, such as linux/amd64; empty: it isn't here. Raises EngineError."""
+        """Return an image's platform (linux/amd64); empty: the engine does not have the image. Raises EngineError."""
         found = self._inspect(reference)
         return f"{found['Os']}/{found['Architecture']}" if found else ""
 
     def _inspect(self, reference: str) -> dict[str, Any] | None:
-        """What the engine knows of an image, or None. Raises EngineError."""
+        """Return the engine's description of an image, or None. Raises EngineError."""
         from docker.errors import ImageNotFound
 
         with docker_errors(reference, "can't be looked up"):
@@ -178,7 +177,7 @@ class Engine:
                 return None
 
     def _credentials(self, name: Reference) -> dict[str, str]:
-        """For one registry, as the engine takes them; empty for none, since old engines want them said."""
+        """Return a registry's credentials in the engine's format; empty: none (old engines require a value)."""
         found = credentials(name.host, self._environ)
         if found is None:
             return {}
@@ -190,7 +189,7 @@ class Engine:
 
 @contextmanager
 def docker_errors(reference: str, what: str) -> Iterator[None]:
-    """What the SDK raises inside, as an error of ours: that image, and what can't be done with it."""
+    """Raise the SDK's errors as EngineError; its text begins with `reference` and `what` ("can't be pulled")."""
     from http.client import HTTPException
 
     import requests
@@ -202,12 +201,13 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
     except APIError as error:
         raise docker_events.refused(reference, what, str(error.explanation or error)) from error
     except (DockerException, StreamParseError, requests.RequestException, HTTPError, HTTPException) as error:
-        problem = f"{reference} {what}: the Docker engine doesn't answer any more ({error})"
-        raise EngineError(problem, "`docker info` says whether it runs; then run the command again.") from error
+        problem = f"{reference} {what}: no answer from the Docker engine ({error})"
+        raise EngineError(problem, "Check it with `docker info`, then repeat the command.") from error
 
 
 def address(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's address, `base_url`, and what TLS needs: DOCKER_HOST's, the current context's, the usual one's."""
+    """Return the engine's address (`base_url`) and TLS settings: from DOCKER_HOST, the current context, or the
+    default."""
     from docker import ContextAPI
     from docker.constants import DEFAULT_UNIX_SOCKET
     from docker.utils import kwargs_from_env
@@ -219,10 +219,11 @@ def address(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_listens(url: str) -> None:
-    """Connect to an engine's address and close again: a plainer error than the SDK's, which would leave a socket open.
+    """Connect to an engine's address and close again. This gives a clearer error than the SDK, which would also leave a
+    socket open.
 
     Raises:
-        OSError: nobody is there, or doesn't let us in.
+        OSError: no engine, or no permission.
     """
     parts = urlsplit(url.removeprefix("http+"))
     if parts.scheme == "unix":
@@ -233,11 +234,11 @@ def check_listens(url: str) -> None:
 
 
 def unreachable(error: Exception, environ: Mapping[str, str]) -> EngineError:
-    """Why there is no engine, and what to do."""
+    """Return the error for an engine that can't be reached."""
     host = environ.get("DOCKER_HOST")
     where = f"at {host} (DOCKER_HOST)" if host else "on this machine"
     if isinstance(error, PermissionError):
-        return EngineError(f"the Docker engine {where} doesn't let this user speak to it", NO_PERMISSION)
+        return EngineError(f"no permission to use the Docker engine {where}", NO_PERMISSION)
     if isinstance(error, FileNotFoundError | ConnectionError):
-        return EngineError(f"there is no Docker engine {where} ({error.strerror})", START)
+        return EngineError(f"no Docker engine is running {where} ({error.strerror})", START)
     return EngineError(f"the Docker engine {where} can't be used: {' '.join(str(error).split())}", START)

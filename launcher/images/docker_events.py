@@ -1,4 +1,4 @@
-"""What a Docker engine says while it builds, pushes and pulls: its streams of events, read to their end.
+"""Read the event streams of a Docker engine's builds, pushes and pulls.
 
 The events are those of the engine's API (https://docs.docker.com/reference/api/engine/): a build tells its output in
 pieces of text, a push and a pull tell the state of each layer, and each may end in an error inside the stream, whose
@@ -19,16 +19,16 @@ from launcher.images.registry.reference import parse
 Event = Mapping[str, Any]
 OnLine = Callable[[str], None]
 OnLayer = Callable[[str, int, int], None]
-"""Name of a layer, bytes done, all its bytes."""
+"""Called with a layer's name, the bytes done and its size."""
 
 LAST_LINES = 10
-"""How much of a failed step's output an error shows."""
+"""Lines of a failed step's output in an error."""
 
 MOVING = frozenset({"Pushing", "Downloading"})
 GONE = frozenset({"Pushed", "Download complete"})
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NOISE = (" ---> ", "---> ", "Removing intermediate container", "Successfully built ", "Successfully tagged ")
-"""The engine's own housekeeping, of no use to who waits."""
+"""Messages of the engine that are of no interest to the user."""
 
 NO_ACCESS = ("unauthorized", "denied", "authentication required", "no basic auth credentials", "forbidden")
 HINTS = (
@@ -53,18 +53,18 @@ HINTS = (
         "Nothing answers there: is the name right, and does the registry run?",
     ),
 )
-"""Words of an engine, pip or apt -> what to do about it."""
+"""Messages of the engine, pip or apt → a hint."""
 
 HINT_REQUIREMENTS = "These are the job's own requirements (image.requirements); pip's words are above."
 BROKE_OFF = "the engine broke off before it was done"
 
 
 class EngineError(LaunchError):
-    """The Docker engine isn't there, or couldn't do what it was asked."""
+    """No Docker engine is available, or it reported an error."""
 
 
 class Failure(NamedTuple):
-    """Where a build failed: the step as the engine names it (may be empty), the error, the output before it."""
+    """A failed build: the engine's name of the step (may be empty), the error, the output before it."""
 
     step: str
     error: str
@@ -72,7 +72,7 @@ class Failure(NamedTuple):
 
 
 def built(events: Iterable[Event], name: str, on_line: OnLine) -> str:
-    """The id of the image that a build's events tell of. Raises EngineError: it failed, or broke off."""
+    """Read a build's events and return the image's id. Raises EngineError: it failed or was interrupted."""
     step, output, image = "", deque[str](maxlen=LAST_LINES), ""
     rest = lines(events)
     for line, event in rest:
@@ -110,12 +110,12 @@ def lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
 
 
 def shown(line: str) -> str:
-    """What a terminal would show of a line in the end."""
+    """Return what a terminal shows of a line with carriage returns."""
     return line.rstrip().rpartition("\r")[2]
 
 
 def failed(name: str, failure: Failure) -> EngineError:
-    """The error about a build: the step, the engine's words, the last lines, and what may help."""
+    """Return the error of a failed build: the step, the engine's message, the last lines, and a hint."""
     where = f"{name} can't be built: {failure.step or 'before its first step'}"
     shown = "".join(f"\n  {line}" for line in failure.output)
     hint = hint_for(" ".join((*failure.output, failure.error)))
@@ -128,7 +128,7 @@ def failed(name: str, failure: Failure) -> EngineError:
 
 
 def pushed(events: Iterable[Event], name: str, on_layer: OnLayer) -> str:
-    """The digest of the image that a push's events tell of. Raises LaunchError: it failed, or broke off."""
+    """Read a push's events and return the image's digest. Raises LaunchError: it failed or was interrupted."""
     digest = ""
     for event in followed(events, on_layer, name, "can't be pushed"):
         digest = (event.get("aux") or {}).get("Digest", digest)
@@ -138,13 +138,13 @@ def pushed(events: Iterable[Event], name: str, on_layer: OnLayer) -> str:
 
 
 def pulled(events: Iterable[Event], name: str, on_layer: OnLayer) -> None:
-    """A pull's events to their end. Raises LaunchError: it failed."""
+    """Read a pull's events. Raises LaunchError: it failed."""
     for _ in followed(events, on_layer, name, "can't be pulled"):
         pass
 
 
 def followed(events: Iterable[Event], on_layer: OnLayer, name: str, what: str) -> Iterator[Event]:
-    """The events of a push or pull, each layer's bytes reported on the way. Raises LaunchError: an error is in it."""
+    """Yield the events of a push or pull and report each layer's progress. Raises LaunchError: an event is an error."""
     sizes: dict[str, int] = {}
     rest = iter(events)
     for event in rest:
@@ -161,17 +161,17 @@ def followed(events: Iterable[Event], on_layer: OnLayer, name: str, what: str) -
 
 
 def error_in(event: Event) -> str:
-    """The message of an event that is an error, else nothing."""
+    """Return the message of an error event, else an empty string."""
     return str((event.get("errorDetail") or {}).get("message") or event.get("error") or "").strip()
 
 
 def read_out(events: Iterator[object]) -> None:
-    """Read a stream to its end: until then its connection stays open."""
+    """Read a stream to its end, so that its connection is closed."""
     deque(events, maxlen=0)
 
 
 def refused(name: str, what: str, message: str) -> LaunchError:
-    """The error about an image, what can't be done with it, and the engine's words. No rights: NotAuthorised."""
+    """Return the error of an image operation with the engine's message; NotAuthorised: no permission."""
     problem, words = f"{name} {what}: {message}", message.lower()
     if any(one in words for one in NO_ACCESS):
         return denied(parse(name).host, problem, "what launch found for it, handed to the engine")
@@ -183,6 +183,6 @@ def refused(name: str, what: str, message: str) -> LaunchError:
 
 
 def hint_for(text: str) -> str:
-    """What to do about an engine's or pip's words, where that is known."""
+    """Return a hint for a message of the engine or pip, if one is known."""
     words = text.lower()
     return next((hint for signs, hint in HINTS if any(sign in words for sign in signs)), "")

@@ -28,7 +28,7 @@ class Layer(NamedTuple):
     size: int
     """Compressed, in bytes."""
     made_by: str
-    """What `docker history` shows."""
+    """Shown by `docker history`."""
 
     def open(self) -> BinaryIO:
         """Its bytes, from the start."""
@@ -51,7 +51,7 @@ class Hashing:
         return len(data)
 
     def tell(self) -> int:
-        """How many bytes came through."""
+        """Return the number of bytes written."""
         return self.size
 
     def flush(self) -> None:

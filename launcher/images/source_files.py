@@ -1,4 +1,4 @@
-"""The files that an image is made of: where they lie on this machine, and what they are called in the image."""
+"""An image's files: their paths on this machine and their names in the image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The files that an image is made of."""
+    """The files of an image."""
 
     recipe: tuple[File, ...] = ()
     """The Dockerfile and the locks, each by its own name."""

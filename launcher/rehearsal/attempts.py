@@ -1,4 +1,4 @@
-"""The attempts of a run, in its folder: the lock of each (one create-only object), and how it ended."""
+"""The attempts of a local run in its folder: each one's lock (a create-only object) and how it ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launch_train.common.storage import Storage
 
 
 class End(Struct, frozen=True, kw_only=True):
-    """How an attempt ended: an exit code for each replica, after how many seconds, and when (Unix time)."""
+    """How an attempt ended: exit code of each replica, duration in seconds, Unix time of the end."""
 
     exit_codes: dict[str, int]
     seconds: float
@@ -23,16 +23,16 @@ class End(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether there was a replica, and every one exited 0."""
+        """Return whether all replicas, at least one, exited with 0."""
         return bool(self.exit_codes) and not any(self.exit_codes.values())
 
 
 def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
     """Write the next free `attempts/NNNN.json` and return its number (from 1).
 
-    Whoever creates the object has the attempt: of ten launches at once each gets a number of its own.
+    The object is create-only, so concurrent launches get different numbers.
     """
-    number = newest(storage) + 1
+    number = newest_attempt(storage) + 1
     while True:
         body = json.dumps({**facts, "time": time.time()}, sort_keys=True).encode()
         try:
@@ -43,22 +43,22 @@ def lock(storage: Storage, facts: Mapping[str, Any]) -> int:
             return number
 
 
-def newest(storage: Storage) -> int:
-    """The newest attempt's number, 0 when there is none."""
+def newest_attempt(storage: Storage) -> int:
+    """Return the newest attempt's number; 0: none yet."""
     names = storage.list(f"{contract.ATTEMPTS}/")
     numbers = [int(stem) for name in names if (stem := name.rpartition("/")[2].removesuffix(".json")).isdigit()]
     return max(numbers, default=0)
 
 
-def restarts(storage: Storage) -> int:
-    """How often the nodes have started the run's processes again within its attempts."""
+def count_restarts(storage: Storage) -> int:
+    """Return how often the nodes restarted the run's processes within its attempts."""
     names = storage.list(f"{contract.ATTEMPTS}/")
     texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))
     return sum(int(text) for text in texts if text.isdigit())
 
 
-def facts_of(storage: Storage, attempt: int) -> Mapping[str, Any]:
-    """What the lock of an attempt says; empty when it can't be understood."""
+def read_facts(storage: Storage, attempt: int) -> Mapping[str, Any]:
+    """Return the content of an attempt's lock; empty if it is missing or malformed."""
     try:
         found = json.loads(storage.read(contract.attempt_lock(attempt)))
     except (FileNotFoundError, ValueError):
@@ -67,12 +67,12 @@ def facts_of(storage: Storage, attempt: int) -> Mapping[str, Any]:
 
 
 def write_end(storage: Storage, attempt: int, end: End) -> None:
-    """Note how an attempt ended."""
+    """Record how an attempt ended."""
     storage.write(contract.attempt_end(attempt), msgspec.json.encode(end))
 
 
 def read_end(storage: Storage, attempt: int) -> End | None:
-    """How an attempt ended; None while it runs, or when nobody was there to note it."""
+    """Return how an attempt ended; None: it is running, or its end was not recorded."""
     try:
         return msgspec.json.decode(storage.read(contract.attempt_end(attempt)), type=End)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -80,6 +80,6 @@ def read_end(storage: Storage, attempt: int) -> End | None:
 
 
 def newest_checkpoint(storage: Storage) -> int | None:
-    """The newest step that has a complete checkpoint, or None."""
+    """Return the newest step with a complete checkpoint, or None."""
     names = storage.list(f"{contract.CHECKPOINTS}/")
     return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=None)

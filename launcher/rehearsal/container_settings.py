@@ -1,8 +1,7 @@
-"""A replica as a container: its settings, as data. Pure.
+"""Compute the settings of a replica's container. Pure.
 
-As Vertex AI runs it, as far as it shows from inside: the image's user code and packages, the names of CLUSTER_SPEC, a
-large /dev/shm, SIGTERM to PID 1. What is this machine's own comes by mounts at the same path: the run folder, and the
-file with the credentials.
+From the inside it looks as on Vertex AI: the image's code and packages, the host names in CLUSTER_SPEC, a large
+/dev/shm, SIGTERM to PID 1. The run folder and the credentials are mounted from this machine at the same paths.
 """
 
 from __future__ import annotations
@@ -17,78 +16,78 @@ from msgspec import Struct
 from launch_train.common.loopback import is_loopback
 from launcher.errors import UsageError
 from launcher.rehearsal.on_host import ENDPOINTS
-from launcher.rehearsal.replicas import Own, Replica, shares
+from launcher.rehearsal.replicas import ImageDefaults, Replica, gpu_shares
 from launcher.rehearsal.request import Job
 
 LABEL: Final = "launch.job"
-"""On all that is made for a job, with the job's id: what a killed launch leaves is found by it."""
+"""The label of a job's containers and network; its value is the job's id. It finds what a killed launch left."""
 PORT: Final = 2222
 """The port that CLUSTER_SPEC names for every replica on Vertex AI."""
 HOST: Final = "host"
-"""The network of this machine itself, in Docker's words."""
+"""Docker's name for this machine's own network."""
 SHM: Final = 16 << 30
-"""The most that /dev/shm may hold, in bytes: as much as a large machine gives. It takes memory when it is used only."""
+"""Upper bound for the size of /dev/shm in bytes, as on a large machine. Only used space takes memory."""
 CREDENTIALS: Final = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
     "CLOUDSDK_AUTH_CREDENTIAL_FILE_OVERRIDE",
 )
-"""Variables that name a file of this machine."""
+"""Variables that name a file on this machine."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The engine's machine, and whoever asks the engine."""
+    """The engine's machine and our user on it."""
 
     memory: int
     """In bytes."""
     user: str
-    """`uid:gid` under which a container writes files that are ours."""
+    """The `uid:gid` in a container that writes files as our user."""
     gpus: tuple[str, ...] = ()
-    """Those that a container can be given, by index or by name."""
+    """GPUs for containers, by index or name."""
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An image that the engine has."""
+    """An image in the engine."""
 
     id: str
     platform: str
-    own: Own
+    defaults: ImageDefaults
     group: str = ""
-    """Of the image's user, for containers that run as another user: a script writes beside its code."""
+    """The group of the image's user. A container that runs as another user needs it to write beside its code."""
 
 
 class Mount(NamedTuple):
-    """A folder or a file of this machine, at the same path in the container."""
+    """A folder or file of this machine, mounted at the same path in the container."""
 
     path: str
     writable: bool
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """One container."""
+    """The settings of one container."""
 
     name: str
-    """The replica's, which is its name in the job's network, too."""
+    """The replica's name; also its host name in the job's network."""
     job: str
     image: str
-    """By its id, so that all replicas have the same one."""
+    """The id, so that all replicas run the same image."""
     platform: str
-    """The image's: linux/amd64."""
+    """The image's platform, for example linux/amd64."""
     argv: tuple[str, ...]
     env: dict[str, str]
     network: str
-    """The job's own, or HOST."""
+    """The job's own network, or HOST."""
     shm: int
     user: str = ""
-    """Empty: the image's own."""
+    """Empty: the image's user."""
     group: str = ""
-    """A further group of that user; empty: none."""
+    """An additional group of that user; empty: none."""
     gpus: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
 
     @property
     def title(self) -> str:
-        """Its name among all containers of the engine: two jobs may run beside each other."""
+        """Return the container's name, unique in the engine: several jobs may run at the same time."""
         return f"launch-{self.job}-{self.name}"
 
 
@@ -102,8 +101,8 @@ def settings(
     endpoints: Mapping[str, str],
     mounts: tuple[Mount, ...],
 ) -> list[Settings]:
-    """A container for each replica. `images` are those that their references mean now, `endpoints` come below each
-    one's own environment."""
+    """Return the container settings of each replica. `images`: by image reference; `endpoints`: the environment below
+    each replica's own."""
     return [
         Settings(
             name=one.name,
@@ -111,7 +110,7 @@ def settings(
             image=images[one.image].id,
             platform=images[one.image].platform,
             argv=one.argv,
-            # A runtime that hands all GPUs to every container must not hand out some that were left to others.
+            # Some runtimes give all GPUs to every container: hide them from a replica without a share.
             env={**endpoints, **one.env, **({} if share else {"CUDA_VISIBLE_DEVICES": ""})},
             network=network,
             shm=min(SHM, machine.memory // 2),
@@ -120,74 +119,73 @@ def settings(
             gpus=share,
             mounts=mounts,
         )
-        for one, share in zip(replicas, shares(replicas, machine.gpus), strict=True)
+        for one, share in zip(replicas, gpu_shares(replicas, machine.gpus), strict=True)
     ]
 
 
 def image(inspected: Mapping[str, Any], user: str) -> Image:
-    """An image by what the engine's inspection says of it, for containers that run as `user` (empty: as its own)."""
+    """Parse the engine's description of an image, for containers that run as `user` (empty: the image's user)."""
     parts = (inspected.get("Os", "linux"), inspected["Architecture"], inspected.get("Variant", ""))
     group = (inspected["Config"].get("User") or "").partition(":")[2] if user else ""
     return Image(
         id=inspected["Id"],
         platform="/".join(filter(None, parts)),
-        own=own(inspected["Config"], user),
+        defaults=image_defaults(inspected["Config"], user),
         group=group,
     )
 
 
-def own(config: Mapping[str, Any], user: str) -> Own:
-    """What an image sets, and runs when the request doesn't say.
+def image_defaults(config: Mapping[str, Any], user: str) -> ImageDefaults:
+    """Return the environment and command in an image's config.
 
-    A user whom the image doesn't know has no home there, nor a name: PyTorch asks for both when it compiles.
+    A user that the image does not know has no home and no name there. PyTorch needs both when it compiles.
     """
     env = dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry)
     if user and user.partition(":")[0] not in ("0", (config.get("User") or "").partition(":")[0]):
-        env |= {"HOME": "/tmp", "USER": "launch"}  # noqa: S108 -- the container's, which goes with it
-    return Own(env=env, entrypoint=tuple(config.get("Entrypoint") or ()), command=tuple(config.get("Cmd") or ()))
+        env |= {"HOME": "/tmp", "USER": "launch"}  # noqa: S108 -- the container's own /tmp
+    entrypoint, command = config.get("Entrypoint") or (), config.get("Cmd") or ()
+    return ImageDefaults(env=env, entrypoint=tuple(entrypoint), command=tuple(command))
 
 
-def places(job: Job) -> list[str]:
-    """The endpoints among what the request itself sets."""
+def endpoint_values(job: Job) -> list[str]:
+    """Return the endpoints that the request's environment sets."""
     entries = (entry for pool in job.pools for entry in pool.container_spec.env)
     return [entry.value for entry in entries if entry.name.startswith(ENDPOINTS)]
 
 
 def is_native(platform: str, architecture: str) -> bool:
-    """Whether a machine (`uname -m`, as the engine says it) runs programs for `platform` (linux/amd64) itself."""
+    """Return whether a machine (`uname -m`, as reported by the engine) runs `platform` (linux/amd64) natively."""
     names = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
     return platform.split("/")[1] == names.get(architecture, architecture)
 
 
-def folders(job: Job) -> list[str]:
-    """The folders of this machine that the job writes to, without those inside another.
+def output_folders(job: Job) -> list[str]:
+    """Return the local folders that the job writes to, without those inside another one.
 
     Raises:
-        UsageError: one of them is relative, so that in a container it is another.
+        UsageError: a path is relative, which means another folder in a container.
     """
-    named = {place.removeprefix("file://").rstrip("/") for place in (job.run_folder, job.base) if is_local(place)}
-    for one in named:
+    paths = {place.removeprefix("file://").rstrip("/") for place in (job.run_folder, job.base) if is_local(place)}
+    for one in paths:
         if not PurePath(one).is_absolute():
             raise UsageError(
-                f"the job writes to {one}, which is no whole path: in a container that is another folder",
-                "Write the path from / on, or move the run folder: --output DIR",
+                f"the job writes to {one}, a relative path: in a container that is another folder",
+                "Use an absolute path, or choose the run folder: --output DIR",
             )
-    return sorted(one for one in named if not any(PurePath(other) in PurePath(one).parents for other in named))
+    return sorted(one for one in paths if not any(PurePath(other) in PurePath(one).parents for other in paths))
 
 
 def is_local(place: str | None) -> TypeGuard[str]:
-    """Whether an output is a folder of this machine; there may be none."""
+    """Return whether an output exists and is a local folder."""
     return bool(place) and ("://" not in str(place) or str(place).startswith("file://"))
 
 
 def is_here(engine: str) -> bool:
-    """Whether an engine is on this machine, by the address that Docker's SDK has for it: a pipe has one, too."""
+    """Return whether an engine is on this machine, by its address in Docker's SDK (a named pipe has one too)."""
     return is_loopback(engine) or urlsplit(engine).hostname == "localnpipe"
 
 
-def network(job_id: str, places: Iterable[str]) -> str:
-    """The job's own network, or this machine's where one of the `places` that it speaks to listens on loopback.
-
-    A server that is bound to 127.0.0.1 alone can't be reached from another network, by no name.
-    """
-    return HOST if any(map(is_loopback, places)) else f"launch-{job_id}"
+def network(job_id: str, endpoints: Iterable[str]) -> str:
+    """Return the name of the job's own network, or HOST if one of its endpoints listens on loopback: a server on
+    127.0.0.1 can't be reached from another network."""
+    return HOST if any(map(is_loopback, endpoints)) else f"launch-{job_id}"

@@ -2,9 +2,9 @@
 
 Run as `python -m launcher.rehearsal.docker_cleanup JOB`.
 
-It waits at a pipe whose other end launch alone holds: the kernel closes it whatever ends launch. A word that came
-before says that nothing is left to do. Containers live on without whoever started them, so no leash
-(train/launch_train/node/parent_death.py) can hold them.
+It reads a pipe whose other end only launch holds, so the kernel closes it when launch ends, for any reason. A byte
+before that means that launch has removed everything itself. Containers outlive the process that created them, so
+train/launch_train/node/parent_death.py can't end them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from launcher.images.docker_engine import Engine
 
 REMOVAL_SECONDS = 20.0
-"""How long a removal that another has begun is waited for."""
+"""Wait for a removal that another process has begun."""
 AWAY_SECONDS = 300.0
-"""How long an engine that is away is waited for: an update stops and starts it."""
+"""Wait for an engine that does not answer: an update restarts it."""
 LATE_SECONDS = 5.0
-"""What launch had asked for when it was killed may still come."""
+"""The engine may still create what launch requested just before it was killed."""
 
 
 def main(job: str) -> int:
-    """Wait for the end of launch; 0, also when nothing was left. Raises EngineError: there is no engine any more."""
+    """Wait for the end of launch, and remove the job's resources. Raises EngineError: the engine does not answer."""
     if sys.stdin.buffer.read():
         return 0
     api = engine().api
@@ -45,7 +45,7 @@ def main(job: str) -> int:
 
 
 def engine() -> Engine:
-    """The engine, which may be starting again: then what ended launch is that it was gone. Raises EngineError."""
+    """Return the engine. It may be restarting, which may be what ended launch. Raises EngineError."""
     from launcher.images.docker_engine import Engine
 
     deadline = time.monotonic() + AWAY_SECONDS
@@ -59,7 +59,7 @@ def engine() -> Engine:
 
 
 def end(api: Any, job: str) -> None:
-    """SIGTERM to those that run, and the time to save: a killed launch costs no more than a preemption."""
+    """Send SIGTERM to the running containers and give them time to save, as in a preemption."""
     from docker.errors import APIError
 
     for one in containers(api, job):
@@ -69,12 +69,12 @@ def end(api: Any, job: str) -> None:
 
 
 def clear(api: Any, job: str) -> bool:
-    """Remove all that has the job's label; what is being removed already is waited for. Whether nothing is left."""
+    """Remove everything with the job's label, or wait for a removal in progress; return whether nothing is left."""
     from docker.errors import APIError, NotFound
 
     def gone() -> bool:
         for one in containers(api, job):
-            with suppress(APIError):  # gone, or on its way: the next look tells
+            with suppress(APIError):  # gone, or being removed: checked below
                 api.remove_container(one, force=True, v=True)
         return not containers(api, job)
 
@@ -82,7 +82,7 @@ def clear(api: Any, job: str) -> bool:
     for one in api.networks(filters={"label": f"{LABEL}={job}"}):
         try:
             api.remove_network(one["Id"])
-        except NotFound:  # another was quicker
+        except NotFound:  # removed by another process
             continue
         except APIError:
             cleared = False
@@ -90,14 +90,14 @@ def clear(api: Any, job: str) -> bool:
 
 
 def containers(api: Any, job: str, **filters: str) -> list[str]:
-    """The ids of the job's containers."""
+    """Return the ids of the job's containers."""
     return [one["Id"] for one in api.containers(all=True, filters={"label": f"{LABEL}={job}", **filters})]
 
 
-def until(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition is true; return whether it was in time."""
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A replica that runs in a container: its lines, its exit code, its signals."""
+"""A replica in a container: its output, exit code and signals."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from launcher.rehearsal.supervisor import OnLine
 
 DRAIN_SECONDS = 5
 KILL_SECONDS = 30.0
-"""How long the end of a killed container is waited for: one that hangs in a driver doesn't end."""
-FOREIGN = re.compile(r"^(exec |standard_init_linux\.go).*exec format error$")
-"""What runc says in the container's place when its first program is for another processor."""
+"""Wait for a killed container's end: one that hangs in a driver does not end."""
+WRONG_PLATFORM = re.compile(r"^(exec |standard_init_linux\.go).*exec format error$")
+"""runc's output if the container's program is for another processor."""
 
 
-class Contained:
+class ContainerReplica:
     """One running container, and the threads that read its output and wait for its end."""
 
-    def __init__(self, name: str, api: Any, number: str, output: Any, on_line: OnLine) -> None:
-        """`number` is its id, `output` the stream of (stdout, stderr) that was attached before it was started."""
+    def __init__(self, name: str, api: Any, id_: str, output: Any, on_line: OnLine) -> None:
+        """`id_`: the container's id; `output`: the stream of (stdout, stderr), attached before its start."""
         self.name = name
-        self.is_foreign = False
+        self.is_wrong_platform = False
         self._api = api
-        self._id = number
+        self._id = id_
         self._code: int | None = None
         self._fault: Exception | None = None
         self._reader = threading.Thread(target=self._read, args=(output, on_line), daemon=True)
@@ -36,9 +36,9 @@ class Contained:
     def _read(self, output: Any, on_line: OnLine) -> None:
         from docker.utils.socket import SocketError
 
-        streams = (Lines(), Lines())
+        streams = (LineSplitter(), LineSplitter())
         try:
-            with suppress(OSError, SocketError):  # it broke off: `_wait` hears of it, too
+            with suppress(OSError, SocketError):  # the connection broke: `_wait` fails too
                 for parts in output:
                     for lines, part in zip(streams, parts, strict=True):
                         for line in lines.feed(part or b""):
@@ -51,28 +51,28 @@ class Contained:
                 output.close()
 
     def _pass(self, line: str, on_line: OnLine) -> None:
-        self.is_foreign = self.is_foreign or bool(FOREIGN.match(line))
+        self.is_wrong_platform = self.is_wrong_platform or bool(WRONG_PLATFORM.match(line))
         on_line(self.name, line)
 
     def _wait(self) -> None:
         try:
             self._code = int(self._api.wait(self._id, timeout=None)["StatusCode"])
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the main thread is to say it
+        except Exception as error:  # noqa: BLE001 -- re-raised in the main thread
             self._fault = error
 
     def poll(self) -> int | None:
-        """Its exit code, 128 and more for a signal, as the engine says it; None while it runs."""
+        """Return its exit code (128 plus the signal's number after a signal); None while it runs."""
         if self._fault:
-            with docker_errors(f"{self.name}'s end can't be learned"):
+            with docker_errors(f"can't wait for the end of {self.name}"):
                 raise self._fault
         return self._code
 
     def terminate(self) -> None:
-        """SIGTERM to PID 1."""
+        """Send SIGTERM to PID 1."""
         self._signal("SIGTERM")
 
     def kill(self) -> None:
-        """SIGKILL to PID 1, with which the kernel ends all others of the container."""
+        """Send SIGKILL to PID 1; the kernel then kills all other processes of the container."""
         self._signal("SIGKILL")
         self._waiter.join(KILL_SECONDS)
 
@@ -80,42 +80,42 @@ class Contained:
         from docker.errors import APIError
 
         if self._code is None:
-            with docker_errors(f"{self.name} can't be stopped"), suppress(APIError):  # it has ended meanwhile
+            with docker_errors(f"can't stop {self.name}"), suppress(APIError):  # it has ended meanwhile
                 self._api.kill(self._id, name)
 
     def drain(self) -> None:
-        """Until all that the engine has of its output has been passed on."""
+        """Wait until all of its output was passed on."""
         self._reader.join(DRAIN_SECONDS)
 
 
-class Lines:
-    """Bytes as they come -> whole lines."""
+class LineSplitter:
+    """Split a stream of bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` completes, without their ends."""
+        """Yield the lines that `data` completes, without newlines."""
         self._rest += data
         if b"\n" in data:
-            *whole, last = bytes(self._rest).split(b"\n")
+            *complete, last = bytes(self._rest).split(b"\n")
             self._rest = bytearray(last)
-            yield from map(text, whole)
+            yield from map(decode_line, complete)
 
     def rest(self) -> Iterator[str]:
-        """The last line, when it has no end."""
+        """Yield the last line if it has no newline."""
         if self._rest:
-            yield text(bytes(self._rest))
+            yield decode_line(bytes(self._rest))
 
 
-def text(line: bytes) -> str:
-    """A line as it is shown."""
+def decode_line(line: bytes) -> str:
+    """Return a line as text, without a carriage return at its end."""
     return line.decode(errors="replace").rstrip("\r")
 
 
 @contextmanager
 def docker_errors(problem: str) -> Iterator[None]:
-    """The SDK's errors inside as one of ours, which begins with `problem`."""
+    """Raise the Docker SDK's errors as EngineError; its text begins with `problem`."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
@@ -125,9 +125,7 @@ def docker_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        said = str(error.explanation or error).strip()
-        raise EngineError(f"{problem}: {said}", hint_for(said)) from error
+        message = str(error.explanation or error).strip()
+        raise EngineError(f"{problem}: {message}", hint_for(message)) from error
     except (DockerException, RequestException, HTTPError, OSError) as error:
-        raise EngineError(
-            f"{problem}: the Docker engine doesn't answer any more ({error})", "`docker info` says whether it runs."
-        ) from error
+        raise EngineError(f"{problem}: no answer from the Docker engine ({error})", "Check it: docker info") from error

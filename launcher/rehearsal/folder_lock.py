@@ -1,4 +1,4 @@
-"""One `launch local` of a run at a time on this machine."""
+"""Lock a run folder against a second local process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
-def turn(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has the run folder now; if so it is ours as long as this lasts.
+def lock_run_folder(folder: Path) -> Iterator[bool]:
+    """Lock the run folder while the context lasts; yield False if another process has it.
 
-    The folder itself is locked (flock(2)): nothing is written, and the kernel lets go with this process, kill -9
-    included. A file system that can't lock gives everybody the turn.
+    The folder itself is locked (flock(2)): nothing is written, and the kernel releases it when this process ends, even
+    by kill -9. On a file system without locks every process gets it.
 
     Raises:
-        UsageError: the folder can't be made or opened.
+        UsageError: the folder can't be created or opened.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UsageError(
-            f"the run folder can't be used: {folder}: {error.strerror}", "Write somewhere else: --output DIR"
+            f"the run folder can't be used: {folder}: {error.strerror}", "Choose another folder: --output DIR"
         ) from error
     try:
         yield _locked(handle)
@@ -38,7 +38,7 @@ def turn(folder: Path) -> Iterator[bool]:
 
 
 def is_taken(folder: Path) -> bool:
-    """Return whether a `launch local` has the run folder now. False where that can't be seen."""
+    """Return whether a `launch local` has locked the run folder; False if unknown."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,8 +1,7 @@
-"""Rehearse a rendered Vertex request in containers of its image, on this machine's Docker engine.
+"""Run a rendered Vertex AI request in containers of its image, on this machine's Docker engine.
 
-What a container is given is decided in settings.py, how replicas are waited for and stopped in running.py. Here are
-the effects: images looked at, a network and containers made, and all of it taken away again, whatever ends launch
-(sweep.py).
+container_settings.py decides what each container gets, supervisor.py waits for replicas and stops them. This module
+pulls images, creates the network and the containers, and removes them; docker_cleanup.py does so if launch is killed.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from launcher.errors import LaunchError, UsageError
 from launcher.images.docker_events import EngineError
 from launcher.rehearsal import container_settings, docker_cleanup, supervisor
 from launcher.rehearsal.container_settings import CREDENTIALS, HOST, LABEL, PORT, Machine, Mount, Settings
-from launcher.rehearsal.docker_replica import Contained, docker_errors
-from launcher.rehearsal.on_host import endpoints, here, visible_gpus
-from launcher.rehearsal.replicas import named, replicas
+from launcher.rehearsal.docker_replica import ContainerReplica, docker_errors
+from launcher.rehearsal.on_host import endpoints, local_addresses, visible_gpus
+from launcher.rehearsal.replicas import replica_names, replicas
 from launcher.rehearsal.request import Job
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
-from launcher.rehearsal.workdirs import Left
+from launcher.rehearsal.workdirs import WrittenFiles
 
 if TYPE_CHECKING:
     from launcher.images.docker_engine import Engine
@@ -35,25 +34,25 @@ if TYPE_CHECKING:
 MODIFIED, ADDED = 0, 1
 """Kinds of the engine's changes (docs.docker.com/reference/api/engine: ContainerChanges)."""
 IS_FOLDER = 1 << 31
-"""Of a path's mode, which is Go's os.FileMode."""
-MOST_LOOKED_AT = 1000
-"""Files of a container."""
+"""A bit of a path's mode, which is Go's os.FileMode."""
+MAX_CHANGES = 1000
+"""Changed files of a container that are checked."""
 
 Say = Callable[[str], None]
-"""Called with a line of launch's own."""
+"""Called with a line for the user."""
 
 
-def ready(job: Job, environ: Mapping[str, str], say: Say) -> None:
-    """See to it that the job's images are in the engine.
+def ensure_images(job: Job, environ: Mapping[str, str], say: Say) -> None:
+    """Pull the job's images that the engine does not have.
 
     Raises:
-        UsageError: a folder that the job writes to can't be had in a container.
-        LaunchError: there is no engine, or an image is neither there nor to be had.
+        UsageError: the job writes to a folder that can't be mounted in a container.
+        LaunchError: no engine, or an image is not available.
     """
-    container_settings.folders(job)
+    container_settings.output_folders(job)
     engine = connect(environ)
     for uri in job.images:
-        inspected(engine, uri, say)
+        inspect_image(engine, uri, say)
 
 
 def rehearse(
@@ -62,44 +61,45 @@ def rehearse(
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
-    on_left: Callable[[Left], None],
+    on_left: Callable[[WrittenFiles], None],
     say: Say,
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Start the job's replicas once, each as a container of its imageUri, and say how they ended.
+    """Run the job's replicas once, each as a container of its imageUri, and return how they ended.
 
-    `environ` is this process's environment, of which the endpoints are passed on. `on_left` is called if they wrote
-    files into their working directories, which are lost with the containers.
+    `environ` is this process's environment, of which the endpoints are passed on. `on_left` is called if the replicas
+    wrote files into their working directories, which are lost with the containers.
 
     Raises:
-        LaunchError: there is no engine, or an image isn't there, isn't for this machine, or has no such command.
+        LaunchError: no engine; or an image is not available, is for another platform, or lacks the command.
     """
     engine = connect(environ)
     api, rendered = engine.api, render(job, job_id, environ, engine, say)
-    started: list[Contained] = []
+    started: list[ContainerReplica] = []
     created: dict[str, str] = {}
 
-    def start_all() -> Iterator[Contained]:
+    def start_all() -> Iterator[ContainerReplica]:
         created.update((one.name, create(api, one)) for one in rendered)
         for one in rendered:
             started.append(start(api, one, created[one.name], on_line))
             yield started[-1]
 
-    def look() -> None:
-        if found := {f"{name}/{path}": size for name, made in created.items() for path, size in written(api, made)}:
-            on_left(Left(None, found))
+    def report_written_files() -> None:
+        files = {f"{name}/{path}": size for name, id_ in created.items() for path, size in written_files(api, id_)}
+        if files:
+            on_left(WrittenFiles(None, files))
 
-    made_for = cleared(api, job_id, rendered[0].network, environ, look)
-    ended = supervisor.run(start_all(), cleared=made_for, preemption=preemption, clock=clock)
+    resources = job_resources(api, job_id, rendered[0].network, environ, report_written_files)
+    ended = supervisor.run(start_all(), resources=resources, preemption=preemption, clock=clock)
     for one, replica in zip(rendered, started, strict=True):
-        if ended.codes[one.name] and replica.is_foreign:
-            raise foreign(one)
+        if ended.codes[one.name] and replica.is_wrong_platform:
+            raise wrong_platform_error(one)
     return ended
 
 
 def connect(environ: Mapping[str, str]) -> Engine:
-    """The engine. Raises EngineError: there is none, or one on another machine, whose files aren't ours."""
+    """Return the engine. Raises EngineError: there is none, or it is on another machine, which lacks our files."""
     from launcher.images.docker_engine import Engine
 
     engine = Engine.connect(environ)
@@ -111,138 +111,142 @@ def connect(environ: Mapping[str, str]) -> Engine:
     return engine
 
 
-# --- What each container is given -----------------------------------------------------------------------------------
+# --- Container settings ---------------------------------------------------------------------------------------------
 
 
 def render(job: Job, job_id: str, environ: Mapping[str, str], engine: Engine, say: Say) -> list[Settings]:
-    """The container of each replica. Missing images are pulled, and the folders that are written to are made."""
-    given = from_outside(environ)
-    mounts = mounted(job, given)
-    with docker_errors("the Docker engine doesn't say what it is"):
+    """Return the settings of each replica's container. Pulls missing images and creates the output folders."""
+    host_endpoints = endpoints_with_credentials(environ)
+    mounts = make_mounts(job, host_endpoints)
+    with docker_errors("can't query the Docker engine"):
         info = engine.api.info()
     machine = Machine(memory=info["MemTotal"], user=user_of(info), gpus=gpus_of(job, info, environ, say))
     user = machine.user if mounts else ""
-    images = {uri: container_settings.image(inspected(engine, uri, say), user) for uri in job.images}
+    images = {uri: container_settings.image(inspect_image(engine, uri, say), user) for uri in job.images}
     for uri, one in images.items():
         if not container_settings.is_native(one.platform, info["Architecture"]):
-            say(f"{uri} is for {one.platform}, and this machine is {info['Architecture']}: it needs an emulator here")
-    network = container_settings.network(job_id, (*given.values(), *container_settings.places(job)))
-    addresses = here(job) if network == HOST else [f"{name}:{PORT}" for name in named(job.pools)]
-    found = replicas(job, addresses=addresses, job_id=job_id, own=lambda uri: images[uri].own)
+            say(f"{uri} is for {one.platform}, but this machine is {info['Architecture']}; an emulator is needed")
+    known_endpoints = (*host_endpoints.values(), *container_settings.endpoint_values(job))
+    network = container_settings.network(job_id, known_endpoints)
+    addresses = local_addresses(job) if network == HOST else [f"{name}:{PORT}" for name in replica_names(job.pools)]
+    found = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda uri: images[uri].defaults)
     return container_settings.settings(
-        found, images, job_id=job_id, network=network, machine=machine, endpoints=given, mounts=mounts
+        found, images, job_id=job_id, network=network, machine=machine, endpoints=host_endpoints, mounts=mounts
     )
 
 
-def from_outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """The endpoints and who asks. A file is named by its whole path, also the one that gcloud writes for all programs
-    (`gcloud auth application-default login`), which they would look for in a home that isn't in the container."""
+def endpoints_with_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with endpoints and credentials, with absolute paths. Includes the default credentials
+    (`gcloud auth application-default login`), whose usual path does not exist in the container."""
     folder = Path(environ.get("CLOUDSDK_CONFIG") or Path(environ.get("HOME", "/"), ".config", "gcloud"))
-    usual = folder / "application_default_credentials.json"
-    given = {CREDENTIALS[0]: str(usual)} if usual.is_file() else {}
-    given |= endpoints(environ)
+    default_file = folder / "application_default_credentials.json"
+    found = {CREDENTIALS[0]: str(default_file)} if default_file.is_file() else {}
+    found |= endpoints(environ)
     return {
-        name: str(Path(value).absolute()) if name in CREDENTIALS and value else value for name, value in given.items()
+        name: str(Path(value).absolute()) if name in CREDENTIALS and value else value for name, value in found.items()
     }
 
 
-def mounted(job: Job, given: Mapping[str, str]) -> tuple[Mount, ...]:
-    """The job's folders on this machine, which are made, and the files with credentials. Raises UsageError."""
-    written = container_settings.folders(job)
-    for one in written:
+def make_mounts(job: Job, host_endpoints: Mapping[str, str]) -> tuple[Mount, ...]:
+    """Create the job's output folders on this machine, and return them and the credential files as mounts. Raises
+    UsageError."""
+    folders = container_settings.output_folders(job)
+    for one in folders:
         try:
             Path(one).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"the job's folder {one} can't be made: {error.strerror}"
-            raise UsageError(problem, "--output DIR moves it.") from error
-    files = {given[name] for name in CREDENTIALS if name in given and Path(given[name]).is_file()}
-    return (*(Mount(one, True) for one in written), *(Mount(one, False) for one in sorted(files)))
+            problem = f"can't create the job's folder {one}: {error.strerror}"
+            raise UsageError(problem, "Choose another folder: --output DIR") from error
+    values = (host_endpoints[name] for name in CREDENTIALS if name in host_endpoints)
+    files = {value for value in values if Path(value).is_file()}
+    return (*(Mount(one, True) for one in folders), *(Mount(one, False) for one in sorted(files)))
 
 
 def user_of(info: Mapping[str, Any]) -> str:
-    """Who in a container is us, as `uid:gid`: an engine without root (`info` tells) maps its root to us."""
+    """Return the `uid:gid` in a container that writes files as our user. A rootless engine maps its root to us."""
     rootless = "name=rootless" in (info.get("SecurityOptions") or ())
     return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
 
 
 def gpus_of(job: Job, info: Mapping[str, Any], environ: Mapping[str, str], say: Say) -> tuple[str, ...]:
-    """This machine's GPUs, if the job wants any and the engine can hand them on."""
+    """Return this machine's GPUs if the job needs any and the engine supports them."""
     visible = visible_gpus(environ) if any(pool.machine_spec.accelerator_count for pool in job.pools) else ()
     if visible and "nvidia" not in (info.get("Runtimes") or ()):
-        say("the Docker engine can't hand on GPUs (NVIDIA's container toolkit isn't set up); the containers use CPUs")
+        say("the Docker engine does not support GPUs (no NVIDIA Container Toolkit); running on CPU")
         return ()
     return visible
 
 
-def inspected(engine: Engine, uri: str, say: Say) -> Mapping[str, Any]:
-    """An image by the engine's own words, pulled when it isn't there. Raises LaunchError: nor is it in its registry."""
+def inspect_image(engine: Engine, uri: str, say: Say) -> Mapping[str, Any]:
+    """Return the engine's description of an image; pull the image if needed. Raises LaunchError: not available."""
     if not uri:
         raise LaunchError("the request has no imageUri", "With --docker each pool's containerSpec needs one.")
     if not engine.has(uri):
         say(f"pulling {uri}")
         engine.pull(uri)
-    with docker_errors(f"the image {uri} can't be looked at"):
+    with docker_errors(f"can't inspect the image {uri}"):
         found: Mapping[str, Any] = engine.api.inspect_image(uri)
     return found
 
 
-# --- What is made, and taken away -----------------------------------------------------------------------------------
+# --- Containers and network -----------------------------------------------------------------------------------------
 
 
 @contextmanager
-def cleared(
-    api: Any, job: str, network: str, environ: Mapping[str, str], look: Callable[[], None] = lambda: None
+def job_resources(
+    api: Any, job: str, network: str, environ: Mapping[str, str], before_removal: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """The job's own network, if it has one; inside, containers may be made. Nothing of the job is left at the end.
+    """Create the job's network, if it has one; at the end remove it and all containers of the job.
 
-    `look` is called before the containers are removed.
+    `before_removal` is called before the containers are removed.
     """
-    watcher = watch(job, environ)
+    cleanup = start_cleanup_process(job, environ)
     try:
-        with docker_errors("the job's network can't be made"):
+        with docker_errors("can't create the job's network"):
             if network != HOST:
                 api.create_network(network, driver="bridge", labels={LABEL: job})
         try:
             yield
         finally:
-            with suppress(EngineError):  # of an engine that has gone, others say so
-                look()
+            with suppress(EngineError):  # if the engine is gone, the removal reports it
+                before_removal()
     except BaseException:
-        with suppress(EngineError):  # the watcher goes on with it, and what went wrong before is what is told
-            clear(api, job, watcher)
+        with suppress(EngineError):  # the first error is reported; the cleanup process tries again
+            remove_resources(api, job, cleanup)
         raise
-    clear(api, job, watcher)
+    remove_resources(api, job, cleanup)
 
 
-def written(api: Any, container: str) -> Iterator[tuple[str, int]]:
+def written_files(api: Any, container: str) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that were created or changed below a stopped container's working directory."""
-    with docker_errors("what a container has written can't be read"):
+    with docker_errors("can't read which files a container wrote"):
         top = (api.inspect_container(container)["Config"].get("WorkingDir") or "/").rstrip("/")
         changes = [one["Path"] for one in api.diff(container) or () if one["Kind"] in (MODIFIED, ADDED)] if top else []
-        for path in changes[:MOST_LOOKED_AT]:
+        for path in changes[:MAX_CHANGES]:
             if path.startswith(f"{top}/") and "/__pycache__" not in path:
-                place = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
-                answer = api.head(place, params={"path": path}).headers.get("X-Docker-Container-Path-Stat", "")
+                url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+                answer = api.head(url, params={"path": path}).headers.get("X-Docker-Container-Path-Stat", "")
                 status = json.loads(base64.b64decode(answer) or b"{}")
                 if not status.get("mode", IS_FOLDER) & IS_FOLDER:
                     yield path.removeprefix(f"{top}/"), int(status["size"])
 
 
-def clear(api: Any, job: str, watcher: subprocess.Popen[bytes]) -> None:
-    """Remove what the job has left, and tell the watcher; on an error or a Ctrl-C in between, that one has it to do.
+def remove_resources(api: Any, job: str, cleanup: subprocess.Popen[bytes]) -> None:
+    """Remove the job's containers and network, and end the cleanup process. After an error or Ctrl-C, that process
+    removes them.
 
     Raises:
-        EngineError: the engine is gone, or doesn't remove it.
+        EngineError: the engine is gone, or does not remove them.
     """
     by_hand = f"docker rm -f $(docker ps -aq --filter label={LABEL}={job}); docker network rm launch-{job}"
-    with docker_errors(f"what the job {job} left can't be removed"):
+    with docker_errors(f"can't remove the containers of job {job}"):
         if not docker_cleanup.clear(api, job):
-            raise EngineError(f"the Docker engine doesn't remove what the job {job} left", by_hand)
-    watcher.communicate(b"done")
+            raise EngineError(f"the Docker engine does not remove the containers of job {job}", by_hand)
+    cleanup.communicate(b"done")
 
 
-def watch(job: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process that clears up after a killed launch. It is told when there is nothing to clear up."""
+def start_cleanup_process(job: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that removes the job's containers if launch is killed. A byte on its stdin tells it not to."""
     package = str(Path(docker_cleanup.__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -257,14 +261,14 @@ def watch(job: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 
 def create(api: Any, one: Settings) -> str:
-    """Make a container, which is not started; its id."""
+    """Create a container without starting it; return its id."""
     if not one.argv:
         raise LaunchError(
-            f"{one.name}: neither the request nor the image says what to run", "Give the containerSpec a command."
+            f"{one.name}: neither the request nor the image has a command", "Give the containerSpec a command."
         )
     own_network = one.network != HOST
-    with docker_errors(f"{one.name}'s container can't be made"):
-        made = api.create_container(
+    with docker_errors(f"can't create the container of {one.name}"):
+        created = api.create_container(
             one.image,
             name=one.title,
             hostname=one.name if own_network else None,
@@ -272,18 +276,18 @@ def create(api: Any, one: Settings) -> str:
             environment=one.env,
             user=one.user or None,
             labels={LABEL: one.job},
-            healthcheck={"test": ["NONE"]},  # Kubernetes has its own
-            use_config_proxy=False,  # nothing but the request and the endpoints sets the environment
+            healthcheck={"test": ["NONE"]},  # Kubernetes ignores the image's
+            use_config_proxy=False,  # only the request and the endpoints set the environment
             host_config=host_config(api, one),
             networking_config=api.create_networking_config(
                 {one.network: api.create_endpoint_config(aliases=[one.name])} if own_network else {}
             ),
         )
-    return str(made["Id"])
+    return str(created["Id"])
 
 
 def host_config(api: Any, one: Settings) -> Any:
-    """Memory, network, mounts and GPUs. Its output is ours alone: no log of it grows on the disk."""
+    """Return memory, network, mounts and GPUs of a container. The engine keeps no log: launch reads the output."""
     from docker.types import DeviceRequest, LogConfig
     from docker.types import Mount as Bound
 
@@ -294,46 +298,48 @@ def host_config(api: Any, one: Settings) -> Any:
         mounts=[Bound(path, path, type="bind", read_only=not writable) for path, writable in one.mounts],
         device_requests=[DeviceRequest(device_ids=list(one.gpus), capabilities=[["gpu"]])] if one.gpus else None,
         log_config=LogConfig(type="none"),
-        init=False,  # PID 1 is launch_train.node, which takes the place of an init
+        init=False,  # PID 1 is launch_train.node, which acts as init
     )
 
 
-def start(api: Any, one: Settings, made: str, on_line: OnLine) -> Contained:
-    """Start a container that was made, and listen from its first line on. Raises LaunchError."""
+def start(api: Any, one: Settings, container: str, on_line: OnLine) -> ContainerReplica:
+    """Start a created container and read its output from the first line on. Raises LaunchError."""
     from docker.errors import APIError
 
-    with docker_errors(f"{one.name} can't be started"):
-        output = api.attach(made, stdout=True, stderr=True, stream=True, demux=True)
+    with docker_errors(f"can't start {one.name}"):
+        output = api.attach(container, stdout=True, stderr=True, stream=True, demux=True)
         try:
-            api.start(made)
+            api.start(container)
         except APIError as error:
             output.close()
-            raise refused(one, str(error.explanation)) from error
-        return Contained(one.name, api, made, output, on_line)
+            raise start_error(one, str(error.explanation)) from error
+        return ContainerReplica(one.name, api, container, output, on_line)
 
 
-def refused(one: Settings, said: str) -> LaunchError:
-    """Why the engine didn't start a container, as far as its words tell."""
+def start_error(one: Settings, message: str) -> LaunchError:
+    """Return the error for a container that the engine did not start, from the engine's message."""
     program = one.argv[0]
-    if "exec format error" in said:
-        return foreign(one)
-    if "device driver" in said or "nvidia" in said:
-        return LaunchError(
-            f"{one.name} can't be given GPUs: {said}", "With CUDA_VISIBLE_DEVICES= (empty) it runs on CPUs."
-        )
-    words = {"executable file not found": "no such command", "no such file": "no such file", "permission": "no program"}
-    why = next((word for sign, word in words.items() if sign in said and "exec: " in said), "")
-    if not why:
-        return LaunchError(f"{one.name} can't be started: {said}")
+    if "exec format error" in message:
+        return wrong_platform_error(one)
+    if "device driver" in message or "nvidia" in message:
+        return LaunchError(f"can't give GPUs to {one.name}: {message}", "To run on CPU: set CUDA_VISIBLE_DEVICES=")
+    reasons = {
+        "executable file not found": "no such command",
+        "no such file": "no such file",
+        "permission": "not executable",
+    }
+    reason = next((text for sign, text in reasons.items() if sign in message and "exec: " in message), "")
+    if not reason:
+        return LaunchError(f"can't start {one.name}: {message}")
     return LaunchError(
-        f"{one.name} can't be started: {program}: {why} in the image",
-        "The request's command must be a program of the image; without a command the image's own is run.",
+        f"can't start {one.name}: {program}: {reason} in the image",
+        "Name a program of the image in the request's command, or leave it out to run the image's own.",
     )
 
 
-def foreign(one: Settings) -> LaunchError:
-    """The image is for machines of another kind."""
+def wrong_platform_error(one: Settings) -> LaunchError:
+    """Return the error for an image or program of another platform."""
     return LaunchError(
-        f"{one.name} can't be started: exec format error: its image is for {one.platform}, or its program is none",
+        f"can't start {one.name}: exec format error: its image is for {one.platform}, or its command is no program",
         "Build it for this machine, or let the engine emulate the other one (binfmt, qemu-user-static).",
     )

@@ -1,8 +1,8 @@
-"""Rehearse a rendered Vertex request on this machine.
+"""Run a rendered Vertex AI request on this machine, in processes.
 
-The runner is given the request's JSON, the files of the user's code and the endpoints of the cloud, and nothing
-else: what a spec says that isn't in the request has no effect, exactly as on Vertex AI. Without an image, only
-code, command, environment and topology are rehearsed: `python` is the one that runs launch.
+The only inputs are the request's JSON, the files of the user's code and the cloud's endpoints. A setting of the spec
+that is not in the request has no effect, exactly as on Vertex AI. Code, command, environment and topology are as in the
+cloud; the image is not: `python` is the one that runs launch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from launch_train.common import contract
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
-from launcher.rehearsal.replicas import Own, Replica, named, replicas, shares
+from launcher.rehearsal.replicas import ImageDefaults, Replica, gpu_shares, replica_names, replicas
 from launcher.rehearsal.request import Job
 from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
-from launcher.rehearsal.workdirs import Code, Left, working_directories
+from launcher.rehearsal.workdirs import Code, WrittenFiles, working_directories
 
 ENDPOINTS = (
     "CLOUDSDK_API_ENDPOINT_OVERRIDES_",
@@ -36,11 +36,11 @@ ENDPOINTS = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "STORAGE_EMULATOR_",
 )
-"""Names (beginnings) of the variables that say where the cloud is and who asks; they alone come from outside."""
+"""Prefixes of the variables with endpoints and credentials: the only ones passed on from launch's own environment."""
 
 
 GPU = re.compile(r"\d+|(GPU|MIG)-.+")
-"""An entry of CUDA_VISIBLE_DEVICES that names one. CUDA stops at any other: -1 alone means none at all
+"""A valid entry of CUDA_VISIBLE_DEVICES. CUDA ignores everything from the first invalid one on, so -1 means no GPUs
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)."""
 
 
@@ -51,28 +51,28 @@ def rehearse(
     job_id: str,
     environ: Mapping[str, str],
     on_line: OnLine,
-    on_left: Callable[[Left], None],
+    on_left: Callable[[WrittenFiles], None],
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Start the job's replicas here once, on ports of their own, and say how they ended.
+    """Run the job's replicas here once, on free ports, and return how they ended.
 
     `environ` is this process's environment, of which PATH, HOME and the endpoints are passed on. `on_left` is called
-    once they have ended, also by Ctrl-C, if they wrote files into their working directories.
+    after the replicas' end (also after Ctrl-C) if they wrote files into their working directories.
 
     Raises:
-        LaunchError: its command can't be started, there are more replicas than this machine has room for, or the code
-            can't be copied.
+        LaunchError: the command can't be started, this machine has no ports for so many replicas, or the code can't be
+            copied.
     """
-    addresses = here(job)
+    addresses = local_addresses(job)
     with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        own = Own(env=image_env(made(scratch / "site")))
-        started = replicas(job, addresses=addresses, job_id=job_id, own=lambda _: own)
-        with working_directories(code, [one.name for one in started], scratch, on_left) as folders:
+        defaults = ImageDefaults(env=image_env(make_folder(scratch / "site")))
+        planned = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
+        with working_directories(code, [one.name for one in planned], scratch, on_left) as folders:
             return run(
-                with_gpus(started, visible_gpus(environ)),
-                env=outside(environ),
+                with_gpus(planned, visible_gpus(environ)),
+                env=host_env(environ),
                 folders=folders,
                 on_line=on_line,
                 preemption=preemption,
@@ -90,61 +90,62 @@ def image_env(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """PATH (this Python's programs first), HOME and the endpoints."""
+def host_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what replicas get of this process's environment: PATH (this Python's programs first), HOME, endpoints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
     return {"PATH": path, "HOME": environ.get("HOME", "/"), **endpoints(environ)}
 
 
 def endpoints(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that say where the cloud is and who asks."""
+    """Return the variables with endpoints and credentials."""
     return {name: value for name, value in environ.items() if name.startswith(ENDPOINTS)}
 
 
 def with_gpus(all_replicas: Sequence[Replica], visible: Sequence[str]) -> tuple[Replica, ...]:
-    """Each replica with its own share of this machine's GPUs, or all on CPUs when there aren't enough.
+    """Return the replicas, each with its share of this machine's GPUs; all without GPUs if there are too few.
 
-    CUDA counts GPUs by their speed unless told otherwise, nvidia-smi by their place on the bus.
+    CUDA orders GPUs by speed by default, nvidia-smi by bus id; CUDA_DEVICE_ORDER makes CUDA do the same.
     """
     return tuple(
         replace(one, env={**one.env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share)})
-        for one, share in zip(all_replicas, shares(all_replicas, visible), strict=True)
+        for one, share in zip(all_replicas, gpu_shares(all_replicas, visible), strict=True)
     )
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The NVIDIA GPUs that may be used here: the user's own CUDA_VISIBLE_DEVICES, else all of this machine."""
+    """Return this machine's NVIDIA GPUs that may be used: those in CUDA_VISIBLE_DEVICES if it is set, else all."""
     if "CUDA_VISIBLE_DEVICES" in environ:
-        named = (one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(","))
-        return tuple(takewhile(GPU.fullmatch, named))
+        entries = (one.strip() for one in environ["CUDA_VISIBLE_DEVICES"].split(","))
+        return tuple(takewhile(GPU.fullmatch, entries))
     if not shutil.which("nvidia-smi"):
         return ()
-    asked = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-    except subprocess.TimeoutExpired:  # a driver that hangs is no driver to train with
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:  # the driver hangs, so its GPUs are unusable
         return ()
     return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
 
 
-def here(job: Job) -> list[str]:
-    """An address of this machine for each replica. Raises LaunchError."""
-    return [f"127.0.0.1:{port}" for port in free_ports(len(named(job.pools)))]
+def local_addresses(job: Job) -> list[str]:
+    """Return a loopback address for each replica. Raises LaunchError."""
+    return [f"127.0.0.1:{port}" for port in free_ports(len(replica_names(job.pools)))]
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback interface, different from each other. Raises LaunchError."""
+    """Return `count` different free ports of the loopback interface. Raises LaunchError."""
     with ExitStack() as stack:
         try:
             sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
             for one in sockets:
                 one.bind(("127.0.0.1", 0))
         except OSError as error:
-            raise LaunchError(f"no free ports for {count} replicas: {error.strerror}", "Rehearse fewer.") from error
+            problem = f"no free ports for {count} replicas: {error.strerror}"
+            raise LaunchError(problem, "Run fewer replicas: --nodes 1") from error
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def made(folder: Path) -> Path:
-    """The folder, after making it."""
+def make_folder(folder: Path) -> Path:
+    """Create a folder and return it."""
     folder.mkdir(parents=True)
     return folder

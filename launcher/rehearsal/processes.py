@@ -1,4 +1,4 @@
-"""Replicas as processes of this machine: their lines passed on, and none left behind."""
+"""Run replicas as processes on this machine, pass on their output, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.rehearsal.supervisor import Ended, OnLine, Preemption
 
 DRAIN_SECONDS = 5
 LEASH: Final = str(Path(contract.__file__).parents[1] / "node" / "parent_death.py")
-"""Ends what it starts with this process, kill -9 included: see there."""
+"""Starts a program that is killed when this process ends, even by kill -9."""
 
 
 def run(
@@ -36,18 +36,18 @@ def run(
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Run all replicas as processes, by the rules of `running.run`. `env` comes below each one's own environment;
-    `folders` has each one's working directory, by its name.
+    """Run all replicas as processes, by the rules of `supervisor.run`. `env`: the environment below each replica's own;
+    `folders`: working directories by replica name.
 
     Raises:
         LaunchError: a replica's program can't be started.
-        Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
+        Stopped: this process received SIGTERM or SIGHUP, and all replicas were stopped.
     """
     started = (start(replica, env, folders[replica.name], on_line) for replica in replicas)
-    return supervisor.run(started, cleared=no_process_left(), preemption=preemption, clock=clock)
+    return supervisor.run(started, resources=no_process_left(), preemption=preemption, clock=clock)
 
 
-class Started:
+class ProcessReplica:
     """One running replica: its process group, and the thread that reads its output."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], on_line: OnLine) -> None:
@@ -62,29 +62,29 @@ class Started:
                 on_line(self.name, line.decode(errors="replace").rstrip("\r\n"))
 
     def poll(self) -> int | None:
-        """Its exit code (negative: the signal that ended it); None while it runs."""
+        """Return its exit code (negative: the signal that ended it); None while it runs."""
         return self.process.poll()
 
     def terminate(self) -> None:
-        """SIGTERM to the first process."""
+        """Send SIGTERM to the first process."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the whole process group; one that is gone is fine."""
-        with suppress(ProcessLookupError, PermissionError):  # the latter is macOS' word for a group of zombies
+        """Kill the whole process group, if it still exists."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def drain(self) -> None:
-        """Until all that is in the pipe has been passed on."""
+        """Wait until everything in the pipe was passed on."""
         self.reader.join(DRAIN_SECONDS)
 
 
-def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> Started:
-    """Start one replica in a process group of its own, so that the terminal's Ctrl-C reaches launch alone.
+def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLine) -> ProcessReplica:
+    """Start one replica in its own process group, so that the terminal's Ctrl-C only reaches launch.
 
-    On a leash (train/launch_train/node/parent_death.py): the kernel ends it with this process, so a killed launch
-    leaves nothing running.
+    The kernel kills it when this process ends (train/launch_train/node/parent_death.py), so a killed launch leaves
+    nothing running.
     """
     env = {**env, **replica.env}
     try:
@@ -107,14 +107,14 @@ def start(replica: Replica, env: Mapping[str, str], folder: Path, on_line: OnLin
         )
     except OSError as error:
         raise LaunchError(
-            f"{replica.name} can't be started: {replica.argv[0]}: {error.strerror}",
-            "The request's command must be a program on this machine; without --docker no image is used.",
+            f"can't start {replica.name}: {replica.argv[0]}: {error.strerror}",
+            "The command must be a program on this machine; to run it in its image: --docker",
         ) from error
-    return Started(replica.name, process, on_line)
+    return ProcessReplica(replica.name, process, on_line)
 
 
 def program(name: str, env: Mapping[str, str], folder: Path) -> str:
-    """Where the program is, as seen from `folder` with `env`'s PATH. Raises FileNotFoundError."""
+    """Return the path of a program, looked up from `folder` with `env`'s PATH. Raises FileNotFoundError."""
     found = shutil.which(str(folder / name) if "/" in name else name, path=env.get("PATH", os.defpath))
     if not found:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

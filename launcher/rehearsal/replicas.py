@@ -1,7 +1,7 @@
-"""What Vertex AI starts for a CustomJob, as data: one replica after the other, with its environment.
+"""Compute the replicas that Vertex AI starts for a CustomJob, with their environment. Pure.
 
-Pure, and told nothing but the request. What Vertex sets is in its documentation on distributed training; the
-expansion of `$(NAME)` is Kubernetes' own.
+The variables that Vertex AI sets are in its documentation on distributed training; `$(NAME)` is expanded by Kubernetes'
+rules.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from launcher.plan.container import expand
 from launcher.rehearsal.request import Container, Job, Pool
 
 
-class Own(Struct, frozen=True, kw_only=True):
-    """What an image itself says: its environment, and what it runs when the request doesn't."""
+class ImageDefaults(Struct, frozen=True, kw_only=True):
+    """An image's own environment and command, which the request may override."""
 
     env: dict[str, str]
     entrypoint: tuple[str, ...] = ("python", "-m", "launch_train.node")
-    """Left out: that of our image."""
+    """Default: launch's image."""
     command: tuple[str, ...] = ()
 
 
@@ -31,7 +31,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     """One container of the job."""
 
     name: str
-    """As in Vertex's logs: workerpool0-0."""
+    """As in Vertex AI's logs: workerpool0-0."""
     image: str
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -39,68 +39,72 @@ class Replica(Struct, frozen=True, kw_only=True):
 
 
 class Seat(Struct, frozen=True):
-    """Where a replica is: its pool, its index there, and the address that the others reach it at."""
+    """A replica's pool, its index there, and its address for the others."""
 
     pool: int
     index: int
     address: str
 
 
-def replicas(job: Job, *, addresses: Sequence[str], job_id: str, own: Callable[[str], Own]) -> tuple[Replica, ...]:
-    """All replicas of the job, primary first.
+def replicas(
+    job: Job, *, addresses: Sequence[str], job_id: str, image_defaults: Callable[[str], ImageDefaults]
+) -> tuple[Replica, ...]:
+    """Return all replicas of the job, primary first.
 
-    `addresses` are `host:port`, one for each replica in the order of the pools. `own` tells what an image (its
-    imageUri) says itself; the request's own environment beats it.
+    addresses: `host:port` of each replica, in the order of the pools.
+    image_defaults: Returns the defaults of an image (imageUri), which the request overrides.
     """
-    seats = tuple(seated(job.pools, addresses))
+    seats = tuple(assign_seats(job.pools, addresses))
+    images = (job.pools[seat.pool].container_spec.image_uri for seat in seats)
     return tuple(
-        replica(job, seat, seats, job_id, own(job.pools[seat.pool].container_spec.image_uri)) for seat in seats
+        replica(job, seat, seats, job_id, image_defaults(image)) for seat, image in zip(seats, images, strict=True)
     )
 
 
-def seated(pools: Sequence[Pool], addresses: Sequence[str]) -> Iterator[Seat]:
-    """A seat for each replica."""
+def assign_seats(pools: Sequence[Pool], addresses: Sequence[str]) -> Iterator[Seat]:
+    """Yield a seat for each replica."""
     left = iter(addresses)
     for number, pool in enumerate(pools):
         for index in range(pool.replica_count):
             yield Seat(number, index, next(left))
 
 
-def named(pools: Sequence[Pool]) -> list[str]:
-    """The names of all replicas, in the order of their seats."""
+def replica_names(pools: Sequence[Pool]) -> list[str]:
+    """Return the names of all replicas, in the order of their seats."""
     return [f"workerpool{number}-{index}" for number, pool in enumerate(pools) for index in range(pool.replica_count)]
 
 
-def replica(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str, own: Own) -> Replica:
-    """One container: the image's environment, what Vertex sets, then the request's, expanded in its order."""
+def replica(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str, defaults: ImageDefaults) -> Replica:
+    """Return one replica. Its environment is the image's, then Vertex AI's, then the request's, expanded in order."""
     pool = job.pools[seat.pool]
     container = pool.container_spec
-    env = {**own.env, **platform_env(job, seat, seats, job_id)}
+    env = {**defaults.env, **platform_env(job, seat, seats, job_id)}
     for entry in container.env:
         env[entry.name] = expand(entry.value, env)
     return Replica(
         name=f"workerpool{seat.pool}-{seat.index}",
         image=container.image_uri,
-        argv=argv(container, env, own),
+        argv=argv(container, env, defaults),
         env=env,
         gpus=pool.machine_spec.accelerator_count,
     )
 
 
-def argv(container: Container, env: Mapping[str, str], own: Own) -> tuple[str, ...]:
-    """The request's `command` takes the place of the image's ENTRYPOINT and CMD, its `args` that of CMD alone.
+def argv(container: Container, env: Mapping[str, str], defaults: ImageDefaults) -> tuple[str, ...]:
+    """Return a container's command line by Kubernetes' rules.
 
-    Kubernetes' rule. What the image says itself is not expanded.
+    The request's `command` replaces the image's ENTRYPOINT and CMD, its `args` replaces CMD only. The image's own
+    words are not expanded.
     """
     command, args = (tuple(expand(word, env) for word in words) for words in (container.command, container.args))
     if not command:
-        command = own.entrypoint
-        args = args or own.command
+        command = defaults.entrypoint
+        args = args or defaults.command
     return (*command, *args)
 
 
 def platform_env(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str) -> dict[str, str]:
-    """What Vertex sets in every replica."""
+    """Return the variables that Vertex AI sets in every replica."""
     folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
     return {
         contract.CLUSTER_SPEC: json.dumps(cluster_spec(job.raw, seat, seats)),
@@ -110,7 +114,7 @@ def platform_env(job: Job, seat: Seat, seats: Sequence[Seat], job_id: str) -> di
 
 
 def cluster_spec(raw: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> dict[str, Any]:
-    """CLUSTER_SPEC as Vertex writes it; `environment` says that this is a rehearsal."""
+    """Return CLUSTER_SPEC as Vertex AI writes it, except that `environment` is "local"."""
     pools: dict[str, list[str]] = {}
     for one in seats:
         pools.setdefault(f"workerpool{one.pool}", []).append(one.address)
@@ -123,11 +127,11 @@ def cluster_spec(raw: Mapping[str, Any], seat: Seat, seats: Sequence[Seat]) -> d
 
 
 def sum_gpus(all_replicas: Sequence[Replica]) -> int:
-    """GPUs that the whole job asks for."""
+    """Return the number of GPUs that the whole job requests."""
     return sum(one.gpus for one in all_replicas)
 
 
-def shares(all_replicas: Sequence[Replica], visible: Sequence[str]) -> list[tuple[str, ...]]:
-    """Each replica's own of the visible GPUs; none for any of them when there aren't enough for all."""
+def gpu_shares(all_replicas: Sequence[Replica], visible: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return each replica's share of the visible GPUs; all empty if there are too few for all."""
     left = iter(visible if sum_gpus(all_replicas) <= len(visible) else ())
     return [tuple(islice(left, one.gpus)) for one in all_replicas]

@@ -1,7 +1,7 @@
-"""A CustomJob's JSON read into what a rehearsal needs of it: checked once, here, and trusted from then on.
+"""Parse and validate a CustomJob's JSON for a local run.
 
-A request may be written by hand, so every value that a process gets is looked at. Field names are those of
-google.cloud.aiplatform_v1.CustomJob; numbers may be text, as proto3 JSON writes 64-bit ones.
+A request may be written by hand, so every value that a process gets is validated. Field names are those of
+google.cloud.aiplatform_v1.CustomJob; numbers may be strings, as proto3 JSON writes 64-bit ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from launcher.errors import UsageError
 from launcher.plan.container import escaped, expand
 
 NODE_POOLS = 2
-"""Pools 0 and 1 are nodes; 2 are reduction servers and 3 evaluators, whose images are not ours to rehearse."""
-MOST = 1000
-"""Replicas of a pool, GPUs of a replica: more is a slip of the hand."""
+"""Pools 0 and 1 are nodes. Pools 2 (reduction servers) and 3 (evaluators) run other images and are not started."""
+MAX_COUNT = 1000
+"""Upper bound for the replicas of a pool and the GPUs of a replica: more is a typing error."""
 
 HINT = "It must be a CustomJob: {displayName, jobSpec: {workerPoolSpecs: …}}; in a plan that is attempts[0].request."
 
@@ -33,14 +33,14 @@ LIMITS_AND_PLACES = frozenset(
         *(contract.GPU, contract.NCCL_SCRIPT, contract.LIBRARY_PATH, contract.PREFLIGHT),
     }
 )
-"""Variables that change nothing of what is computed."""
+"""Variables that do not change what is computed."""
 
 Text = Annotated[str, Meta(pattern=r"^[^\0\ud800-\udfff]*$")]
-"""What a process can be given: no argument or variable holds a NUL or half a character."""
+"""A valid argument or variable of a process: without NUL and lone surrogates."""
 
 
 class Read(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The base of what is read: unknown fields are Vertex AI's business and passed over."""
+    """Base of the parsed messages. Unknown fields are ignored: Vertex AI checks them."""
 
 
 class Variable(Read, frozen=True, kw_only=True, rename="camel"):
@@ -60,9 +60,9 @@ class Container(Read, frozen=True, kw_only=True, rename="camel"):
 
 
 class MachineSpec(Read, frozen=True, kw_only=True, rename="camel"):
-    """How many GPUs a replica has."""
+    """A machineSpec."""
 
-    accelerator_count: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    accelerator_count: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
 
 
 class Pool(Read, frozen=True, kw_only=True, rename="camel"):
@@ -70,11 +70,11 @@ class Pool(Read, frozen=True, kw_only=True, rename="camel"):
 
     container_spec: Container
     machine_spec: MachineSpec = MachineSpec()
-    replica_count: Annotated[int, Meta(ge=1, le=MOST)] = 1
+    replica_count: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
 
 
 class OtherPool(Read, frozen=True, kw_only=True, rename="camel"):
-    """A worker pool that is not rehearsed, and may be empty."""
+    """A worker pool that is not started, and may be empty."""
 
     container_spec: Container = Container()
 
@@ -86,17 +86,17 @@ class Output(Read, frozen=True, kw_only=True, rename="camel"):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A CustomJob as a rehearsal sees it. `raw` is its jobSpec as it stands, which CLUSTER_SPEC carries."""
+    """A parsed CustomJob. `raw` is its unchanged jobSpec, which CLUSTER_SPEC contains."""
 
     name: str
     pools: tuple[Pool, ...]
     base: str
-    """baseOutputDirectory without a trailing slash; empty when the request has none."""
+    """baseOutputDirectory without a trailing slash; empty if the request has none."""
     raw: Mapping[str, Any]
 
     @property
     def run_folder(self) -> str | None:
-        """Where the job writes, without a trailing slash; None when the request doesn't say."""
+        """Return the run folder without a trailing slash; None if the request has none."""
         env: dict[str, str] = {}
         for entry in self.pools[0].container_spec.env:
             env[entry.name] = expand(entry.value, env)
@@ -104,22 +104,23 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether our own trainer runs, of which we know that it goes on from its checkpoints."""
+        """Return whether the job runs the built-in trainer, which resumes from its checkpoints."""
         container = self.pools[0].container_spec
         words = (*container.command, *container.args)
         return any(pair in (("--module", "launch_train"), ("--module", "train")) for pair in pairwise(words))
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The images of all replicas, each once."""
+        """Return the images of all replicas, each once."""
         return tuple(sorted({pool.container_spec.image_uri for pool in self.pools}))
 
 
 def fingerprint(job: Job, code: str) -> str:
-    """Sixteen hex digits of what the job computes: commands, environment, replicas, and the digest of the user's code.
+    """Return 16 hex digits that identify what the job computes: commands, environment, replicas, and the digest of the
+    user's code.
 
-    As with a run's id, where it runs and its limits stay out. The package launch_train counts under its old name, so
-    that a run folder from before is recognised.
+    As in a run id, its location and limits don't count. The package launch_train counts under its old name, so that
+    older run folders are recognised.
     """
     old = re.compile(r"^launch_(?=train(\.|$))")
     pools = [
@@ -134,17 +135,17 @@ def fingerprint(job: Job, code: str) -> str:
     return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]
 
 
-def parsed(request: Mapping[str, Any]) -> Job:
-    """The request, read.
+def parse_request(request: Mapping[str, Any]) -> Job:
+    """Parse a CustomJob.
 
     Raises:
-        UsageError: it isn't a CustomJob with containers, or a value in it can't be taken; the field is named.
+        UsageError: it is no CustomJob with containers, or has an invalid value. Names the field.
     """
-    job = section(request, "jobSpec", dict, "jobSpec")
-    pools = section(job, "workerPoolSpecs", list, "jobSpec.workerPoolSpecs")
+    job = required_section(request, "jobSpec", dict, "jobSpec")
+    pools = required_section(job, "workerPoolSpecs", list, "jobSpec.workerPoolSpecs")
     for number, pool in enumerate(pools):
         if number < NODE_POOLS and (not isinstance(pool, dict) or "containerSpec" not in pool):
-            raise UsageError(f"worker pool {number} has no containerSpec", "launch rehearses containers only.")
+            raise UsageError(f"worker pool {number} has no containerSpec", "Only jobs with containers can run locally.")
     read(pools[NODE_POOLS:], tuple[OtherPool, ...], f"jobSpec.workerPoolSpecs[{NODE_POOLS}:]")
     output = read(job.get("baseOutputDirectory", {}), Output, "jobSpec.baseOutputDirectory")
     return Job(
@@ -156,12 +157,12 @@ def parsed(request: Mapping[str, Any]) -> Job:
 
 
 def rebased(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """The same request (one that `parsed` has taken), writing below `folder` instead of where it says.
+    """Return a valid request with its output below `folder`.
 
-    Nothing else changes: an argument that holds the old place is the program's own business. A request that says no
-    place gets one, below which Vertex AI's AIP_* folders lie.
+    Nothing else changes: arguments that contain the old folder stay as they are. A request without an output folder
+    gets one, in which Vertex AI's AIP_* folders lie.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", parsed(request).name).strip(".-") or "run"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", parse_request(request).name).strip(".-") or "run"
 
     def moved(place: str) -> str:
         return f"{folder}/{place.rstrip('/').rpartition('/')[2] or name}"
@@ -174,7 +175,7 @@ def rebased(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def with_folder(pool: dict[str, Any], moved: Callable[[str], str]) -> dict[str, Any]:
-    """The pool with its run folder (the one variable that names it) moved."""
+    """Return a pool with its run folder's variable moved."""
     container = pool.get("containerSpec", {})
     env = [
         {**entry, "value": escaped(moved(entry.get("value", "")))} if entry["name"] == contract.RUN_FOLDER else entry
@@ -184,7 +185,7 @@ def with_folder(pool: dict[str, Any], moved: Callable[[str], str]) -> dict[str, 
 
 
 def with_image(request: Mapping[str, Any], image: str) -> dict[str, Any]:
-    """The same request (one that `parsed` has taken), each node in `image`, as a real launch fills it in."""
+    """Return a valid request with every node's image set to `image`, as a launch in the cloud does."""
 
     def with_its(pool: dict[str, Any]) -> dict[str, Any]:
         return {**pool, "containerSpec": {**pool["containerSpec"], "imageUri": image}}
@@ -195,28 +196,28 @@ def with_image(request: Mapping[str, Any], image: str) -> dict[str, Any]:
     return {**request, "jobSpec": {**job, "workerPoolSpecs": [*nodes, *pools[NODE_POOLS:]]}}
 
 
-def section(of: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    """A part that must be there and not be empty. Raises UsageError."""
-    found = of.get(key)
+def required_section(parent: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """Return a field that must exist and not be empty. Raises UsageError."""
+    found = parent.get(key)
     if not isinstance(found, kind) or not found:
         raise UsageError(f"the request has no {where}", HINT)
     return found
 
 
 def read(value: Any, kind: Any, where: str) -> Any:
-    """The value as `kind`. Raises UsageError, which names the field."""
+    """Convert a value to `kind`. Raises UsageError, which names the field."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$")
-        raise UsageError(f"the request's {where}{at.rstrip('`')}: {in_words(what)}", HINT) from None
+        message, _, at = str(error).partition(" - at `$")
+        raise UsageError(f"the request's {where}{at.rstrip('`')}: {explain(message)}", HINT) from None
 
 
-def in_words(what: str) -> str:
-    """msgspec's complaint without its names of types: `Expected `int`, got `str`` -> `expected a whole number, …`."""
-    if " matching regex " in what:
-        return "not something that a process can be given (NUL, half a character, or a name with = in it)"
+def explain(message: str) -> str:
+    """Return msgspec's message without its type names: `Expected `int`, got `str`` → `expected a whole number, …`."""
+    if " matching regex " in message:
+        return "invalid for a process (contains NUL or a lone surrogate, or a name with =)"
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
     words |= {"array": "a list", "object": "an object", "null": "null"}
-    named = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), what)
-    return named.replace("Expected ", "expected ").replace("Object missing required field", "misses")
+    text = re.sub(r"`(\w+)`", lambda match: words.get(match[1], match[0]), message)
+    return text.replace("Expected ", "expected ").replace("Object missing required field", "missing field")

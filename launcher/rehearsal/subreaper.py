@@ -1,4 +1,4 @@
-"""No process is left behind: also those that a killed replica leaves are found and ended."""
+"""Find and kill the processes that a killed replica leaves behind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """Everything that was started inside is gone at the end, also what a killed replica left behind.
+    """At the end, kill all processes that were started inside, including orphans.
 
-    On Linux orphans are handed to this process (PR_SET_CHILD_SUBREAPER), which can then find and kill them.
+    On Linux orphans become children of this process (PR_SET_CHILD_SUBREAPER), which can then find them.
     """
     before = set(children())
     set_subreaper(1)
@@ -31,23 +31,23 @@ def no_process_left() -> Iterator[None]:
 
 
 def set_subreaper(value: int) -> None:
-    """Linux only; elsewhere the process groups must do."""
+    """Turn subreaping on or off. Linux only; elsewhere only the process groups are killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, value, 0, 0, 0)
 
 
 def children() -> list[int]:
-    """Process ids of this process's children; empty where /proc doesn't tell."""
+    """Return the ids of this process's children; empty without /proc."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # a thread that ended meanwhile has no children any more
+            with suppress(OSError):  # the thread has ended meanwhile
                 found += map(int, (task / "children").read_text().split())
     return found
 
 
 def kill_and_reap(pid: int) -> None:
-    """End one child for good."""
+    """Kill one child and wait for it."""
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

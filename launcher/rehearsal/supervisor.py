@@ -1,4 +1,4 @@
-"""Replicas that run, as processes or as containers: one set of rules for waiting, preempting and stopping."""
+"""Wait for running replicas, preempt and stop them: the same rules for processes and containers."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from launcher.signals import signals_stop
 GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, as on Vertex AI and on a Spot VM."""
 PEERS_SECONDS = 20.0
-"""What the other replicas get to notice by themselves that one has failed."""
+"""Time for the other replicas to notice that one has failed and to exit by themselves."""
 POLL_SECONDS = 0.1
 
 OnLine = Callable[[str, str], None]
 """Called with a replica's name and one line of its output, from a thread of that replica."""
 
 
-class Running(Protocol):
-    """One replica that was started."""
+class RunningReplica(Protocol):
+    """One started replica."""
 
     @property
     def name(self) -> str:
-        """As in Vertex's logs: workerpool0-0."""
+        """Return its name, as in Vertex AI's logs: workerpool0-0."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def terminate(self) -> None:
-        """SIGTERM to its first process alone, as a platform signals a container's PID 1: handing it on is that one's
-        work. One that has ended is fine."""
+        """Send SIGTERM to its first process only, as a platform signals a container's PID 1. Does nothing after its
+        end."""
 
     def kill(self) -> None:
-        """End all of it, and wait for that: `poll` has an exit code then. One that has ended is fine."""
+        """Kill all of its processes and wait, so that `poll` has an exit code. Does nothing after its end."""
 
     def drain(self) -> None:
-        """Until its last lines have been passed on, for a few seconds at most."""
+        """Wait until its last lines were passed on, for a few seconds at most."""
 
 
 class Preemption(NamedTuple):
-    """The platform takes the machines away: `after` seconds from the replicas' start. `begins` is called then."""
+    """A simulated preemption `after` so many seconds. `begins` is called then."""
 
     after: float
     begins: Callable[[], None]
 
 
 class Ended(NamedTuple):
-    """How the replicas ended: an exit code each.
+    """The replicas' exit codes by name.
 
-    Of a process that a signal has ended it is the signal's number, negative; of a container the engine's own, 128 more
-    than it. `preempted` is how many seconds a preemption took until all were gone; None: there was none.
+    After a signal, a process has the negative signal number, a container 128 plus it, as the engine reports it.
+    `preempted`: seconds from the preemption until all had exited; None: no preemption.
     """
 
     codes: dict[str, int]
@@ -60,26 +60,26 @@ class Ended(NamedTuple):
 
 
 def run(
-    replicas: Iterable[Running],
+    replicas: Iterable[RunningReplica],
     *,
-    cleared: AbstractContextManager[object],
+    resources: AbstractContextManager[object],
     preemption: Preemption | None = None,
     clock: Clock = REAL,
 ) -> Ended:
-    """Run all replicas to their end, or to their preemption.
+    """Run all replicas to their end, or until their preemption.
 
-    Each is started when `replicas` is asked for it. `cleared` is entered before that, and takes away at its end what
-    stopped replicas leave. When one fails, the others get `PEERS_SECONDS` to notice and are then stopped. On
-    KeyboardInterrupt all are stopped before it goes on.
+    Iterating over `replicas` starts them. `resources` is entered before, and removes what stopped replicas leave. When
+    one fails, the others get `PEERS_SECONDS` to exit and are then stopped. On KeyboardInterrupt all are stopped before
+    it is re-raised.
 
     Raises:
         LaunchError: a replica can't be started.
-        Stopped: this process got SIGTERM or SIGHUP, and all have been stopped.
+        Stopped: this process received SIGTERM or SIGHUP, and all replicas were stopped.
     """
-    started: list[Running] = []
+    started: list[RunningReplica] = []
     seconds = None
     try:
-        with signals_stop(), cleared:
+        with signals_stop(), resources:
             try:
                 for one in replicas:
                     started.append(one)
@@ -88,21 +88,21 @@ def run(
             finally:
                 stop(started, clock)
     finally:
-        for one in started:  # what one wrote last may still be on its way; nothing that is left over holds it up now
+        for one in started:  # no leftover process holds the pipes open any more
             one.drain()
-    return Ended({one.name: code_of(one) for one in started}, seconds)
+    return Ended({one.name: exit_code_of(one) for one in started}, seconds)
 
 
-def code_of(ended: Running) -> int:
-    """Its exit code; what nobody could tell was no success."""
+def exit_code_of(ended: RunningReplica) -> int:
+    """Return a replica's exit code; an unknown one counts as killed."""
     code = ended.poll()
     return -signal.SIGKILL if code is None else code
 
 
-def wait(started: Sequence[Running], clock: Clock, seconds: float) -> bool:
-    """Until all have ended, or until one has failed and the others have had time to notice.
+def wait(started: Sequence[RunningReplica], clock: Clock, seconds: float) -> bool:
+    """Wait until all have ended, or one has failed and `PEERS_SECONDS` have passed.
 
-    Whether `seconds` were over before any of that.
+    Returns True if `seconds` passed before either.
     """
     begun, failed_at = clock.now(), float("inf")
     while None in (codes := [one.poll() for one in started]):
@@ -117,26 +117,26 @@ def wait(started: Sequence[Running], clock: Clock, seconds: float) -> bool:
     return False
 
 
-def preempt(started: Sequence[Running], clock: Clock, preemption: Preemption) -> float:
-    """SIGTERM, 30 seconds, SIGKILL; how long it took until all were gone. Ctrl-C ends it early, and goes on."""
+def preempt(started: Sequence[RunningReplica], clock: Clock, preemption: Preemption) -> float:
+    """Preempt all replicas (SIGTERM, 30 seconds, SIGKILL); return the seconds until all had exited."""
     preemption.begins()
     begun = clock.now()
-    ask(started, clock)
+    terminate_all(started, clock)
     for one in started:
         one.kill()
     return clock.now() - begun
 
 
-def stop(started: Sequence[Running], clock: Clock) -> None:
-    """SIGTERM, up to `GRACE_SECONDS`, SIGKILL. A second Ctrl-C goes straight to SIGKILL."""
+def stop(started: Sequence[RunningReplica], clock: Clock) -> None:
+    """Stop all replicas: SIGTERM, up to `GRACE_SECONDS`, SIGKILL. A second Ctrl-C sends SIGKILL at once."""
     with suppress(KeyboardInterrupt):
-        ask(started, clock)
+        terminate_all(started, clock)
     for one in started:
         one.kill()
 
 
-def ask(started: Sequence[Running], clock: Clock) -> None:
-    """SIGTERM to those that still run, and up to `GRACE_SECONDS` for them to end."""
+def terminate_all(started: Sequence[RunningReplica], clock: Clock) -> None:
+    """Send SIGTERM to the replicas that run, and wait up to `GRACE_SECONDS` for their end."""
     for one in started:
         one.terminate()
     deadline = clock.now() + GRACE_SECONDS

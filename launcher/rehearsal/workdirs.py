@@ -1,8 +1,8 @@
-"""Working directories of a rehearsal: each start gives every replica a fresh copy of the code, as a container has it.
+"""Working directories of a local run: each start gives every replica a fresh copy of the code, as in a container.
 
-The copy holds the image's files and nothing else, outside the source folder. It shares blocks with the source where the
-filesystem can (copy_file_range: btrfs, XFS), but its files are never hard links: a script that writes to one in place
-would change the source.
+The copy has exactly the files of the image and lies outside the source folder. It shares blocks with the source where
+the file system supports that (copy_file_range: btrfs, XFS). It has no hard links: a script that writes to a file in
+place would change the source.
 """
 
 from __future__ import annotations
@@ -23,50 +23,54 @@ from launcher.images.reproducible_tar import TIME, folders
 from launcher.images.source_files import File
 
 MTIME_NS: Final = TIME * 10**9
-"""Of every file of a copy, as in the image's layer: any other means that the file was written to."""
+"""Modification time of every copied file, as in the image's layer. A file with another one was written to."""
 
 
-class Left(NamedTuple):
-    """The files that one start wrote to its working directories. A job loses them with its container."""
+class WrittenFiles(NamedTuple):
+    """The files that one start wrote to its working directories. A job in the cloud loses them with its container."""
 
     folder: Path | None
-    """The folder that the files were moved to; None if they were removed."""
+    """The folder to which the files were moved; None: they were removed."""
     files: dict[str, int]
-    """REPLICA/PATH -> bytes."""
+    """REPLICA/PATH → bytes."""
     problem: str = ""
-    """Why not all of them could be moved; the others are lost."""
+    """Why some could not be moved and are lost."""
 
 
 class Code(NamedTuple):
-    """The user code that a start on this machine runs: in place of the image's /workspace."""
+    """The user code that a local run uses in place of the image's /workspace."""
 
     files: Sequence[File] = ()
     in_place: Path | None = None
-    """This folder itself is every replica's working directory; nothing is copied."""
+    """Use this folder as every replica's working directory; copy nothing."""
     keep: Callable[[], Path] | None = None
-    """Makes the folder for what a start leaves; None: it is removed, as a container's is."""
+    """Creates the folder for written files; None: they are removed, as with a container."""
 
 
 @contextmanager
 def working_directories(
-    code: Code, names: Sequence[str], scratch: Path, on_left: Callable[[Left], None]
+    code: Code, names: Sequence[str], scratch: Path, on_left: Callable[[WrittenFiles], None]
 ) -> Iterator[dict[str, Path]]:
-    """Yield each replica's working directory, below `scratch`; at the end move away what was written there.
+    """Yield each replica's working directory, below `scratch`; at the end keep or remove the files written there.
 
     Raises LaunchError: the code can't be copied.
     """
     if code.in_place:
         yield dict.fromkeys(names, code.in_place)
         return
-    made = {name: scratch / name / "workspace" for name in names}
-    for folder in made.values():
+    workdirs = {name: scratch / name / "workspace" for name in names}
+    for folder in workdirs.values():
         copy(code.files, folder)
     try:
-        yield made
+        yield workdirs
     finally:
-        found = {f"{name}/{path}": size for name, folder in made.items() for path, size in written(code.files, folder)}
+        found = {
+            f"{name}/{path}": size
+            for name, folder in workdirs.items()
+            for path, size in written_files(code.files, folder)
+        }
         if found:
-            on_left(kept(found, made, code.keep) if code.keep else Left(None, found))
+            on_left(move_files(found, workdirs, code.keep) if code.keep else WrittenFiles(None, found))
 
 
 @contextmanager
@@ -90,8 +94,8 @@ def copy(files: Sequence[File], to: Path) -> None:
                 copy_file(file.path, f"{to}/{file.name}")
     except OSError as error:
         raise LaunchError(
-            f"the code can't be copied to {to}: {error.filename or (file and file.path)}: {error.strerror}",
-            "Make room there or name another folder (TMPDIR=DIR), or run in the source folder: --in-place",
+            f"can't copy the code to {to}: {error.filename or (file and file.path)}: {error.strerror}",
+            "Free space there, or choose another folder (TMPDIR=DIR), or run in the source folder: --in-place",
         ) from error
 
 
@@ -103,7 +107,7 @@ def copy_file(source: Path, target: str) -> None:
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             copy_data(reading, writing)
-            os.fchmod(writing, mode)  # whatever the umask
+            os.fchmod(writing, mode)  # os.open applies the umask
             os.utime(writing, ns=(MTIME_NS, MTIME_NS))
         finally:
             os.close(writing)
@@ -124,13 +128,13 @@ def copy_data(reading: int, writing: int) -> None:
             shutil.copyfileobj(source, target)
 
 
-def written(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the files that a job created or changed below the copy of `files`; not Python's caches."""
+def written_files(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files that a job created or changed in a copy of `files`, except Python's caches."""
     own, top = {file.name for file in files}, str(folder)
     for parent, inside, names in os.walk(top):
         inside[:] = [name for name in inside if name != "__pycache__"]
         for name in inside:
-            opened(posixpath.join(parent, name))
+            make_accessible(posixpath.join(parent, name))
         for name in names:
             path = posixpath.join(parent, name)
             status, relative = os.lstat(path), path[len(top) + 1 :]
@@ -140,30 +144,30 @@ def written(files: Iterable[File], folder: Path) -> Iterator[tuple[str, int]]:
                 yield relative, status.st_size
 
 
-def opened(folder: str) -> None:
-    """Let its owner read and change a folder, if the job has forbidden that: its files could not be moved."""
+def make_accessible(folder: str) -> None:
+    """Give the owner all permissions on a folder, in case the job removed them: its files could not be moved."""
     with suppress(OSError):
         mode = os.lstat(folder).st_mode
-        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:  # a link may lead anywhere
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:  # not a link, which may point anywhere
             Path(folder).chmod(stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
-def kept(files: dict[str, int], made: dict[str, Path], keep: Callable[[], Path]) -> Left:
-    """Move files out of the working directories. A failure must not hide how the job ended, so none is raised."""
+def move_files(files: dict[str, int], workdirs: dict[str, Path], keep: Callable[[], Path]) -> WrittenFiles:
+    """Move files out of the working directories. Never raises: an error here must not hide how the job ended."""
     to = None
     try:
         to = keep()
         for name in files:
             replica, _, path = name.partition("/")
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(made[replica] / path, to / name)
+            shutil.move(workdirs[replica] / path, to / name)
     except OSError as error:
-        return Left(to, files, f"{error.filename or to}: {error.strerror}")
-    return Left(to, files)
+        return WrittenFiles(to, files, f"{error.filename or to}: {error.strerror}")
+    return WrittenFiles(to, files)
 
 
-def numbered(folder: Path) -> Path:
-    """Make and return the first of FOLDER/1, FOLDER/2, … that doesn't exist. Raises OSError."""
+def make_numbered_folder(folder: Path) -> Path:
+    """Create and return the first of FOLDER/1, FOLDER/2, … that does not exist. Raises OSError."""
     number = next(number for number in count(1) if not (folder / str(number)).exists())
     (folder / str(number)).mkdir(parents=True)
     return folder / str(number)

@@ -1,4 +1,4 @@
-"""Whose run it is: a run id belongs to one computation, and every attempt says to which."""
+"""Refuse to mix two computations under one run id."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from launcher.backend.request import differences, labels, machine_type, provisio
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, Job
 from launcher.plan.model import Attempt, Plan
-from launcher.runs.ledger import Facts, Ledger
+from launcher.runs.ledger import AttemptFacts, Ledger
 from launcher.runs.snapshot import RunSnapshot
 
 
 def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger) -> None:
-    """Whether all that is there of the run computes what the plan does. Raises UsageError, with what differs: a job
-    that isn't this run's for sure is neither followed nor cancelled."""
+    """Check that the run's jobs and attempts have the plan's identity: only such jobs are followed or cancelled.
+
+    Raises UsageError, with the differences.
+    """
     mine = identity_of(plan.attempts[0])
     for job in snapshot.jobs:
         if not mine and job.zone and IDENTITY_LABEL in job.labels:
-            raise UsageError(f"{job.run} in {job.zone} is a VM that trains", "For one to work on: another --name")
+            problem = f"the VM {job.run} in {job.zone} is a training job, not a workstation"
+            raise UsageError(problem, "Choose another name: --name NAME")
         if mine and job.state != GONE and job.labels.get(IDENTITY_LABEL) != mine:
             raise other_run(plan, job.request)
     if mine and any(entry.identity not in ("", mine) for entry in snapshot.entries):
@@ -29,23 +32,23 @@ def check_identity(plan: Plan, snapshot: RunSnapshot, ledger: Ledger) -> None:
 
 
 def other_run(plan: Plan, request: Mapping[str, Any]) -> UsageError:
-    """A run id that belongs to something else."""
+    """Return the error of a run id that belongs to another computation, with the differences to its `request`."""
     lines = differences(request, plan.attempts[0].request) if request else ()
-    what = "\n".join(f"  {line}" for line in lines) or "  the code, the requirements or who launches it differ"
+    text = "\n".join(f"  {line}" for line in lines) or "  different code, requirements or user"
     return UsageError(
-        f"run {plan.run} is another one, in which (its → this):\n{what}",
-        "Without --run-id and --resume it is a run of its own; --new takes the next number.",
+        f"run {plan.run} has another spec or code (its → this):\n{text}",
+        "For a separate run, leave out --run-id and --resume; --new takes the next number.",
     )
 
 
 def identity_of(attempt: Attempt) -> str:
-    """What is computed and for whom, as a hash."""
+    """Return the hash of what an attempt computes and for whom."""
     return labels(attempt.request).get(IDENTITY_LABEL, "")
 
 
-def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
-    """What its lock says of an attempt."""
-    return Facts(
+def facts_of(attempt: Attempt, number: int, in_round: int) -> AttemptFacts:
+    """Return the facts for the lock of a planned attempt."""
+    return AttemptFacts(
         number=number,
         round=in_round,
         region=attempt.region,
@@ -57,9 +60,9 @@ def facts_of(attempt: Attempt, number: int, in_round: int) -> Facts:
     )
 
 
-def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
-    """What the lock says of an attempt whose job is there already."""
-    return Facts(
+def facts_of_job(job: Job, number: int, in_round: int) -> AttemptFacts:
+    """Return the facts for the lock of an attempt whose job already exists."""
+    return AttemptFacts(
         number=number,
         round=in_round,
         region=job.region,
@@ -71,7 +74,7 @@ def facts_of_job(job: Job, number: int, in_round: int) -> Facts:
 
 
 def request_id(run: str, where: str, number: int, plan_digest: str, writer: str = "") -> str:
-    """Return the attempt's UUID. By it the service recognises a repeated request, and the VM's operation shows from
-    which plan the VM was created. Without a lock another launch may use the same number: then `writer` makes the id
-    unique."""
+    """Return the UUID of an attempt's create request. The service uses it to recognise a repeated request, and it
+    records in the VM's operation which plan the VM was created from. Without a lock another launch may use the same
+    number; then `writer` makes the id unique."""
     return str(uuid5(NAMESPACE_URL, "/".join(filter(None, (run, where, str(number), plan_digest, writer)))))

@@ -1,11 +1,11 @@
-"""The run folder's attempts, as those who launch keep them: one lock, one job and one end for each.
+"""The ledger of a run's attempts in its folder: a lock, a job and an end for each.
 
-    attempts/0002.json           the lock: whoever created it, and nobody else, may send one create request
-    attempts/0002.job            the job that came of it
-    attempts/0002.verdict.json   how it ended, by whoever noted it first
+    attempts/0002.json           the lock: only the launch that created it may send the one create request
+    attempts/0002.job            the job that this request created
+    attempts/0002.verdict.json   how the attempt ended
 
-Only a create-only object can decide between launches that know nothing of each other. All times that matter are the
-bucket's own: a machine's clock may be a day off.
+A create-only object decides between launches that know nothing of each other. All times that decide something are the
+bucket's: a machine's clock may be a day off.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from launcher.jobs.job import RESOURCE
 from launcher.plan.binding import Stored, digest, read
 from launcher.plan.model import Plan
 from launcher.runs.attempts import Entry, EntryEnd, is_provisional, prevails
-from launcher.runs.logs.line import cut
+from launcher.runs.logs.line import split_lines
 
 T = TypeVar("T")
 
 LOCK = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.json")
 CLAIM = re.compile(rf"{contract.ATTEMPTS}/(\d{{4,}})\.claim")
 READERS: Final = 8
-"""Objects that are read at once."""
-NOT_OURS: Final = Entry(
+"""Objects read in parallel."""
+LOCAL_ATTEMPT: Final = Entry(
     number=0,
     round=0,
     region="",
@@ -50,13 +50,13 @@ NOT_OURS: Final = Entry(
     identity="",
     writer="",
     time=0.0,
-    end=EntryEnd(state=None, kind="lost", scope="transient", cause="it was no attempt in the cloud"),
+    end=EntryEnd(state=None, kind="lost", scope="transient", cause="not an attempt in the cloud"),
 )
-"""A lock that says nothing we understand: `launch local` wrote it. Its number is taken, and that is all."""
+"""The entry for a lock in another format, which `launch local` wrote: it only takes a number."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
-    """What a lock says of the attempt that is about to be made. `spec` is a hash of the whole spec."""
+class AttemptFacts(Struct, frozen=True, kw_only=True):
+    """The facts that a lock records of the attempt about to be submitted. `spec` is a hash of the whole spec."""
 
     number: int
     round: int
@@ -68,9 +68,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     spec: str = ""
 
 
-class Lock(Struct, frozen=True, kw_only=True):
-    """The lock's object. `writer` makes its content unlike any other's: by that a create whose answer was lost is
-    known again as one's own."""
+class LockRecord(Struct, frozen=True, kw_only=True):
+    """The content of a lock. The random `writer` makes it unique, so a launch recognises its own lock even if the
+    response to its write was lost."""
 
     round: int
     region: str
@@ -84,57 +84,57 @@ class Lock(Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Protocol):
-    """Where attempts are noted."""
+    """A record of a run's attempts."""
 
     @property
     def locks(self) -> bool:
-        """Whether it keeps launches apart that know nothing of each other."""
+        """Return whether its locks also exclude launches on other machines."""
 
     def entries(self) -> tuple[Entry, ...]:
-        """All attempts so far, in their order."""
+        """Return all attempts so far, in order."""
 
-    def lock(self, facts: Facts) -> Entry | None:
-        """The attempt, if it is ours alone now; None: somebody else has that number."""
+    def lock(self, facts: AttemptFacts) -> Entry | None:
+        """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
 
     def note_job(self, number: int, name: str) -> None:
-        """Note the job that came of an attempt."""
+        """Record the job that an attempt created."""
 
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
-        """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
+        """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
 
-    def age(self, number: int) -> float:
-        """Seconds since an attempt was locked, at least; by the bucket's clock."""
+    def lock_age(self, number: int) -> float:
+        """Return the seconds since an attempt was locked, by the bucket's clock; a lower bound."""
 
-    def written(self, number: int) -> float | None:
-        """When an attempt was locked: Unix seconds by Google's clock; None: that isn't known."""
+    def locked_at(self, number: int) -> float | None:
+        """Return when an attempt was locked, in Unix seconds by Google's clock; None: unknown."""
 
-    def since(self, moment: float) -> float:
-        """Seconds since a moment of Google's clock, at least; 0 where that can't be known."""
+    def seconds_since(self, moment: float) -> float:
+        """Return the seconds since a time of Google's clock, as a lower bound; 0: unknown."""
 
-    def holder(self, number: int) -> str:
-        """The id of the job whose nodes have claimed an attempt; empty: none has."""
+    def claimed_by(self, number: int) -> str:
+        """Return the id of the job whose nodes claimed an attempt; empty: none did."""
 
-    def holders(self) -> Sequence[str]:
-        """The ids of all jobs that have claimed an attempt, the newest claim last; none where that isn't seen."""
+    def claiming_jobs(self) -> Sequence[str]:
+        """Return the ids of all jobs that claimed an attempt, the newest claim last; empty if unknown."""
 
     def stored(self) -> Stored | None:
-        """The plan that the newest launch has left."""
+        """Return the plan that the newest launch stored."""
 
     def write_plan(self, plan: Plan) -> None:
-        """Leave the plan and its spec beside the attempts."""
+        """Store the plan and its spec in the run folder."""
 
-    def forgive(self) -> None:
-        """Remove what forbids the run to start again."""
+    def allow_restart(self) -> None:
+        """Remove the marker that keeps the run's nodes from starting again."""
 
 
 class BucketLedger:
-    """The attempts in a run folder. Where access to it is refused (403), it goes on as a MemoryLedger and says so once:
-    whoever launches need not be the one who may write there.
+    """The attempts in a run folder. If access is refused (403), it reports that once and continues as a MemoryLedger:
+    the user who launches may lack write access that the job's service account has.
 
-    All verbs raise UsageError (there is no such bucket, or it can't be used), NotAuthorised (the credentials are not
-    accepted) and UnreachableError (no answer for as long as a call waits).
+    All methods raise UsageError (the bucket does not exist or can't be used), NotAuthorised (credentials rejected) and
+    UnreachableError (no answer until the timeout).
     """
 
     def __init__(
@@ -146,136 +146,138 @@ class BucketLedger:
         project: str = "PROJECT",
         region: str = "REGION",
     ) -> None:
-        """Project and region are for the command that makes a missing bucket."""
+        """`project` and `region` are for the command in an error that creates a missing bucket."""
         self._storage = storage
         self._clock = clock
         self._say = say
-        self._make = {"PROJECT": project, "REGION": region}
+        self._error_values = {"PROJECT": project, "REGION": region}
         self._memory: MemoryLedger | None = None
-        self._read: dict[str, bytes] = {}
-        self._ahead: float | None = None
+        self._cache: dict[str, bytes] = {}
+        self._clock_offset: float | None = None
 
     @classmethod
     def open(
         cls, folder: str, clock: Clock = REAL, say: Callable[[str], None] = lambda _: None, **make: str
     ) -> BucketLedger:
-        """The ledger of a run folder; nothing is read yet. Raises UsageError: the folder can't be used."""
+        """Return the ledger of a run folder without reading it yet. Raises UsageError: the folder can't be used."""
         return cls(open_folder(folder), clock, say, **make)
 
     @property
     def locks(self) -> bool:
-        """Whether it keeps launches apart that know nothing of each other."""
+        """Return whether its locks also exclude launches on other machines: not after a 403."""
         return self._memory is None
 
     def entries(self) -> tuple[Entry, ...]:
-        """All attempts so far, in their order. One that `launch local` made has ended, wherever it is."""
+        """Return all attempts so far, in order. Those of `launch local` count as ended."""
         return self._either(self._entries, lambda memory: memory.entries())
 
-    def lock(self, facts: Facts) -> Entry | None:
-        """The attempt, if it is ours alone now; None: somebody else has that number."""
+    def lock(self, facts: AttemptFacts) -> Entry | None:
+        """Lock an attempt's number for this launch, and return the attempt; None: another launch has that number."""
         return self._either(lambda: self._lock(facts), lambda memory: memory.lock(facts))
 
     def note_job(self, number: int, name: str) -> None:
-        """Note the job that came of an attempt."""
+        """Record the job that an attempt created."""
         self._either(lambda: self._note_job(number, name), lambda memory: memory.note_job(number, name))
 
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
-        """Note how an attempt ended, and return what holds: what was noted before, unless this `prevails`."""
+        """Record how an attempt ended, and return the end that is valid: an earlier record unless this `prevails`."""
         return self._either(
             lambda: self._note_end(number, end_of(diagnosis, state, billed, waited)),
             lambda memory: memory.note_end(number, diagnosis, state, billed, waited),
         )
 
-    def age(self, number: int) -> float:
-        """Seconds since an attempt was locked, at least."""
-        return self._either(lambda: self._now() - (self._written(number) or 0.0), lambda memory: memory.age(number))
+    def lock_age(self, number: int) -> float:
+        """Return the seconds since an attempt was locked, by the bucket's clock; a lower bound."""
+        return self._either(
+            lambda: self._now() - (self._locked_at(number) or 0.0), lambda memory: memory.lock_age(number)
+        )
 
-    def written(self, number: int) -> float | None:
-        """When an attempt was locked: Unix seconds by the bucket's clock; None: that isn't known."""
-        return self._either(lambda: self._written(number), lambda memory: memory.written(number))
+    def locked_at(self, number: int) -> float | None:
+        """Return when an attempt was locked, in Unix seconds by the bucket's clock; None: unknown."""
+        return self._either(lambda: self._locked_at(number), lambda memory: memory.locked_at(number))
 
-    def since(self, moment: float) -> float:
-        """Seconds since a moment of Google's clock, at least; 0 where that can't be known."""
-        return self._either(lambda: max(0.0, self._now() - moment), lambda memory: memory.since(moment))
+    def seconds_since(self, moment: float) -> float:
+        """Return the seconds since a time of Google's clock, as a lower bound; 0: unknown."""
+        return self._either(lambda: max(0.0, self._now() - moment), lambda memory: memory.seconds_since(moment))
 
-    def holder(self, number: int) -> str:
-        """The id of the job whose nodes have claimed an attempt; empty: none has."""
-        return self._either(lambda: self._holder(number), lambda memory: memory.holder(number))
+    def claimed_by(self, number: int) -> str:
+        """Return the id of the job whose nodes claimed an attempt; empty: none did."""
+        return self._either(lambda: self._claimed_by(number), lambda memory: memory.claimed_by(number))
 
-    def holders(self) -> Sequence[str]:
-        """The ids of all jobs whose nodes have claimed an attempt, the newest claim last."""
-        return self._either(self._holders, lambda memory: memory.holders())
+    def claiming_jobs(self) -> Sequence[str]:
+        """Return the ids of all jobs whose nodes claimed an attempt, the newest claim last."""
+        return self._either(self._claiming_jobs, lambda memory: memory.claiming_jobs())
 
     def stored(self) -> Stored | None:
-        """The plan that the newest launch has left; None: none, or one that this launch can't read."""
+        """Return the plan that the newest launch stored; None: no plan, or one that this version can't read."""
         return self._either(lambda: read(self._content(contract.PLAN)), lambda memory: memory.stored())
 
     def write_plan(self, plan: Plan) -> None:
-        """Leave the plan and its spec beside the attempts."""
+        """Store the plan and its spec in the run folder."""
         self._either(lambda: self._write_plan(plan), lambda memory: memory.write_plan(plan))
 
-    def forgive(self) -> None:
-        """Remove what forbids the run to start again."""
-        self._either(lambda: self._storage.delete(contract.TERMINAL), lambda memory: memory.forgive())
+    def allow_restart(self) -> None:
+        """Remove the marker that keeps the run's nodes from starting again."""
+        self._either(lambda: self._storage.delete(contract.TERMINAL), lambda memory: memory.allow_restart())
 
-    def _either(self, there: Callable[[], T], here: Callable[[MemoryLedger], T]) -> T:
-        """What the folder answers, or what this process knows by itself once the folder has refused it."""
+    def _either(self, in_bucket: Callable[[], T], in_memory: Callable[[MemoryLedger], T]) -> T:
+        """Call `in_bucket`, or `in_memory` once the bucket has refused access."""
         memory = self._memory
         if memory is None:
             try:
-                return there()
+                return in_bucket()
             except OutputError as error:
-                memory = self._refused(error)
-        return here(memory)
+                memory = self._fall_back(error)
+        return in_memory(memory)
 
-    def _refused(self, error: OutputError) -> MemoryLedger:
-        """Go on without the folder after a 403; raises the folder's error in launch's words otherwise."""
+    def _fall_back(self, error: OutputError) -> MemoryLedger:
+        """Continue in memory after a 403; raise any other error as a LaunchError."""
         if status_of(error) != 403:
-            raise explain_error(error, self._make) from error
-        known = sorted(int(found[1]) for name in self._read if (found := LOCK.fullmatch(name)))
+            raise explain_error(error, self._error_values) from error
+        known = sorted(int(found[1]) for name in self._cache if (found := LOCK.fullmatch(name)))
         self._memory = MemoryLedger(self._clock, [self._entry(number) for number in known])
-        self._say(f"{error}; so only the look-up of jobs by their label keeps two launches of this run apart")
+        self._say(f"{error};\nonly the look-up of jobs by their label prevents two jobs for this run")
         return self._memory
 
     def _entries(self) -> tuple[Entry, ...]:
-        """From one list of names, and what they hold. What can't change isn't read again."""
+        """List the objects once and read those that are new or may have changed."""
         names = self._storage.list(f"{contract.ATTEMPTS}/")
         numbers = sorted(int(found[1]) for name in names if (found := LOCK.fullmatch(name)))
         parts = (contract.attempt_lock, contract.attempt_job, contract.attempt_verdict)
-        wanted = {part(number) for number in numbers for part in parts} & {*names} - {*self._read}
-        if wanted:
+        unread = {part(number) for number in numbers for part in parts} & {*names} - {*self._cache}
+        if unread:
             with ThreadPoolExecutor(READERS) as threads:
-                found_there = zip(wanted, threads.map(self._content, wanted), strict=True)
-                self._read.update((name, content) for name, content in found_there if content)
+                contents = zip(unread, threads.map(self._content, unread), strict=True)
+                self._cache.update((name, content) for name, content in contents if content)
         entries = tuple(map(self._entry, numbers))
         for entry in entries:
             if entry.end and is_provisional(entry.end):
-                self._read.pop(contract.attempt_verdict(entry.number), None)
+                self._cache.pop(contract.attempt_verdict(entry.number), None)
         return entries
 
     def _entry(self, number: int) -> Entry:
-        """An attempt as it was read."""
-        locked = decoded(self._read.get(contract.attempt_lock(number), b""), Lock)
-        if locked is None:
-            return replace(NOT_OURS, number=number)
-        name = text_of(self._read.get(contract.attempt_job(number), b""), "name")
-        end = decoded(self._read.get(contract.attempt_verdict(number), b""), EntryEnd)
+        """Build an attempt from the cached objects."""
+        record = decode_json(self._cache.get(contract.attempt_lock(number), b""), LockRecord)
+        if record is None:
+            return replace(LOCAL_ATTEMPT, number=number)
+        name = json_field(self._cache.get(contract.attempt_job(number), b""), "name")
+        end = decode_json(self._cache.get(contract.attempt_verdict(number), b""), EntryEnd)
         if end:
-            end = replace(end, cause=fit(end.cause), fix=fit(end.fix))
-        return replace(entry_of_lock(number, locked), job=name if RESOURCE.fullmatch(name) else None, end=end)
+            end = replace(end, cause=without_control_characters(end.cause), fix=without_control_characters(end.fix))
+        return replace(entry_of_lock(number, record), job=name if RESOURCE.fullmatch(name) else None, end=end)
 
-    def _holder(self, number: int) -> str:
-        return text_of(self._content(contract.claim(number)), "job")
+    def _claimed_by(self, number: int) -> str:
+        return json_field(self._content(contract.claim(number)), "job")
 
-    def _holders(self) -> Sequence[str]:
-        """Also beyond the newest lock: a job that was launched without one takes the next number."""
+    def _claiming_jobs(self) -> Sequence[str]:
+        """Includes numbers beyond the newest lock: a job that was launched without a lock claims the next number."""
         names = self._storage.list(f"{contract.ATTEMPTS}/")
         numbers = sorted(int(found[1]) for name in names if (found := CLAIM.fullmatch(name)))
-        return [job for job in map(self._holder, numbers) if job]
+        return [job for job in map(self._claimed_by, numbers) if job]
 
-    def _lock(self, facts: Facts) -> Entry | None:
+    def _lock(self, facts: AttemptFacts) -> Entry | None:
         body = lock_of(facts)
         try:
             self._storage.write(contract.attempt_lock(facts.number), msgspec.json.encode(body), create=True)
@@ -290,24 +292,24 @@ class BucketLedger:
             try:
                 self._storage.swap(name, content, version)
                 return end
-            except FileExistsError:  # noted by somebody else, maybe just now
-                noted, version = self._versioned(name)
-            there = decoded(noted, EntryEnd)
-            if there and not prevails(end, there):
-                return there
+            except FileExistsError:  # another launch recorded an end
+                recorded, version = self._versioned(name)
+            earlier = decode_json(recorded, EntryEnd)
+            if earlier and not prevails(end, earlier):
+                return earlier
 
     def _note_job(self, number: int, name: str) -> None:
         self._storage.write(contract.attempt_job(number), as_json({"name": name}))
 
     def _write_plan(self, plan: Plan) -> None:
-        """Only where it differs: of ten launches at once each wants to, and a bucket takes one write a second."""
+        """Write only what differs: several launches may do this at once, and an object takes one write a second."""
         text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
         if self._content(contract.PLAN) != text:
             self._storage.write(contract.SPEC, as_yaml(plan.spec))
             self._storage.write(contract.PLAN, text)
 
     def _content(self, name: str) -> bytes:
-        """Empty if it isn't there."""
+        """Return an object's content; empty if it does not exist."""
         try:
             return self._storage.read(name)
         except FileNotFoundError:
@@ -320,29 +322,29 @@ class BucketLedger:
         except FileNotFoundError:
             return b"", ""
 
-    def _written(self, number: int) -> float | None:
-        """None: somebody has removed the lock."""
+    def _locked_at(self, number: int) -> float | None:
+        """None: the lock was deleted."""
         try:
             return self._storage.written(contract.attempt_lock(number))
         except FileNotFoundError:
             return None
 
     def _now(self) -> float:
-        """The bucket's clock, never ahead of it: the time of an object that had just been written, and what has gone
-        by here since that answer."""
-        if self._ahead is None:
+        """Return the time by the bucket's clock, never ahead of it: the timestamp of an object written once, plus the
+        time measured here since then."""
+        if self._clock_offset is None:
             self._storage.write(contract.NOW, secrets.token_hex(8).encode())
-            self._ahead = self._storage.written(contract.NOW) - self._clock.now()
-        return self._clock.now() + self._ahead
+            self._clock_offset = self._storage.written(contract.NOW) - self._clock.now()
+        return self._clock.now() + self._clock_offset
 
 
 class MemoryLedger:
-    """Without a run folder: the attempts of this process only, and no locks."""
+    """A ledger without a run folder: it knows this process's attempts only and has no locks."""
 
     def __init__(self, clock: Clock = REAL, entries: Sequence[Entry] = ()) -> None:
         self._clock = clock
         self._entries = {entry.number: entry for entry in entries}
-        self._locked = dict.fromkeys(self._entries, clock.now())  # at least as old as that
+        self._locked_times = dict.fromkeys(self._entries, clock.now())  # an upper bound
         self._plan: Plan | None = None
 
     @property
@@ -352,10 +354,10 @@ class MemoryLedger:
     def entries(self) -> tuple[Entry, ...]:
         return tuple(entry for _, entry in sorted(self._entries.items()))
 
-    def lock(self, facts: Facts) -> Entry | None:
+    def lock(self, facts: AttemptFacts) -> Entry | None:
         if facts.number in self._entries:
             return None
-        self._locked[facts.number] = self._clock.now()
+        self._locked_times[facts.number] = self._clock.now()
         return self._entries.setdefault(facts.number, entry_of_lock(facts.number, lock_of(facts)))
 
     def note_job(self, number: int, name: str) -> None:
@@ -365,27 +367,27 @@ class MemoryLedger:
     def note_end(
         self, number: int, diagnosis: Diagnosis, state: str | None, billed: float = 0.0, waited: float = 0.0
     ) -> EntryEnd:
-        known, end = self._entries.get(number), end_of(diagnosis, state, billed, waited)
-        if known is None:
+        entry, end = self._entries.get(number), end_of(diagnosis, state, billed, waited)
+        if entry is None:
             return end
-        if known.end is None or prevails(end, known.end):
-            known = self._entries[number] = replace(known, end=end)
-        return known.end or end
+        if entry.end is None or prevails(end, entry.end):
+            entry = self._entries[number] = replace(entry, end=end)
+        return entry.end or end
 
-    def age(self, number: int) -> float:
+    def lock_age(self, number: int) -> float:
         now = self._clock.now()
-        return now - self._locked.get(number, now)
+        return now - self._locked_times.get(number, now)
 
-    def written(self, number: int) -> float | None:
+    def locked_at(self, number: int) -> float | None:
         return None
 
-    def since(self, moment: float) -> float:
+    def seconds_since(self, moment: float) -> float:
         return 0.0
 
-    def holder(self, number: int) -> str:
+    def claimed_by(self, number: int) -> str:
         return ""
 
-    def holders(self) -> Sequence[str]:
+    def claiming_jobs(self) -> Sequence[str]:
         return ()
 
     def stored(self) -> Stored | None:
@@ -394,43 +396,43 @@ class MemoryLedger:
     def write_plan(self, plan: Plan) -> None:
         self._plan = plan
 
-    def forgive(self) -> None:
-        """Nothing is there that could forbid anything."""
+    def allow_restart(self) -> None:
+        """Do nothing: without a run folder no marker exists."""
 
 
-def lock_of(facts: Facts) -> Lock:
-    """The lock's object, this launch's own. Its time is for people: by this machine's clock."""
-    known = {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "number"}
-    return Lock(**known, writer=secrets.token_hex(8), time=time.time())
+def lock_of(facts: AttemptFacts) -> LockRecord:
+    """Return the content of this launch's lock. Its time is by this machine's clock, for people only."""
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "number"}
+    return LockRecord(**fields, writer=secrets.token_hex(8), time=time.time())
 
 
-def entry_of_lock(number: int, lock: Lock) -> Entry:
-    """An attempt of which nothing but the lock is known."""
-    known = {name: getattr(lock, name) for name in lock.__struct_fields__ if name != "spec"}
-    return Entry(number=number, **known)
+def entry_of_lock(number: int, record: LockRecord) -> Entry:
+    """Return the attempt that a lock describes, without job and end."""
+    fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "spec"}
+    return Entry(number=number, **fields)
 
 
 def end_of(diagnosis: Diagnosis, state: str | None, billed: float, waited: float) -> EntryEnd:
-    """A diagnosis as the end of an attempt, now by this machine's clock."""
-    known = {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
-    return EntryEnd(**known, state=state, time=time.time(), billed=billed, waited=waited)
+    """Return a diagnosis as the end of an attempt, now by this machine's clock."""
+    fields = {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
+    return EntryEnd(**fields, state=state, time=time.time(), billed=billed, waited=waited)
 
 
-def decoded(text: bytes, kind: type[T]) -> T | None:
-    """JSON as data of that kind; None if it is none."""
+def decode_json(text: bytes, kind: type[T]) -> T | None:
+    """Decode JSON as `kind`; None if it does not match."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError:
         return None
 
 
-def fit(text: str) -> str:
+def without_control_characters(text: str) -> str:
     """Return `text` without control characters except line ends: it is shown, and others can write to the folder."""
-    return "\n".join(cut(text))
+    return "\n".join(split_lines(text))
 
 
-def text_of(text: bytes, field: str) -> str:
-    """One field of a JSON object; empty if there is none."""
+def json_field(text: bytes, field: str) -> str:
+    """Return one field of a JSON object as text; empty if it has none."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -439,12 +441,12 @@ def text_of(text: bytes, field: str) -> str:
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:
-    """JSON, always the same for the same content."""
+    """Encode as JSON with sorted keys, so that equal content gives equal bytes."""
     return json.dumps(content, sort_keys=True).encode()
 
 
 def as_yaml(spec: Mapping[str, Any]) -> bytes:
-    """A spec that `launch` reads again: without aliases, which its reader refuses."""
+    """Encode a spec as YAML without aliases, which launch's reader refuses."""
     import yaml
 
     class Plain(yaml.SafeDumper):

@@ -1,4 +1,4 @@
-"""What is there of a run: its attempts in the ledger and its jobs in the cloud, seen at one moment."""
+"""A run at one moment: its attempts in the ledger and its jobs in the cloud."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from launcher.runs.attempts import Entry
 from launcher.runs.ledger import Ledger
 
 SLACK_SECONDS: Final = 30.0
-"""Between the clocks of two of Google's services, and for a job that was created while the next lock was written."""
-AT_ONCE_SECONDS: Final = 60.0
-"""Between the VMs of two launches at the same moment."""
+"""Tolerance for the difference between two Google services' clocks, and for a job that was created while the next lock
+was written."""
+CONCURRENT_SECONDS: Final = 60.0
+"""VMs created within so many seconds of each other may come from two concurrent launches."""
 
 
 class RunSnapshot(NamedTuple):
-    """Attempts, which were read first, and jobs (the newest first); `age` answers how many seconds ago the jobs were
-    asked for.
+    """A run's attempts and jobs (newest first). `age` returns the seconds since the jobs were listed.
 
-    The order matters: a job that an attempt names must be among the jobs, and a lock that is written after the entries
-    were read has the next number, which nobody can then take who acts upon this look.
+    The attempts are read before the jobs: a job that an attempt names must be among the jobs. And if another launch
+    writes a lock after the attempts were read, it takes the next number, so a launch that acts on this snapshot can't.
     """
 
     entries: tuple[Entry, ...]
@@ -35,63 +35,64 @@ class RunSnapshot(NamedTuple):
 
     @property
     def newest(self) -> Entry | None:
-        """The newest attempt in the cloud."""
+        """Return the newest attempt in the cloud."""
         return newest_of(self.entries)
 
     @property
-    def decided(self) -> Entry | None:
-        """The newest attempt of the newest round that came to an end of its own: what was lost, a duplicate above all,
-        takes nothing back."""
+    def last_outcome(self) -> Entry | None:
+        """Return the newest attempt of the newest round with an end other than lost. A lost attempt, for example a
+        duplicate, does not change the run's outcome."""
         return next((one for one in reversed(self.tries(self.round)) if one.end and one.end.kind != "lost"), None)
 
     @property
     def next_number(self) -> int:
-        """The number that a lock upon this look takes."""
+        """Return the number for the next lock."""
         return self.entries[-1].number + 1 if self.entries else 1
 
     @property
     def round(self) -> int:
-        """The newest round; 0: there was none."""
+        """Return the newest round; 0: none yet."""
         return max((entry.round for entry in self.entries), default=0)
 
     def used_seconds(self, shutdown: int) -> float:
         """Return the seconds that the run's jobs were billed so far: each from start to end plus its shutdown. For jobs
         that can no longer be read (mostly VMs) the recorded time counts."""
-        seen = {job.name for job in self.jobs}
-        noted = (one.end.billed for one in self.entries if one.end and one.job not in seen)
-        times = [*(job.billed for job in self.jobs), *noted]
+        readable = {job.name for job in self.jobs}
+        recorded = (one.end.billed for one in self.entries if one.end and one.job not in readable)
+        times = [*(job.billed for job in self.jobs), *recorded]
         return sum(times) + shutdown * sum(time > 0 for time in times)
 
     def tries(self, in_round: int) -> list[Entry]:
-        """The attempts of one round."""
+        """Return the attempts of one round."""
         return [entry for entry in self.entries if entry.round == in_round]
 
     def is_new(self, job: Job) -> bool:
-        """Whether this look knows nothing of a job."""
+        """Return whether a job is neither among the jobs nor named by an attempt."""
         return all(job.name != one.name for one in self.jobs) and all(job.name != one.job for one in self.entries)
 
-    def unnamed(self) -> list[Job]:
-        """The jobs that no attempt names, the newest first."""
-        named = {entry.job for entry in self.entries}
-        return [job for job in self.jobs if job.name not in named]
+    def unrecorded_jobs(self) -> list[Job]:
+        """Return the jobs that no attempt names, newest first."""
+        recorded = {entry.job for entry in self.entries}
+        return [job for job in self.jobs if job.name not in recorded]
 
-    def job_of(self, entry: Entry, written: Callable[[int], float | None]) -> Job | None:
-        """The job of the newest attempt: the one that it names; or, when its maker died before that, the first one in
-        its region since its lock."""
+    def job_of(self, entry: Entry, locked_at: Callable[[int], float | None]) -> Job | None:
+        """Return the job of the newest attempt: the recorded one or, if the launch died before it recorded one, the
+        first job in the attempt's placement since its lock."""
         if entry.job:
             return next((job for job in self.jobs if job.name == entry.job), None)
-        there = [job for job in self.unnamed() if job.place == entry.where]
-        locked = written(entry.number) if there else None
-        return next((job for job in reversed(there) if locked is None or job.created >= locked - SLACK_SECONDS), None)
+        candidates = [job for job in self.unrecorded_jobs() if job.place == entry.where]
+        locked = locked_at(entry.number) if candidates else None
+        oldest_first = reversed(candidates)
+        return next((job for job in oldest_first if locked is None or job.created >= locked - SLACK_SECONDS), None)
 
 
 def newest_of(entries: Sequence[Entry]) -> Entry | None:
-    """The newest attempt in the cloud; one of `launch local` in the same folder only takes a number."""
+    """Return the newest attempt in the cloud, or None. Attempts of `launch local` in the same folder don't count."""
     return next((entry for entry in reversed(entries) if entry.round), None)
 
 
 class RunObserver:
-    """Looks at one run: called, it answers what is there now."""
+    """Take snapshots of one run, one per call."""
 
     def __init__(
         self,
@@ -99,66 +100,66 @@ class RunObserver:
         service: Service,
         ledger: Ledger,
         stopwatch: Callable[[], Callable[[], float]],
-        also: Iterable[str] | None,
+        extra_regions: Iterable[str] | None,
     ) -> None:
-        """`also`: where else to look, once, if there is no ledger; None: wherever Vertex AI trains. A list
-        of VMs is of all zones anyway."""
+        """`extra_regions`: searched once if there are no locks; None: all regions with Vertex AI training. A search
+        for VMs covers all zones anyway."""
         self._filter = f'labels.{RUN_LABEL}="{plan.run}"'  # a value with dashes may need its quotes (AIP-160)
         self._places = tuple(dict.fromkeys(attempt.where for attempt in plan.attempts))
         self._is_vm = plan.target == "vm"
         self._plan, self._run, self._service, self._ledger = plan, plan.run, service, ledger
-        self._stopwatch, self._also = stopwatch, also
-        self._has_looked = False
-        self._beside: tuple[Job, ...] = ()
+        self._stopwatch, self._extra_regions = stopwatch, extra_regions
+        self._searched_extra = False
+        self._ended_elsewhere: tuple[Job, ...] = ()
 
     def __call__(self) -> RunSnapshot:
-        """Raises UnreachableError and its like: a region that a job may be in can't be read."""
+        """Take a snapshot. Raises LaunchError, mostly UnreachableError: a region that may have a job can't be read."""
         entries = self._ledger.entries()
         age = self._stopwatch()
         jobs = self.jobs(entries)
         return RunSnapshot(entries, (*jobs, *self._missing(entries, jobs)), age)
 
     def jobs(self, entries: Sequence[Entry]) -> tuple[Job, ...]:
-        """The run's jobs, the newest first.
+        """Return the run's jobs, newest first.
 
-        Without a ledger nothing tells of another region that was named before: the first look goes there too, as far
-        as they can be read. They aren't waited for again, and what has ended there stays as it is.
+        Without a ledger, earlier launches may have used regions that are not in this plan. The first call searches
+        those too, as far as they can be read; later calls reuse the ended jobs found there.
         """
         needed = dict.fromkeys([*self._places, *(entry.where for entry in entries if entry.region)])
-        extra = [] if self._has_looked or self._ledger.locks else self._elsewhere()
+        extra = [] if self._searched_extra or self._ledger.locks else self._regions_to_search()
         found = self._service.find(self._filter, [*needed, *extra], partly=True)
         for region in needed:
             if region in found.unread:
                 raise found.unread[region]
-        mine = {job.name: job for job in found.jobs if job.run == self._run}  # whatever the service makes of a filter
+        jobs = {job.name: job for job in found.jobs if job.run == self._run}  # in case the service ignores the filter
         if extra:
-            self._has_looked = True
-            self._beside = tuple(job for job in mine.values() if job.place not in needed and job.is_over)
-        mine = {**{job.name: job for job in self._beside}, **mine}
-        return tuple(sorted(mine.values(), key=lambda job: (-job.created, job.name)))
+            self._searched_extra = True
+            self._ended_elsewhere = tuple(job for job in jobs.values() if job.place not in needed and job.is_over)
+        jobs = {**{job.name: job for job in self._ended_elsewhere}, **jobs}
+        return tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name)))
 
-    def _elsewhere(self) -> Sequence[str]:
+    def _regions_to_search(self) -> Sequence[str]:
         from launcher import catalog
 
         if self._is_vm:
             return []
-        return catalog.load().training_regions if self._also is None else list(self._also)
+        return catalog.load().training_regions if self._extra_regions is None else list(self._extra_regions)
 
     def _missing(self, entries: Sequence[Entry], jobs: Sequence[Job]) -> list[Job]:
-        """The newest attempt's job by its name, if the list left it out: lists may be late, and jobs deleted."""
+        """Get the newest attempt's job by name if it was not listed: lists may lag, and jobs may be deleted."""
         newest = newest_of(entries)
         if newest is None or not newest.is_open or not newest.job or any(job.name == newest.job for job in jobs):
             return []
         with suppress(GoneError):
-            job = filled(self._service.get(newest.job), newest, self._plan)
-            if job.run == self._run:  # the folder may name any job
+            job = with_request(self._service.get(newest.job), newest, self._plan)
+            if job.run == self._run:  # others can write to the folder, so it may name any job
                 return [job]
         labels = {RUN_LABEL: self._run}
         return [Job(name=newest.job, region=newest.region, state=GONE, created=0.0, labels=labels)]
 
 
-def noted_job(entry: Entry) -> Job:
-    """A job that is gone, as it was noted."""
+def job_from_entry(entry: Entry) -> Job:
+    """Return a deleted job as its ledger entry describes it."""
     end = entry.end
     return Job(
         name=entry.job or "",
@@ -170,61 +171,64 @@ def noted_job(entry: Entry) -> Job:
     )
 
 
-def filled(job: Job, entry: Entry, plan: Plan) -> Job:
-    """A job with what was asked for, as its attempt and the plan say it: nothing else tells that of a VM that is
-    gone."""
+def with_request(job: Job, entry: Entry, plan: Plan) -> Job:
+    """Return a job with its request, labels and folder taken from the plan, if it has no request: a deleted VM."""
     if job.request:
         return job
-    asked = next((one for one in plan.attempts if one.where == entry.where), plan.attempts[0])
+    attempt = next((one for one in plan.attempts if one.where == entry.where), plan.attempts[0])
     labels = {RUN_LABEL: plan.run, **({IDENTITY_LABEL: entry.identity} if entry.identity else {})}
-    return replace(job, request=asked.request, labels={**job.labels, **labels}, folder=plan.run_folder or "")
+    return replace(job, request=attempt.request, labels={**job.labels, **labels}, folder=plan.run_folder or "")
 
 
-def choose(active: Sequence[Job], entries: Sequence[Entry], holder: Callable[[int], str]) -> Job:
-    """The one of several active jobs that stays, the same for whoever looks: the one that has claimed the run; else
-    that of an attempt that is open; else the oldest. One that is being cancelled only if there is no other.
+def choose_active_job(active: Sequence[Job], entries: Sequence[Entry], claimed_by: Callable[[int], str]) -> Job:
+    """Return the one of several active jobs to keep; every launch chooses the same one.
 
-    `entries` are those that everybody sees: none where each launch knows its own alone.
+    That is the job that claimed the run, else the job of an open attempt, else the oldest. A job that is being
+    cancelled is chosen only if there is no other. `entries` are those that all launches see: none without a ledger.
     """
     jobs = [job for job in active if job.state != "CANCELLING"] or active
     if len(jobs) == 1:
         return jobs[0]
     claimed = {job.id: job for job in jobs}
     for entry in reversed(entries):
-        if found := claimed.get(holder(entry.number)):
+        if found := claimed.get(claimed_by(entry.number)):
             return found
     named = {entry.job for entry in entries if entry.is_open}
     return min([job for job in jobs if job.name in named] or jobs, key=lambda job: (job.created, job.name))
 
 
-def check_workplaces(kept: Job, others: Sequence[Job]) -> None:
-    """Two launches at the same moment may both have made a VM to work on; from then on its disk may hold work.
+def check_duplicate_workstations(kept: Job, others: Sequence[Job]) -> None:
+    """Refuse to delete a duplicate workstation VM unless two concurrent launches created it: its disk may hold work.
 
-    Raises UsageError: there are others, and not since the same moment.
+    Raises UsageError: a duplicate was created at another time.
     """
     for job in others:
-        if job.is_workplace and abs(job.created - kept.created) > AT_ONCE_SECONDS:
+        if job.is_workplace and abs(job.created - kept.created) > CONCURRENT_SECONDS:
             raise UsageError(
-                f"there are two VMs {job.run}, in {kept.place} and {job.place}; both were left alone",
-                f"launch vm delete {job.run} --zone {job.place} deletes that one, with its disk",
+                f"two VMs are named {job.run}, in {kept.place} and {job.place}; neither was changed",
+                f"To delete one with its disk: launch vm delete {job.run} --zone {job.place}",
             )
 
 
-def entry_of(job: Job, entries: Sequence[Entry]) -> Entry | None:
-    """The attempt of an active job: the newest that names it, or the newest of all if it is open, names none and is
-    in the job's region."""
+def entry_of_job(job: Job, entries: Sequence[Entry]) -> Entry | None:
+    """Return the attempt of an active job: the newest that names it; or the newest of all, if that is open, names no
+    job and has the same placement."""
     named = next((entry for entry in reversed(entries) if entry.job == job.name), None)
     newest = newest_of(entries)
     fits = newest is not None and newest.end is None and newest.job is None and newest.where == job.place
     return named or (newest if fits else None)
 
 
-def orphan(snapshot: RunSnapshot, written: Callable[[int], float | None], seen: Collection[str]) -> Job | None:
-    """The newest job that has ended and that no attempt names, if it came with or after the newest attempt and wasn't
-    `seen` before. A cancelled one was most likely one too many; where there is nothing else, it is the run's end."""
-    ended = [job for job in snapshot.unnamed() if job.is_over and job.name not in seen]
-    told = [job for job in ended if job.state != "CANCELLED"] or ([] if snapshot.entries else ended)
-    if not told or not snapshot.entries:
-        return told[0] if told else None
-    locked = written(snapshot.entries[-1].number)
-    return told[0] if locked is None or told[0].created >= locked - SLACK_SECONDS else None
+def newest_unrecorded_end(
+    snapshot: RunSnapshot, locked_at: Callable[[int], float | None], seen: Collection[str]
+) -> Job | None:
+    """Return the newest ended job that no attempt names, unless it is older than the newest attempt or in `seen`.
+
+    A cancelled job was most likely a duplicate; it counts only in a run without any attempt.
+    """
+    ended = [job for job in snapshot.unrecorded_jobs() if job.is_over and job.name not in seen]
+    candidates = [job for job in ended if job.state != "CANCELLED"] or ([] if snapshot.entries else ended)
+    if not candidates or not snapshot.entries:
+        return candidates[0] if candidates else None
+    locked = locked_at(snapshot.entries[-1].number)
+    return candidates[0] if locked is None or candidates[0].created >= locked - SLACK_SECONDS else None

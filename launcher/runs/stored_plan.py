@@ -20,7 +20,8 @@ from launcher.runs.ledger import Ledger
 
 
 def refusal(stored: Stored, jobs: Sequence[Job], ledger: Ledger, service: Service) -> NotAuthorised | None:
-    """Return why the plan must not be submitted; None: one of the run's jobs (the newest first) was created from it.
+    """Return an error if the plan must not be submitted; None: one of the run's `jobs` (newest first) was created from
+    it.
 
     Raises LaunchError: the run's attempts or operations can't be read.
     """

@@ -1,20 +1,20 @@
-"""One job for one run, whatever dies when: the way from a plan to the run's active job.
+"""Submit a run: find its active job, or create one. A run never has two jobs, whichever process dies at any moment.
 
-Three things keep a run from having two jobs, each where the one before can't:
+Three mechanisms prevent a second job, each covering what the previous one can't:
 
-1. The lock (`attempts/NNNN.json`, create-only). Who has created it, and nobody else, sends one create request: to
-   Vertex AI once; to Compute Engine again for some seconds where no answer comes, with the id by which it makes nothing
-   twice. Nobody writes NNNN+1 before NNNN is known to have ended. So as long as a lock's create can't land after the
-   lock was given up, there is never a second job.
-2. The look-up by label, in every region that a job of the run may be in. It finds what a launch has made that died, or
-   lost its answer, before it could note the job's name.
-3. What lands all the same after its lock was given up is found at the next look (the younger job is cancelled), and at
-   the latest by its own node, which finds the attempt claimed and ends without having touched the run.
+1. The lock (`attempts/NNNN.json`, create-only). Only the launch that created it sends the one create request: to Vertex
+   AI once; to Compute Engine repeatedly for some seconds if no response comes, with a request id that prevents a second
+   VM. No launch writes lock NNNN+1 before attempt NNNN is known to have ended. So unless a create request takes effect
+   after its lock has expired, there is only one job.
+2. The look-up by label, in every region that may have a job of the run. It finds the job of a launch that died, or got
+   no response, before it could record the job's name.
+3. A job that was created after its lock had expired is found by the next snapshot (the younger job is cancelled), or at
+   the latest by its own node, which finds the attempt claimed and exits without touching the run.
 
-The times belong together. A lock is given up when it is 60 s old by the bucket's clock and has no job. Its owner sends
-first no later than 20 s after it began to write it, last (to Compute Engine) no more than 8 s after that, and waits
-30 s for the answer: whatever the request does, it has begun to do it by then. An answer that was lost is looked for
-20 s long, as a request may be slow to have its effect.
+The time limits depend on each other. A lock without a job expires when it is 60 s old by the bucket's clock. Its owner
+sends the request at most 20 s after it began to write the lock, repeats it (to Compute Engine) for at most 8 s, and
+waits 30 s for the response: by then the service has begun to process the request or never will. After a lost response
+the job is looked for during 20 s, because it may appear late.
 """
 
 from __future__ import annotations
@@ -50,25 +50,32 @@ from launcher.runs.endings import (
 )
 from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
-from launcher.runs.snapshot import RunObserver, RunSnapshot, check_workplaces, choose, entry_of, orphan
+from launcher.runs.snapshot import (
+    RunObserver,
+    RunSnapshot,
+    check_duplicate_workstations,
+    choose_active_job,
+    entry_of_job,
+    newest_unrecorded_end,
+)
 from launcher.runs.stored_plan import is_bound
 
 CURRENT_SECONDS: Final = 20.0
-"""For so long a look, and then a lock, may be acted upon."""
-YOUNG_SECONDS: Final = 60.0
-"""Until then a lock without a job is somebody's who is creating one; by the bucket's clock."""
+"""How long a snapshot, and then a lock, may be acted on."""
+LOCK_SECONDS: Final = 60.0
+"""Age by the bucket's clock at which a lock without a job expires. Before that, its owner may be creating the job."""
 LANDING_SECONDS: Final = 20.0
-"""How long a job is looked for that an answer should have told of."""
+"""How long to look for a job whose create request got no response."""
 POLL_SECONDS: Final = 2.0
-CHANCE: Final = SystemRandom().random
+RANDOM: Final = SystemRandom().random
 
 
 class Submitted(NamedTuple):
-    """The run's active job, and the number of its attempt. `made`: this launch made it; else it was found."""
+    """The run's active job and its attempt's number. `created`: by this launch; otherwise it existed."""
 
     job: Job
     number: int
-    made: bool
+    created: bool
 
 
 def submit(
@@ -81,28 +88,30 @@ def submit(
     fresh: bool,
     resume: bool = False,
     ready: Callable[[Plan], Plan],
-    also: Iterable[str] | None = None,
-    wall: Callable[[], float] = time.time,
-    chance: Callable[[], float] = CHANCE,
+    extra_regions: Iterable[str] | None = None,
+    wall_clock: Callable[[], float] = time.time,
+    jitter: Callable[[], float] = RANDOM,
 ) -> Submitted:
-    """The run's active job; made, attempt after attempt, if there is none.
+    """Return the run's active job; create one, attempt after attempt, if there is none.
 
-    `fresh`: a person has asked for the run now, so a round of attempts that had come to nothing before is begun anew;
-    else the attempts are taken up where they were left. `resume`: a run that has ended goes on. `ready` puts the
-    plan's image into the registry, before the first create of a run that has had no job. `also` are regions to look in
-    beside the plan's where there is no ledger, as far as they can be read; None: wherever Vertex AI trains. `wall` is
-    a clock that goes on while this machine sleeps.
+    fresh: The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the
+        current round continues.
+    resume: Run again although the run has ended.
+    ready: Pushes the plan's image to the registry, before the first job of a run is created.
+    extra_regions: Searched for jobs in addition to the plan's regions if there is no ledger, as far as they can be
+        read; None: all regions with Vertex AI training.
+    wall_clock: A clock that does not stop while this machine sleeps.
 
     Raises:
-        RunEnded: it has ended, and nobody asked to resume it. RunSucceeded: well.
-        UsageError: the run id belongs to something else; or the run folder can't be used.
-        NoCapacity: no place of the plan is left in this round; every attempt is told with its cause and fix.
-        NotAuthorised, JobFailed, LaunchError: a refusal that no other place can change.
-        UnreachableError: a region can't be read, or whether there is a job isn't known. Nothing was created, or it is
-            found by the same command once it can be.
+        RunEnded, RunSucceeded: the run has already ended, and `resume` is false.
+        UsageError: the run id belongs to another computation, or the run folder can't be used.
+        NoCapacity: no placement is left in this round. Lists each attempt with its cause and fix.
+        NotAuthorised, JobFailed, LaunchError: a refusal that no other placement can avoid.
+        UnreachableError: a region can't be read, or it is unknown whether a job was created. The same command finds
+            the job later, if there is one.
     """
-    watch = partial(stopwatch, clock, wall)
-    observe = RunObserver(plan, service, ledger, watch, also)
+    start_stopwatch = partial(stopwatch, clock, wall_clock)
+    observe = RunObserver(plan, service, ledger, start_stopwatch, extra_regions)
     submission = Submission(
         plan=plan,
         service=service,
@@ -111,74 +120,74 @@ def submit(
         say=say,
         observe=observe,
         make_ready=ready,
-        stopwatch=watch,
-        chance=chance,
+        start_stopwatch=start_stopwatch,
+        jitter=jitter,
         fresh=fresh,
         resume=resume,
     )
     while True:
-        if got := submission.step(observe()):
-            return got
+        if submitted := submission.step(observe()):
+            return submitted
 
 
 @dataclass(kw_only=True)
 class Submission:
-    """One command's way to a job: step by step, each upon a new look."""
+    """State machine of one submission. Each step works on a fresh snapshot of the run."""
 
     plan: Plan
-    """With its image by digest from the first create on."""
+    """Names its image by digest once it is prepared."""
     service: Service
     ledger: Ledger
     clock: Clock
     say: Callable[[str], None]
     observe: RunObserver
     make_ready: Callable[[Plan], Plan]
-    stopwatch: Callable[[], Callable[[], float]]
-    chance: Callable[[], float]
+    start_stopwatch: Callable[[], Callable[[], float]]
+    jitter: Callable[[], float]
     fresh: bool
     resume: bool
     round: int = 0
-    """Of this command; 0: not known yet."""
+    """The round that this submission adds attempts to; 0: not chosen yet."""
     is_ready: bool = False
     paused_after: int = 0
-    """The number of the attempt whose pause is over."""
+    """The newest attempt after which no (further) pause is due."""
     seen: set[str] = field(default_factory=set)
-    """Jobs that had ended when this command looked: what they mean is known."""
+    """Ended jobs that were already considered."""
     waited_for: int = 0
-    """The number of somebody's attempt of which was said that it is waited for."""
+    """The attempt of another launch that was last reported as waited for."""
 
     def step(self, snapshot: RunSnapshot) -> Submitted | None:
-        """The job, or one step towards it; None: look again."""
+        """Return the run's job, or take one step towards it and return None."""
         check_identity(self.plan, snapshot, self.ledger)
         if active := [job for job in snapshot.jobs if not job.is_over]:
             return self.take_active(active, snapshot)
         if self.settle_newest(snapshot):
             return None
         self.choose_round(snapshot)
-        last = snapshot.decided
+        last = snapshot.last_outcome
         if last and last.end and last.end.ends_run and last.round >= self.round:
             raise run_ended_error(self.plan, last, snapshot)
         return self.next_attempt(snapshot)
 
     def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
-        """The active job is the run's, whoever made it. Of several one stays: the same one for whoever looks."""
-        kept = choose(active, snapshot.entries if self.ledger.locks else (), self.ledger.holder)
+        """Return the active job, whichever launch created it. Of several, keep one and cancel the others."""
+        kept = choose_active_job(active, snapshot.entries if self.ledger.locks else (), self.ledger.claimed_by)
         self.cancel_duplicates([job for job in active if job is not kept], kept, snapshot)
-        entry = entry_of(kept, snapshot.entries) or self.adopt(kept, snapshot)
+        entry = entry_of_job(kept, snapshot.entries) or self.adopt(kept, snapshot)
         if entry is None:
             return None
         if entry.job is None:
             self.ledger.note_job(entry.number, kept.name)
-        return Submitted(kept, entry.number, made=False)
+        return Submitted(kept, entry.number, created=False)
 
     def cancel_duplicates(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
-        """Cancel what a run has too many. The end is noted first: it is no wish of a person that the run ends.
+        """Cancel duplicate jobs. The reason is recorded first, so that it isn't taken for a cancellation by the user.
 
-        Raises UsageError: they are VMs to work on.
+        Raises UsageError: see `check_duplicate_workstations`.
         """
-        check_workplaces(kept, others)
+        check_duplicate_workstations(kept, others)
         for job in others:
-            cause = f"a second job of this run; {kept.name} goes on"
+            cause = f"duplicate job of this run; {kept.name} continues"
             if entry := next((one for one in snapshot.entries if one.job == job.name), None):
                 diagnosis = Diagnosis(scope="transient", kind="lost", cause=cause)
                 self.ledger.note_end(entry.number, diagnosis, job.state)
@@ -187,8 +196,8 @@ class Submission:
                 self.service.cancel(job.name)
 
     def adopt(self, job: Job, snapshot: RunSnapshot) -> Entry | None:
-        """An attempt for a job that none is known of: it landed late, or somebody made it without a ledger. None:
-        somebody else was quicker to write that number."""
+        """Lock an attempt for a job without one: it was created late, or without a ledger. None: another launch locked
+        that number first."""
         facts = facts_of_job(job, snapshot.next_number, max(snapshot.round, 1))
         entry = self.ledger.lock(facts)
         if entry is not None:
@@ -196,31 +205,31 @@ class Submission:
         return entry
 
     def settle_newest(self, snapshot: RunSnapshot) -> bool:
-        """Whether something had to be noted or waited for first: how the newest attempt ended, or that of a job that
-        no attempt is known of."""
+        """Record the end of the newest attempt, or of an ended job without an attempt, or wait for it; return False if
+        nothing was to do."""
         newest = snapshot.newest
         if newest is None or not newest.is_open:
-            stray = self.unrecorded_job(snapshot)
-            if stray is None:
+            unrecorded = self.unrecorded_job(snapshot)
+            if unrecorded is None:
                 return False
-            entry = self.adopt(stray, snapshot)
+            entry = self.adopt(unrecorded, snapshot)
             if entry is not None:
-                self.settle(entry.number, stray)
+                self.settle(entry.number, unrecorded)
             return True
-        job = snapshot.job_of(newest, self.ledger.written)
+        job = snapshot.job_of(newest, self.ledger.locked_at)
         if job is not None:
             if newest.job is None:
                 self.ledger.note_job(newest.number, job.name)
             self.settle(newest.number, job)
-        elif self.ledger.age(newest.number) - snapshot.age() >= YOUNG_SECONDS:
-            self.ledger.note_end(newest.number, LOST, None)  # it was as old when the look began that found no job
+        elif self.ledger.lock_age(newest.number) - snapshot.age() >= LOCK_SECONDS:
+            self.ledger.note_end(newest.number, LOST, None)  # it had expired before the snapshot that shows no job
         else:
             self.wait_for(newest, snapshot)
         return True
 
     def unrecorded_job(self, snapshot: RunSnapshot) -> Job | None:
-        """An ended job that no attempt is known of, and that has worked: a duplicate's end says nothing of the run."""
-        while job := orphan(snapshot, self.ledger.written, self.seen):
+        """Return an ended job without an attempt, or None. Skips duplicates: their end says nothing about the run."""
+        while job := newest_unrecorded_end(snapshot, self.ledger.locked_at, self.seen):
             if diagnosis_of_run(self.ledger, job, self.diagnose(job)).kind != "lost":
                 break
             self.seen.add(job.name)
@@ -228,27 +237,27 @@ class Submission:
         return job
 
     def settle(self, number: int, job: Job) -> None:
-        """Note how a job ended, and remove what it has left: nothing of it may run on beside the next one."""
+        """Record how a job ended, and remove its resources: nothing of it may run beside the next job."""
         settle(self.ledger, number, job, self.diagnose(job))
         release_resources(self.service, job, self.say)
 
     def diagnose(self, job: Job) -> Diagnosis:
-        """What a job's end says by itself."""
+        """Return the diagnosis of a job's end without its output."""
         return of_end(job, request.tried_by(job, self.plan.project))
 
     def wait_for(self, entry: Entry, snapshot: RunSnapshot) -> None:
-        """Somebody is creating a job. What comes of it is news: this command began before it."""
+        """Wait while another launch is creating the job of an attempt, in the same round."""
         self.round = self.round or max(snapshot.round, 1)
         if self.waited_for != entry.number:
-            self.say(f"another launch of this run is making attempt {entry.number}: waiting for its job")
+            self.say(f"another launch is submitting attempt {entry.number} of this run; waiting for its job")
             self.waited_for = entry.number
         self.clock.sleep(POLL_SECONDS)
 
     def choose_round(self, snapshot: RunSnapshot) -> None:
-        """The round of this command, from what was there when it began. Raises RunEnded."""
+        """Choose the round of this submission from its first snapshot. Raises RunEnded."""
         if self.round:
             return
-        newest, last, tries = snapshot.newest, snapshot.decided, snapshot.tries(snapshot.round)
+        newest, last, tries = snapshot.newest, snapshot.last_outcome, snapshot.tries(snapshot.round)
         if newest is None:
             self.round = 1
         elif self.resume:
@@ -259,26 +268,26 @@ class Submission:
             nothing_left = next_attempt(self.plan, tries).attempt is None
             self.round = snapshot.round + 1 if self.fresh and nothing_left else snapshot.round
         if self.fresh and newest:
-            self.paused_after = newest.number  # what somebody was told long ago asks for no pause now
+            self.paused_after = newest.number  # no backoff after the attempts of an earlier command
 
     def next_attempt(self, snapshot: RunSnapshot) -> Submitted | None:
-        """The next attempt. Raises NoCapacity and its like: none is left."""
+        """Submit the next attempt; None: a new snapshot is needed. Raises LaunchError: no attempt is left."""
         tries = snapshot.tries(self.round)
-        attempt, pause = next_attempt(self.plan, tries, self.chance())
+        attempt, pause = next_attempt(self.plan, tries, self.jitter())
         if attempt is None:
             raise no_attempt_left_error(self.plan, tries)
         if pause and self.paused_after < tries[-1].number:
             self.paused_after = tries[-1].number
-            self.say(f"again in {pause:.0f} s")
+            self.say(f"retrying in {pause:.0f} s")
             self.clock.sleep(pause)
             return None
         age, locked = snapshot.age(), self.ledger.locks
         if age > CURRENT_SECONDS:
-            self.say(f"to look for jobs of this run took {age:.0f} s, too long to act upon: looking again")
+            self.say(f"listing the run's jobs took {age:.0f} s, so the result may be outdated; listing them again")
             return None
         if not self.is_ready:
             self.prepare(snapshot)
-            attempt = next_attempt(self.plan, tries).attempt  # places that can't work may be no more in it
+            attempt = next_attempt(self.plan, tries).attempt  # the preflight checks may have removed placements
             if attempt is None:
                 raise no_attempt_left_error(self.plan, tries)
         if snapshot.age() > CURRENT_SECONDS or locked != self.ledger.locks:
@@ -316,23 +325,24 @@ class Submission:
         return "@sha256:" in request.image(body) and all(line.startswith("image: ") for line in changed)
 
     def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
-        """Lock and create, once each. `attempt` is from before the image was known; its place is what counts.
+        """Write one lock and send one create request. `attempt` may be from before the image was known: only its
+        placement is used.
 
         Raises JobFailed: the run's hours are used up.
         """
         attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
         body = request.within_hours(attempt.request, snapshot.used_seconds(attempt.shutdown_seconds), self.plan.run)
         body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
-        elapsed, locked = self.stopwatch(), self.ledger.locks
+        elapsed, locked = self.start_stopwatch(), self.ledger.locks
         entry = self.ledger.lock(facts_of(attempt, snapshot.next_number, self.round))
         if entry is None:
             return None
-        self.ledger.write_plan(self.plan)  # only with the lock, so that it is always the newest job's plan
+        self.ledger.write_plan(self.plan)  # only the lock's owner writes it, so it is always the newest job's plan
         if self.resume and not any(one.job for one in snapshot.tries(self.round)):
-            self.ledger.forgive()
-        if self.plan.run_folder and (not self.ledger.locks or snapshot.unnamed()):
+            self.ledger.allow_restart()
+        if self.plan.run_folder and (not self.ledger.locks or snapshot.unrecorded_jobs()):
             body = request.beside_ended(body, [job.id for job in snapshot.jobs if job.is_over])
-        # Others may take the lock for given up before the request has landed; without locks more is to be looked at.
+        # The lock may expire before a late request takes effect; a ledger that lost its locks needs a new snapshot.
         if elapsed() > CURRENT_SECONDS or locked != self.ledger.locks:
             self.ledger.note_end(entry.number, LOST, None)
             return None
@@ -343,7 +353,7 @@ class Submission:
             return None
         except UnreachableError as error:
             return self.find_created_job(entry, snapshot, error)
-        except LaunchError:  # nothing was sent
+        except LaunchError:  # the request was not sent
             self.ledger.note_end(entry.number, LOST, None)
             raise
         return self.record_job(entry, job, snapshot)
@@ -354,7 +364,7 @@ class Submission:
         return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
     def record_refusal(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
-        """No job was made: note why, and say it."""
+        """Record and report why no job was created."""
         diagnosis = of_refusal(
             error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
         )
@@ -362,11 +372,11 @@ class Submission:
         self.say(f"attempt {entry.number} ({place_text(*entry.place)}) was refused: {end.cause}")
 
     def find_created_job(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
-        """What became of a create without an answer: its job, or None after noting that there is none.
+        """Look for the job of a create request without a response; None: there is none, and that was recorded.
 
-        Raises UnreachableError: that can't be seen. The lock stays open for whoever looks next.
+        Raises UnreachableError: the jobs can't be listed. The attempt stays open for the next launch.
         """
-        self.say(f"{error.problem}; looking whether the job is there")
+        self.say(f"{error.problem}; checking whether the job was created")
         until = self.clock.now() + LANDING_SECONDS
         while True:
             begun = self.clock.now()
@@ -374,9 +384,9 @@ class Submission:
                 jobs = self.observe.jobs(snapshot.entries)
             except UnreachableError as trouble:
                 if begun >= until:
-                    again = "Type the same command again: it finds the job, or goes on without it after a minute."
+                    hint = "Repeat the command: it finds the job, or continues without it after a minute."
                     raise UnreachableError(
-                        f"whether attempt {entry.number} has made a job isn't known: {trouble.problem}", again
+                        f"unknown whether attempt {entry.number} created a job: {trouble.problem}", hint
                     ) from error
                 jobs = None
             found = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
@@ -388,12 +398,12 @@ class Submission:
             self.clock.sleep(POLL_SECONDS)
 
     def record_job(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
-        """The job that was made. That it can't be noted is no reason to lose it: its label says whose it is.
+        """Record a created job and return it. If that fails, the job still belongs to the run by its label.
 
-        Without locks, or after a create that nothing came of (as far as could be seen), another may be there by now:
-        the oldest stays, as for everybody else who looks.
+        Without locks, or after an attempt that was recorded as lost, another job may exist by now; then the same one
+        is kept as in any other launch.
         """
-        submitted = Submitted(job, entry.number, made=True)
+        submitted = Submitted(job, entry.number, created=True)
         try:
             self.ledger.note_job(entry.number, job.name)
             if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in snapshot.tries(self.round)):
@@ -402,9 +412,9 @@ class Submission:
             if not others:
                 return submitted
             kept = self.take_active([job, *others], self.observe()) or submitted
-            return kept._replace(made=kept.job.name == job.name)
+            return kept._replace(created=kept.job.name == job.name)
         except LaunchError as error:
-            self.say(f"{job.name} is made, but: {error.problem}")
+            self.say(f"{job.name} was created, but recording it failed: {error.problem}")
             return submitted
 
 

@@ -114,7 +114,7 @@ SHORT: Final = 6
 
 
 def is_text(value: Any) -> bool:
-    """Whether it can hold a secret."""
+    """Return whether a value can contain a secret."""
     return isinstance(value, str) and bool(value)
 
 

@@ -29,7 +29,7 @@ Finish = Callable[[], bool]
 
 
 class Removal(NamedTuple):
-    """A resource of a selftest's, and the call that begins to remove it."""
+    """A selftest's resource, and the call that begins to remove it."""
 
     name: str
     begin: Callable[[], Finish]
@@ -79,12 +79,12 @@ def collected(problems: list[str], what: str) -> Iterator[None]:
 
 
 def is_ours(name: str, labels: Container[str], scope: str) -> bool:
-    """Whether a selftest made it: by the label and the name, never by one of them."""
+    """Return whether a selftest created a resource: its label and its name must both say so."""
     return LABEL in labels and name.startswith(scope) and OWN.match(name) is not None
 
 
 def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
-    """The VMs."""
+    """Find the VMs."""
     fleet = kit.compute.instances(f"labels.{LABEL}:*")
     for machine in fleet.machines:
         if is_ours(machine.name, machine.labels, scope):
@@ -95,24 +95,24 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 def begin_delete(kit: Kit, machine: Machine) -> Finish:
     """Begin to delete a VM, which may have deleted itself meanwhile."""
     from launcher.backend.base import GoneError
-    from launcher.compute.lifecycle import begun, finished
+    from launcher.compute.lifecycle import begin_change, wait_for_operation
 
     def finish() -> bool:
         try:
-            finished(kit.compute, operation, lambda _line: None)
+            wait_for_operation(kit.compute, operation, lambda _line: None)
         except GoneError:
             return False
         return True
 
     try:
-        operation = begun(partial(kit.compute.delete, machine))
+        operation = begin_change(partial(kit.compute.delete, machine))
     except GoneError:
         return lambda: False
     return finish
 
 
 def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
-    """The jobs of Vertex AI, and the records of those that have ended."""
+    """Find the jobs of Vertex AI, and the records of ended ones."""
     regions = catalog.load().training_regions if everywhere else (kit.region,)
     found = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
     for job in found.jobs:
@@ -144,7 +144,7 @@ def refuse_unread(places: Iterable[str]) -> None:
 
 
 def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
-    """The builds that run, known by the bucket that their source is in."""
+    """Find the running builds, by their source's bucket."""
     from launcher.images import cloud_build
 
     active = [build for build in kit.builds(scope) if build.status.name in cloud_build.ACTIVE]
@@ -161,7 +161,7 @@ def cancel_build(kit: Kit, number: str) -> Finish:
 
 
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
-    """The repositories, with their images."""
+    """Find the repositories, with their images."""
     from launcher.gcp.api import Api
     from launcher.images import artifact_registry
 
@@ -173,18 +173,18 @@ def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 
 
 def own_buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
-    """The buckets, with their objects."""
+    """Find the buckets, with their objects."""
     for name in names_of_buckets(kit, scope):
         yield Removal(f"bucket {name}", partial(last_of_all, buckets.delete, kit.project, name))
 
 
 def names_of_buckets(kit: Kit, scope: str) -> list[str]:
-    """The names of the selftests' buckets; all of them have the label."""
+    """Return the names of the selftests' buckets; all of them have the label."""
     return [name for name in buckets.labelled(kit.project, scope, LABEL) if OWN.match(name)]
 
 
 def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
-    """Delete when nothing writes there any more."""
+    """Delete a bucket once nothing writes to it."""
 
     def finish() -> bool:
         delete(*what)

@@ -1,4 +1,4 @@
-"""Reduces answers about somebody else's resources to their shape: keys, kinds of values, and known enums.
+"""Reduce answers about other users' resources to their shape: keys, kinds of values, and known enums.
 
 An allow-list: a text stays if it belongs to this selftest, comes from one of Google's public catalogs, or stands in a
 field that only ever holds Google's own words. Numbers and booleans stay, except in logs, metadata and people.
@@ -37,7 +37,7 @@ THINGS: Final = re.compile(
 
 
 def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded call without what belongs to others. Lists keep their length."""
+    """Return a recorded call without other users' data. Lists keep their length."""
     if PEOPLE in str(call.get("path", "")):
         told = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
         return {**call, "path": call["operation"], **told}
@@ -47,13 +47,13 @@ def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(answer: Any) -> Any:
-    """An answer; Google's error message says why a step failed, and stays."""
+    """Reduce an answer. Google's error message is kept: it says why a step failed."""
     is_error = isinstance(answer, Mapping) and answer.keys() == {"error"}
     return answer if is_error else shape(answer)
 
 
 def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
-    """JSON of the same shape. `name` is the field that it is in."""
+    """Return JSON of the same shape. `name`: the field that contains it."""
     strict = strict or name in STRICT
     if isinstance(value, Mapping):
         if not strict and is_own(value):
@@ -68,5 +68,5 @@ def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
 
 
 def is_own(value: Mapping[str, Any]) -> bool:
-    """Whether a resource is a selftest's, by its name."""
+    """Return whether a resource is a selftest's, by its name."""
     return any(OWN.search(str(value.get(name, ""))) for name in NAMES)

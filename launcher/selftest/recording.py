@@ -116,19 +116,19 @@ def note_http(
 
 
 def template(path: str) -> str:
-    """A path without the names of things: /v1/projects/*/locations/*/customJobs."""
+    """Return a path without resource names: /v1/projects/*/locations/*/customJobs."""
     return NAMED.sub(r"/\1/*", BLOB.sub(r"/v2/*/\1/*", path))
 
 
 def answer_of(response: Any, is_stream: bool) -> Any:
-    """An answer's JSON; None for anything else, such as a body that its reader takes piece by piece."""
+    """Return a response's JSON; None for anything else, such as a streamed body."""
     if response is None or is_stream or "json" not in response.headers.get("Content-Type", ""):
         return None
     return as_json(response.content)
 
 
 def as_json(body: str | bytes) -> Any:
-    """Parsed JSON; None where it is something else."""
+    """Parse JSON; None: it is invalid."""
     try:
         return json.loads(body) if body else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""ssh's settings for VMs by name: a file of launch's own, which ~/.ssh/config includes with one line.
+"""Write ssh's settings for VMs to a file that ~/.ssh/config includes with one line.
 
 With it `ssh dev`, scp, rsync and editors that work over SSH know the VM as ssh knows any other host.
 """

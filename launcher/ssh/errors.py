@@ -1,7 +1,8 @@
-"""Why SSH didn't come through, by what ssh and gcloud's tunnel said: in launch's words, with what to do. Pure.
+"""Explain an SSH failure from the output of ssh and gcloud's tunnel, with a fix. Pure.
 
-The words are those of OpenSSH 7 to 10 (its source), of gcloud 528 (googlecloudsdk/api_lib/compute/iap_tunnel_*.py) and
-of Google's relay: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-ssh-errors and
+The patterns match the messages of OpenSSH 7 to 10 (its source), of gcloud 528
+(googlecloudsdk/api_lib/compute/iap_tunnel_*.py) and of Google's relay:
+https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-ssh-errors and
 https://cloud.google.com/iap/docs/faq.
 """
 
@@ -15,27 +16,27 @@ from launcher.errors import LaunchError, NotAuthorised
 from launcher.jobs.vm import Machine, last
 
 FAILED: Final = 255
-"""ssh's exit code for a failure of its own; a remote command may end with it too."""
-ITS_OWN: Final = re.compile(r"^debug1: Exit status \d+\r?$", re.M)
-"""In ssh's log (LogLevel DEBUG1): the remote command has ended by itself. Else it says -1, or nothing."""
+"""ssh's exit code for its own failures; a remote command may exit with it too."""
+COMMAND_EXITED: Final = re.compile(r"^debug1: Exit status \d+\r?$", re.M)
+"""In ssh's log (LogLevel DEBUG1): the remote command exited by itself. Otherwise ssh logs -1, or nothing."""
 KILLED: Final = re.compile(r"^debug1: .* rtype exit-signal ", re.M)
-"""In ssh's log: a signal has ended the remote command."""
+"""In ssh's log: a signal killed the remote command."""
 SENT: Final = re.compile(r"^debug1: Sending command: .*?(?=^debug\d: |\Z)", re.M | re.S)
 """In ssh's log: the remote command, with all of its lines."""
-KEPT: Final = 3
-"""Lines of an unknown failure that are shown."""
+SHOWN_LINES: Final = 3
+"""Lines of an unknown failure in the error."""
 NOISE: Final = re.compile(
     r"^(debug\d: .*|Warning: Permanently added .*|Connection to \S+ closed\.|Authenticated to .*|Transferred: sent .*"
     r"|Bytes per second: sent .*|WARNING:.*|To increase the performance of the tunnel.*"
     r"|please see https://cloud\.google\.com/iap/.*|\*\* WARNING: connection is not using a post-quantum .*"
     r"|\*\* (This session may be vulnerable|The server may need to be upgraded).*|Pseudo-terminal will not be .*|)$"
 )
-"""What both say without anything being wrong."""
+"""Lines that do not indicate an error."""
 
 
 class Cause(NamedTuple):
-    """A failure, recognised by a pattern. `passing`: it also looks like that while a VM boots, and then ends by
-    itself. `denied`: a right is missing."""
+    """A failure, recognised by a pattern. `passing`: it also occurs while a VM boots, so waiting may help. `denied`: a
+    permission is missing."""
 
     pattern: str
     problem: str
@@ -45,14 +46,14 @@ class Cause(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What went wrong, and whether waiting may help."""
+    """The error, and whether waiting may help."""
 
     error: LaunchError
     passing: bool = False
 
 
 FIREWALL: Final = (
-    "Just made or started: try again in a minute. Else a firewall rule is missing:\n"
+    "Just created or started? Try again in a minute.\nOtherwise a firewall rule is missing:\n"
     "gcloud compute firewall-rules create allow-ssh-from-iap --project={project} \\\n"
     "    --network={network} --direction=INGRESS --allow=tcp:22 \\\n"
     "    --source-ranges=35.235.240.0/20"
@@ -64,7 +65,7 @@ CAUSES: Final = (
     Cause(
         r"You do not currently have an active account|does not have any valid credentials|Reauthentication"
         r"|problem refreshing your current auth tokens|invalid_grant",
-        "gcloud, which opens the tunnel to {name}, isn't logged in",
+        "gcloud, which opens the tunnel to {name}, is not logged in",
         LOG_IN,
         denied=True,
     ),
@@ -76,14 +77,14 @@ CAUSES: Final = (
     ),
     Cause(
         r"\[4003",
-        "port {port} of {name} doesn't answer the tunnel (IAP):\n    {code}",
+        "no answer from port {port} of {name} through the tunnel (IAP):\n    {code}",
         FIREWALL,
         passing=True,
     ),
     Cause(
         r"\[4047|\[4010",
-        "the tunnel (IAP) doesn't find {name} running:\n    {code}",
-        "Just made or started: try again in a minute.\nIs it running? launch vm status {name}",
+        "the tunnel (IAP) can't find a running VM {name}:\n    {code}",
+        "Just created or started? Try again in a minute.\nIs it running? launch vm status {name}",
         passing=True,
     ),
     Cause(
@@ -94,33 +95,33 @@ CAUSES: Final = (
     ),
     Cause(
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed|host key is known for",
-        "{name} shows another host key than the one it is known by:\nit may not be the VM that you mean",
-        "If its host keys were made anew on purpose:\nssh-keygen -R compute.{number} \\\n    -f {known_hosts}",
+        "the host key of {name} has changed:\nit may not be the VM that you mean",
+        "If its host keys were replaced on purpose:\nssh-keygen -R compute.{number} \\\n    -f {known_hosts}",
     ),
     Cause(
         r"Permission denied \(|Too many authentication failures",
-        "{name} doesn't let {user} in: permission denied (publickey)",
+        "{name} refused the SSH key of {user}: permission denied (publickey)",
         GRANT.replace("{role}", "compute.osAdminLogin") + "{service_account}\nA new grant takes a minute or two.",
         passing=True,
         denied=True,
     ),
     Cause(
         r"Address already in use|Could not request local forwarding|cannot listen to port",
-        "a port of this machine can't be forwarded:\n    {said}",
-        "--port-forward LOCAL:REMOTE takes another one here.",
+        "can't forward a port of this machine:\n    {said}",
+        "Choose another local port: --port-forward LOCAL:REMOTE",
     ),
     Cause(
         r"Connection refused",
         "{name} refuses SSH connections",
-        "Just made or started: try again in a minute. Else: launch vm status {name}",
+        "Just created or started? Try again in a minute.\nOtherwise: launch vm status {name}",
         passing=True,
     ),
     Cause(
         r"connect to host \S+ port \d+: (Connection|Operation) timed out|No route to host|Network is unreachable"
         r"|connect to host",
-        "{name} can't be reached:\n    {said}",
-        "Just made or started: try again in a minute. Else a firewall is in the way:\n"
-        "--iap goes through Google's tunnel.",
+        "can't connect to {name}:\n    {said}",
+        "Just created or started? Try again in a minute.\nOtherwise a firewall may block it;\n"
+        "to use Google's tunnel: --iap",
         passing=True,
     ),
     Cause(
@@ -131,56 +132,57 @@ CAUSES: Final = (
         passing=True,
     ),
 )
-"""The first that fits counts: what the tunnel says comes before what ssh makes of it."""
+"""The first match counts, so the tunnel's messages come before ssh's."""
 
 
-def explained(log: str, machine: Machine, facts: Mapping[str, str]) -> Explained | None:
-    """Why ssh has ended with `FAILED`, by its log; None: the remote command did.
+def explain(log: str, machine: Machine, facts: Mapping[str, str]) -> Explained | None:
+    """Return why ssh exited with `FAILED`, from its log; None: the remote command exited with it.
 
-    `facts` are what the machine doesn't tell: user, port, account, known_hosts.
+    `facts`: user, port, account, member, known_hosts.
     """
-    if ITS_OWN.search(SENT.sub("", log)):
+    if COMMAND_EXITED.search(SENT.sub("", log)):
         return None
     if not (lines := relevant_lines(log)):
-        return Explained(silent(log, machine), passing=True)
+        return Explained(connection_lost(log, machine), passing=True)
     text = "\n".join(lines)
-    words = {**of_machine(machine), **facts, "said": lines[-1], "code": code_of(text)}
+    words = {**facts_of_machine(machine), **facts, "said": lines[-1], "code": relay_code(text)}
     for cause in CAUSES:
         if re.search(cause.pattern, text):
             kind = NotAuthorised if cause.denied else LaunchError
-            said = next((one for one in lines if re.search(cause.pattern, one)), lines[-1])
-            words["said"] = shortened(said)
-            return Explained(kind(filled(cause.problem, words), filled(cause.hint, words)), cause.passing)
-    said = "\n".join(lines[-KEPT:])
-    return Explained(LaunchError(f"ssh to {machine.name} failed: {said}"))
+            line = next((one for one in lines if re.search(cause.pattern, one)), lines[-1])
+            words["said"] = without_prefix(line)
+            return Explained(kind(fill_in(cause.problem, words), fill_in(cause.hint, words)), cause.passing)
+    message = "\n".join(lines[-SHOWN_LINES:])
+    return Explained(LaunchError(f"ssh to {machine.name} failed: {message}"))
 
 
-def silent(log: str, machine: Machine) -> LaunchError:
-    """The end of a connection that ssh's log says nothing about: it writes that to the terminal alone."""
+def connection_lost(log: str, machine: Machine) -> LaunchError:
+    """Return the error for a connection that ended without a reason in ssh's log (ssh prints it to the terminal
+    only)."""
     if KILLED.search(log):
-        problem = f"a signal has ended the command on {machine.name}"
-        return LaunchError(problem, f"Out of memory, maybe: launch ssh {machine.name} -- 'sudo dmesg | tail'")
+        problem = f"a signal killed the command on {machine.name}"
+        return LaunchError(problem, f"Out of memory? launch ssh {machine.name} -- 'sudo dmesg | tail'")
     return LaunchError(f"the connection to {machine.name} was lost", f"Was it stopped? launch vm status {machine.name}")
 
 
 def relevant_lines(log: str) -> list[str]:
-    """The lines that say something."""
+    """Return the log's lines without the remote command and `NOISE`."""
     return [line for line in map(str.strip, SENT.sub("", log).splitlines()) if not NOISE.match(line)]
 
 
-def shortened(said: str) -> str:
-    """A line without what it begins with in every case."""
-    return re.sub(r"^(ERROR: )?(\([\w.-]+\) |\[\d+\] )?(Error during local connection to \[\w+\]: )?", "", said)[:200]
+def without_prefix(line: str) -> str:
+    """Return a line of at most 200 characters without gcloud's prefixes."""
+    return re.sub(r"^(ERROR: )?(\([\w.-]+\) |\[\d+\] )?(Error during local connection to \[\w+\]: )?", "", line)[:200]
 
 
-def code_of(text: str) -> str:
-    """The relay's number for it."""
+def relay_code(text: str) -> str:
+    """Return the code and message of Google's relay in a text, or an empty string."""
     found = re.search(r"\[(\d{4}): '?([^'\]]*)", text)
     return f"{found[1]}: {found[2]}" if found else ""
 
 
-def of_machine(machine: Machine) -> dict[str, str]:
-    """What the texts name of a VM."""
+def facts_of_machine(machine: Machine) -> dict[str, str]:
+    """Return a VM's values for the templates."""
     interfaces = machine.request.get("networkInterfaces") or [{}]
     accounts = machine.request.get("serviceAccounts") or [{}]
     email = accounts[0].get("email", "")
@@ -195,8 +197,8 @@ def of_machine(machine: Machine) -> dict[str, str]:
     }
 
 
-def filled(text: str, words: Mapping[str, str]) -> str:
-    """A template with its words, which may hold others."""
+def fill_in(text: str, words: Mapping[str, str]) -> str:
+    """Replace {name} in a template by values, which may contain {name} themselves."""
     for _ in range(2):
         text = re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), text)
     return text

@@ -1,4 +1,4 @@
-"""SSH keys: our own, which is gcloud's, and those by which VMs are known."""
+"""SSH keys: the user's key (gcloud's) and the VMs' known host keys."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from typing import Final
 from launcher.errors import LaunchError, UsageError
 
 KEY: Final = "google_compute_engine"
-"""In ~/.ssh: gcloud's own key, so that both can be used with one VM."""
+"""In ~/.ssh: gcloud's key, so that gcloud and launch can be used with the same VM."""
 HOST_KEYS: Final = "hostkeys"
-"""The namespace of guest attributes in which a VM publishes its host keys; the guest agent writes it at boot."""
+"""The namespace of guest attributes to which a VM's guest agent writes its host keys at boot."""
 KINDS: Final = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
-"""Host keys that are taken from there, as gcloud does (googlecloudsdk/command_lib/compute/ssh_utils.py)."""
+"""Kinds of host keys that are used, as in gcloud (googlecloudsdk/command_lib/compute/ssh_utils.py)."""
 
 
 def settings_folder(environ: Mapping[str, str]) -> Path:
-    """launch's own folder for settings (XDG's)."""
+    """Return launch's settings folder (XDG)."""
     own = environ.get("XDG_CONFIG_HOME", "")
     return (Path(own) if os.path.isabs(own) else home(environ) / ".config") / "launch"  # noqa: PTH117
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The user's. Raises UsageError: there is none."""
+    """Return the user's home folder. Raises UsageError: none."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError as error:
-        raise UsageError("there is no home folder for SSH keys", "Set HOME.") from error
+        raise UsageError("no home folder for SSH keys", "Set HOME.") from error
 
 
-def own_key(folder: Path, tell: Callable[[str], None]) -> Path:
-    """The private key in ~/.ssh; made, and told, where there is none. Its public half lies beside it.
+def ensure_key(folder: Path, report: Callable[[str], None]) -> Path:
+    """Return the private key in ~/.ssh; create it, and report that, if it does not exist. The public key is in KEY.pub.
 
     Raises:
-        LaunchError: it can't be made.
+        LaunchError: it can't be created.
     """
     key = folder / KEY
     public = key.with_name(f"{KEY}.pub")
     make_folder(folder)
-    with locked(folder):  # ssh-keygen would ask whether it may overwrite the key that another launch has just made
+    with locked(folder):  # ssh-keygen would ask before it overwrites a key that another launch has just created
         if not key.is_file():
-            tell(f"making an SSH key: {key} (gcloud's own place; it has no passphrase)")
+            report(f"creating an SSH key without passphrase, where gcloud expects it: {key}")
             keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "launch", "-f", str(key))
         elif not public.is_file():
             write(public, keygen("-y", "-f", str(key)))
@@ -56,40 +56,41 @@ def own_key(folder: Path, tell: Callable[[str], None]) -> Path:
 
 
 def keygen(*argv: str) -> str:
-    """What ssh-keygen prints. A passphrase is asked for on the terminal. Raises LaunchError."""
+    """Run ssh-keygen and return its output. It may ask for a passphrase on the terminal. Raises LaunchError."""
     try:
         ran = subprocess.run(["ssh-keygen", *argv], capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise no_ssh("ssh-keygen") from None
+        raise missing_program("ssh-keygen") from None
     except subprocess.CalledProcessError as error:
-        raise LaunchError(f"no SSH key could be made: {error.stderr.strip()}") from error
+        raise LaunchError(f"could not create an SSH key: {error.stderr.strip()}") from error
     return ran.stdout
 
 
-def no_ssh(program: str) -> LaunchError:
-    """The error about a missing program."""
+def missing_program(program: str) -> LaunchError:
+    """Return the error for a missing OpenSSH program."""
     return LaunchError(
-        f"{program} isn't here", "Install OpenSSH's client (Debian, Ubuntu: apt install openssh-client)."
+        f"{program} is not installed", "Install OpenSSH's client (Debian, Ubuntu: apt install openssh-client)."
     )
 
 
 def public_key(key: Path) -> str:
-    """The public half, in one line. Raises LaunchError."""
+    """Return the public key in one line. Raises LaunchError."""
     file = key.with_name(f"{key.name}.pub")
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise LaunchError(f"{file} can't be read: {error}", f"ssh-keygen -y -f {key} > {file}") from error
+        raise LaunchError(f"can't read {file}: {error}", f"ssh-keygen -y -f {key} > {file}") from error
 
 
-def host_keys(told: Mapping[str, str]) -> tuple[str, ...]:
-    """A VM's host keys ("ssh-ed25519 AAAA…") by its guest attributes. What isn't base64 is no key: the VM says it."""
-    words = {kind: told.get(kind, "").split() for kind in KINDS}
+def host_keys(attributes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a VM's host keys ("ssh-ed25519 AAAA…") from its guest attributes. The VM wrote them, so values that are
+    not base64 are ignored."""
+    words = {kind: attributes.get(kind, "").split() for kind in KINDS}
     return tuple(f"{kind} {found[0]}" for kind, found in words.items() if found and is_base64(found[0]))
 
 
 def is_base64(text: str) -> bool:
-    """Whether it is that and nothing else."""
+    """Return whether a text is base64 and nothing else."""
     try:
         return bool(text) and base64.b64encode(base64.b64decode(text, validate=True)).decode() == text
     except (ValueError, binascii.Error):
@@ -102,7 +103,7 @@ def known_hosts(settings: Path, alias: str) -> Path:
     return settings / "known_hosts.d" / alias
 
 
-def know(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
+def store_host_keys(settings: Path, alias: str, keys: tuple[str, ...]) -> bool:
     """Replace the stored host keys of a VM by those that Google has, and return whether it has any.
 
     If it has none, keys that ssh learned at the first contact are kept, also those in the former common file.
@@ -129,15 +130,15 @@ def forget(settings: Path, alias: str) -> None:
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
-        raise LaunchError(f"{file} can't be removed: {error.strerror}") from error
+        raise LaunchError(f"can't remove {file}: {error.strerror}") from error
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for nobody else. Raises LaunchError."""
+    """Create a folder that only its owner can access. Raises LaunchError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise LaunchError(f"{folder} can't be made: {error.strerror}") from error
+        raise LaunchError(f"can't create {folder}: {error.strerror}") from error
 
 
 @contextmanager
@@ -158,18 +159,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def text_of(file: Path) -> str:
-    """A file's text; empty where there is none. Raises LaunchError."""
+    """Return a file's text; empty if it does not exist. Raises LaunchError."""
     try:
         return file.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise LaunchError(f"{file} can't be read: {error.strerror}") from error
+        raise LaunchError(f"can't read {file}: {error.strerror}") from error
 
 
 def write(file: Path, text: str) -> None:
-    """A whole file at once, for its owner alone; through a link, whose target may be kept elsewhere (dotfiles). Raises
-    LaunchError."""
+    """Replace a file atomically; a new one is readable by its owner only. Follows links, because dotfiles may be kept
+    elsewhere. Raises LaunchError."""
     target = Path(os.path.realpath(file))
     try:
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
@@ -179,4 +180,4 @@ def write(file: Path, text: str) -> None:
         Path(new).chmod(mode)
         Path(new).replace(target)
     except OSError as error:
-        raise LaunchError(f"{file} can't be written: {error.strerror}") from error
+        raise LaunchError(f"can't write {file}: {error.strerror}") from error

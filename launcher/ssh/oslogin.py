@@ -1,6 +1,6 @@
-"""OS Login: the user name that somebody has on VMs, and the keys with which that user may come in.
+"""OS Login: a user's name on VMs, and the registered SSH keys.
 
-By REST through google-auth's session, as two calls need no client library.
+Uses REST through google-auth's session: two calls need no client library.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ SERVICE: Final = Service("oslogin", "OS Login", "roles/compute.osAdminLogin")
 
 
 class Profiles:
-    """users.getLoginProfile and users.importSshPublicKey, in the shape of Google's own clients, which `Api` asks.
-    (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)"""
+    """users.getLoginProfile and users.importSshPublicKey, with the signatures of Google's own clients, which `Api`
+    expects (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Raises NotAuthorised: there are no credentials."""
+        """Raises NotAuthorised: no credentials were found."""
         self._session, self._endpoint = open_session(SERVICE, environ)
 
     @property
     def account(self) -> str:
-        """The service account as which is asked, if it is one."""
+        """Return the service account of the credentials; empty for a user's."""
         return service_account(self._session.credentials)
 
     def profile(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:
-        """LoginProfile as JSON."""
+        """Return the LoginProfile as JSON."""
         params = {"projectId": request["project"]}
         url = f"{self._endpoint}/v1/users/{quote(request['user'])}/loginProfile"
-        return answered(self._session.get(url, params=params, timeout=timeout))
+        return parse_response(self._session.get(url, params=params, timeout=timeout))
 
     def import_key(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:
-        """ImportSshPublicKeyResponse as JSON. The same key may be imported again."""
+        """Import a key, which may be imported already; return the ImportSshPublicKeyResponse as JSON."""
         params = {"projectId": request["project"], "regions": request["region"]}
         url = f"{self._endpoint}/v1/users/{quote(request['user'])}:importSshPublicKey"
-        return answered(self._session.post(url, params=params, json={"key": request["key"]}, timeout=timeout))
+        return parse_response(self._session.post(url, params=params, json={"key": request["key"]}, timeout=timeout))
 
 
-def answered(response: Any) -> Any:
-    """The answer's JSON. Raises what Google's own clients raise."""
+def parse_response(response: Any) -> Any:
+    """Return a response's JSON. Raises the exceptions of Google's own clients."""
     from google.api_core.exceptions import from_http_response
 
     if response.status_code != 200:
@@ -51,11 +51,11 @@ def answered(response: Any) -> Any:
     try:
         return response.json()
     except ValueError as error:
-        raise UnreachableError(f"{SERVICE.title}: the answer is torn: {error}", "Try again in a moment.") from error
+        raise UnreachableError(f"{SERVICE.title}: incomplete response: {error}", "Try again in a moment.") from error
 
 
 class OsLogin:
-    """The OS Login profile of whoever uses launch."""
+    """The OS Login profile of the current account."""
 
     def __init__(
         self,
@@ -65,35 +65,35 @@ class OsLogin:
         clock: Clock = REAL,
         notice: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`account` is gcloud's, for credentials that don't say whose they are. Raises NotAuthorised."""
+        """`account`: gcloud's, for credentials that don't name their account. Raises NotAuthorised."""
         profiles = Profiles(environ)
         self._api = Api(SERVICE, project, profiles, clock, notice)
         self._account = profiles.account or account
 
     def user(self, key: str, region: str, now: float) -> str:
-        """The user name, for whom a public key is registered; now, if it wasn't.
+        """Return the user name; register a public key for it if needed.
 
         Raises:
-            UsageError: it isn't known who asks.
+            UsageError: the account is unknown.
             LaunchError: refused, or no answer for a minute.
         """
         profile = self._profile()
         if not (name := user_name(profile)) or not has_key(profile, key, now):
-            asked = {"user": self._account, "project": self._api.project, "key": key, "region": region}
-            profile = self._api.ask("import_key", **asked).get("loginProfile", {})
+            arguments = {"user": self._account, "project": self._api.project, "key": key, "region": region}
+            profile = self._api.ask("import_key", **arguments).get("loginProfile", {})
             name = user_name(profile)
         if not name:
             raise LaunchError(f"OS Login has no user name for {self._account}", "launch ssh NAME --user USER")
         return name
 
     def known_user(self) -> str:
-        """The user name, where there is one already; nothing is registered. Raises as `user` does."""
+        """Return the user name, or an empty string; registers nothing. Raises as `user` does."""
         return user_name(self._profile())
 
     def _profile(self) -> Any:
         if not self._account:
             raise UsageError(
-                "whose OS Login name is meant isn't known: gcloud has no account",
+                "unknown account for OS Login: gcloud has none",
                 "gcloud config set account YOU@EXAMPLE.COM\nOr name the user on the VM: launch ssh NAME --user USER",
             )
         try:
@@ -101,18 +101,18 @@ class OsLogin:
         except LaunchError as error:
             if status_of(error) != 404:
                 raise
-            return {}  # nobody has had a name or a key there yet
+            return {}  # the account has no profile yet
 
 
 def user_name(profile: Mapping[str, Any]) -> str:
-    """The primary POSIX account's, else the first one's; empty where there is none."""
+    """Return the user name of the primary POSIX account, else of the first one; empty: none."""
     accounts = profile.get("posixAccounts", [])
     found = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else {})
     return str(found.get("username", ""))
 
 
 def has_key(profile: Mapping[str, Any], key: str, now: float) -> bool:
-    """Whether a public key is registered, and holds for another minute. `now`: Unix seconds."""
+    """Return whether a public key is registered and valid for at least a minute. `now`: Unix seconds."""
     for each in profile.get("sshPublicKeys", {}).values():
         until = int(each.get("expirationTimeUsec") or 0) / 1e6
         if each.get("key", "").split()[:2] == key.split()[:2] and (not until or until > now + 60):

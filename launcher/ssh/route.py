@@ -1,4 +1,4 @@
-"""The way to a VM's SSH port: straight to its external address, or through Google's tunnel (IAP). Pure."""
+"""Choose the route to a VM's SSH port: its external address, or Google's tunnel (IAP). Pure."""
 
 from __future__ import annotations
 
@@ -9,59 +9,60 @@ from launcher.errors import LaunchError
 from launcher.jobs.vm import DOWN, Machine
 
 TUNNEL_URL: Final = "LAUNCH_IAP_TUNNEL_URL"
-"""Where the tunnel begins, instead of Google's own address (ws://HOST:PORT): a relay of one's own, as in tests."""
-INSTALL: Final = "Install gcloud (https://cloud.google.com/sdk/docs/install), or make the VM with --external-ip."
-PASSING: Final = frozenset({"PROVISIONING", "STAGING", "PENDING"})
+"""Overrides Google's relay by another one (ws://HOST:PORT), as in tests."""
+INSTALL: Final = "Install gcloud (https://cloud.google.com/sdk/docs/install), or create the VM with --external-ip."
+CREATING: Final = frozenset({"PROVISIONING", "STAGING", "PENDING"})
 
 
-class Reach(NamedTuple):
-    """Where ssh connects, and through which program; an empty one: directly."""
+class Route(NamedTuple):
+    """The host that ssh connects to, and the proxy command; without one: directly."""
 
     host: str
     proxy: tuple[str, ...] = ()
 
 
 def alias(machine: Machine) -> str:
-    """The name under which the VM's host keys are known, the same as gcloud's."""
+    """Return the name under which the VM's host keys are stored, the same as gcloud's."""
     return f"compute.{machine.id}"
 
 
-def reach(machine: Machine, gcloud: str | None, environ: Mapping[str, str], *, tunnel: bool = False) -> Reach:
-    """How to get to a running VM; `gcloud` is where that program is. With `tunnel` never by its external address.
+def choose_route(machine: Machine, gcloud: str | None, environ: Mapping[str, str], *, tunnel: bool = False) -> Route:
+    """Return the route to a running VM. `gcloud`: path of that program; `tunnel`: use IAP even if it has an external
+    address.
 
     Raises:
-        LaunchError: it doesn't run, or there is no way to it from here.
+        LaunchError: the VM is not running, or the tunnel needs gcloud.
     """
     refuse_stopped(machine)
     if machine.external_ip and not tunnel:
-        return Reach(machine.external_ip)
+        return Route(machine.external_ip)
     if gcloud is None:
-        raise no_way(machine.name, external_ip=bool(machine.external_ip))
-    return Reach(alias(machine), iap(machine, gcloud, environ))
+        raise missing_gcloud(machine.name, external_ip=bool(machine.external_ip))
+    return Route(alias(machine), iap_command(machine, gcloud, environ))
 
 
-def no_way(name: str, *, external_ip: bool) -> LaunchError:
-    """The error about a tunnel that nobody here can open; of a VM that is to be made, too."""
-    without = "is to be reached through IAP, but" if external_ip else "has no external IP, and"
-    return LaunchError(f"{name} {without} gcloud, which opens the tunnel to it, isn't here", INSTALL)
+def missing_gcloud(name: str, *, external_ip: bool) -> LaunchError:
+    """Return the error for a tunnel without gcloud, to an existing VM or one about to be created."""
+    reason = "the tunnel (IAP)" if external_ip else "the tunnel (IAP; it has no external IP)"
+    return LaunchError(f"gcloud is not installed; {reason} to {name} needs it", INSTALL)
 
 
 def refuse_stopped(machine: Machine) -> None:
-    """Raises LaunchError: nobody answers there, and what to do about it."""
-    if machine.status in PASSING:
-        raise LaunchError(f"{machine.name} is {machine.status}: it has no SSH yet", f"launch vm status {machine.name}")
+    """Raise LaunchError if the VM is not running."""
+    if machine.status in CREATING:
+        raise LaunchError(f"{machine.name} is {machine.status}: no SSH yet", f"launch vm status {machine.name}")
     if machine.status in DOWN:
         raise LaunchError(f"{machine.name} is stopped", f"launch vm start {machine.name}")
     if machine.status not in ("RUNNING", "REPAIRING", ""):
-        hint = f"When it is stopped: launch vm start {machine.name}"
-        raise LaunchError(f"{machine.name} is on its way down ({machine.status})", hint)
+        hint = f"Once it is stopped: launch vm start {machine.name}"
+        raise LaunchError(f"{machine.name} is shutting down ({machine.status})", hint)
 
 
-def iap(machine: Machine, gcloud: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """gcloud as ssh's proxy: its own way to open a tunnel (gcloud compute ssh does the same)."""
+def iap_command(machine: Machine, gcloud: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the gcloud command that ssh uses as its proxy, as `gcloud compute ssh` does."""
     where = (f"--project={machine.project}", f"--zone={machine.zone}")
-    own = environ.get(TUNNEL_URL, "")
-    other = (f"--iap-tunnel-url-override={own}",) if own else ()
-    # Errors alone: at "warning" each connection begins with a page about NumPy.
+    url = environ.get(TUNNEL_URL, "")
+    override = (f"--iap-tunnel-url-override={url}",) if url else ()
+    # Errors only: at "warning" each connection begins with a page about NumPy.
     quiet = ("--verbosity=error", "--quiet")
-    return (gcloud, "compute", "start-iap-tunnel", machine.name, "%p", "--listen-on-stdin", *where, *other, *quiet)
+    return (gcloud, "compute", "start-iap-tunnel", machine.name, "%p", "--listen-on-stdin", *where, *override, *quiet)

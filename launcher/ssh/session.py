@@ -1,5 +1,7 @@
-"""ssh, run: with this terminal, or for what it answers. What ssh and its tunnel say goes into a log of their own, so
-that the remote command's output stays exactly what it is, and a failure of ssh's can be told from one of the command's.
+"""Run ssh, with this terminal or to capture a command's output.
+
+Messages of ssh and its tunnel go to a separate log. So the remote command's output is unchanged, and a failure of ssh
+can be distinguished from one of the command.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from typing import IO, Final, NamedTuple
 from launcher.errors import LaunchError
 from launcher.jobs.vm import Machine
 from launcher.ssh import command
-from launcher.ssh.errors import FAILED, Explained, explained
-from launcher.ssh.keys import no_ssh
+from launcher.ssh.errors import FAILED, Explained, explain
+from launcher.ssh.keys import missing_program
 
 ANSWER_SECONDS: Final = 120.0
-"""For a command that answers at once: the connection takes most of it."""
+"""Timeout of a quick command: the connection takes most of it."""
 
 
 class Answer(NamedTuple):
-    """How a remote command ended. `fault`: it was ssh that failed, not the command."""
+    """How a remote command ended. `fault`: ssh failed, not the command."""
 
     code: int
     out: str = ""
@@ -33,13 +35,13 @@ class Answer(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """One VM and the way to it. `account` is whose rights are missing, where some are."""
+    """A VM and how to reach it. `account`: the account to name in an error about missing permissions."""
 
     machine: Machine
     target: command.SshTarget
     account: str
 
-    def attached(
+    def run_attached(
         self,
         remote: Sequence[str] = (),
         *,
@@ -47,44 +49,44 @@ class Remote(NamedTuple):
         shell: bool = True,
         tty: bool = False,
     ) -> int:
-        """Run a command, or a shell, with this process's terminal, and answer its exit code.
+        """Run a command, or a shell, with this process's terminal; return its exit code.
 
         Raises:
-            LaunchError: ssh itself failed; why, and what to do.
+            LaunchError: ssh itself failed.
         """
         with scratch() as folder:
             log = folder / "log"
             argv = command.command(self.target, remote, forwards=forwards, log=log, shell=shell, tty=tty)
-            code = waited(argv)
+            code = run_in_foreground(argv)
             if fault := self.fault(code, log):
                 raise fault.error
         return 128 - code if code < 0 else code
 
-    def asked(self, remote: Sequence[str], *, sent: bytes = b"", seconds: float = ANSWER_SECONDS) -> Answer:
-        """Run a command, and answer what it said. Raises LaunchError: there is no ssh here."""
+    def run(self, remote: Sequence[str], *, stdin: bytes = b"", seconds: float = ANSWER_SECONDS) -> Answer:
+        """Run a command and return its output. Raises LaunchError: ssh is not installed."""
         with scratch() as folder:
             log = folder / "log"
             try:
                 argv = command.command(self.target, remote, log=log)
-                ran = subprocess.run(argv, input=sent, capture_output=True, check=False, timeout=seconds)
+                ran = subprocess.run(argv, input=stdin, capture_output=True, check=False, timeout=seconds)
             except FileNotFoundError:
-                raise no_ssh("ssh") from None
+                raise missing_program("ssh") from None
             except subprocess.TimeoutExpired:
-                late = LaunchError(f"{self.machine.name} has given no answer for {seconds:.0f} s")
+                late = LaunchError(f"no answer from {self.machine.name} for {seconds:.0f} s")
                 return Answer(FAILED, fault=Explained(late, passing=True))
             out, err = (text.decode(errors="replace") for text in (ran.stdout, ran.stderr))
             return Answer(ran.returncode, out, err, self.fault(ran.returncode, log))
 
     def fault(self, code: int, log: Path) -> Explained | None:
-        """Why ssh has failed; None where it hasn't."""
+        """Return why ssh failed; None: it did not."""
         if code != FAILED:
             return None
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        return explained(text, self.machine, self.facts)
+        return explain(text, self.machine, self.facts)
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What an explanation names."""
+        """Return the values that an error message needs."""
         target = self.target
         account = self.account or "YOU@EXAMPLE.COM"
         kind = "serviceAccount" if account.endswith(".gserviceaccount.com") else "user"
@@ -94,32 +96,31 @@ class Remote(NamedTuple):
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for the log, gone afterwards."""
+    """Create a temporary folder for the log."""
     with tempfile.TemporaryDirectory(prefix="launch-ssh-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
-def waited(argv: Sequence[str], stdin: int | IO[bytes] | None = None) -> int:
-    """The exit code of a program that has this process's terminal; negative: the signal that ended it.
+def run_in_foreground(argv: Sequence[str], stdin: int | IO[bytes] | None = None) -> int:
+    """Run a program with this process's terminal; return its exit code (negative: the signal that ended it).
 
-    Ctrl-C is the program's: ssh hands it on, or ends by it. Raises LaunchError: there is no such program.
+    Ctrl-C only affects the program: ssh passes it on, or ends. Raises LaunchError: the program is not installed.
     """
     try:
-        with terminal_is_its_own():  # before the program is there: it may be interrupted at once
+        with sigint_ignored():  # before the start: Ctrl-C may come at once
             return subprocess.Popen(argv, stdin=stdin).wait()
     except FileNotFoundError:
-        raise no_ssh(argv[0]) from None
+        raise missing_program(argv[0]) from None
 
 
 @contextmanager
-def terminal_is_its_own() -> Iterator[None]:
-    """SIGINT does nothing here. A handler is set and not SIG_IGN, which a program that is started would inherit: with a
-    handler it has its default."""
+def sigint_ignored() -> Iterator[None]:
+    """Ignore SIGINT in this process only. Uses a handler instead of SIG_IGN, which a started program would inherit."""
 
-    def leave_it(_signal: int, _frame: FrameType | None) -> None:
-        """The program in front has it too."""
+    def ignore(_signal: int, _frame: FrameType | None) -> None:
+        """The program in the foreground gets the signal as well."""
 
-    before = signal.signal(signal.SIGINT, leave_it)
+    before = signal.signal(signal.SIGINT, ignore)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from launcher.cli.ui.data import progress_data
 from launcher.cli.ui.event_printer import progress_text
 from launcher.cli.ui.run_summary import as_data as results_data
 from launcher.cli.ui.run_summary import lines as summary_lines
-from launcher.runs.metrics.progress import summary
+from launcher.runs.metrics.progress import summarize_rows
 from launcher.runs.metrics.results import results
 from tests.command import launch
 
@@ -95,7 +95,7 @@ def test_a_value_of_the_users_named_nonfinite_is_a_value() -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_progress_of_a_running_job(text: str) -> None:
-    progress = summary(({"step": 3, "loss": None, "nonfinite": {"loss": text}},), 10, None)
+    progress = summarize_rows(({"step": 3, "loss": None, "nonfinite": {"loss": text}},), 10, None)
     assert f"loss {text}" in progress_text(progress)
     data = progress_data(progress)
     assert data

@@ -195,5 +195,5 @@ def test_nothing_tells_of_it_any_more(site: Site) -> None:
     with pytest.raises(GoneError) as told:
         site.launcher().get(job.name)
     assert status_of(told.value) == 404  # by which a watch knows that it isn't there, rather than not to be asked about
-    with pytest.raises(LaunchError, match="no VM's name"):
+    with pytest.raises(LaunchError, match="invalid name of a VM"):
         site.vms.get("projects/my-project/zones/us-central1-a/instances/by-name")

@@ -83,7 +83,7 @@ def test_the_name_is_still_that_of_an_attempt_before(site: Site, way: str) -> No
 
 def test_the_name_is_that_of_the_runs_own_vm_which_runs(site: Site) -> None:
     site.running()
-    with pytest.raises(UnreachableError, match="of this run already"):
+    with pytest.raises(UnreachableError, match="of this run already exists"):
         site.launch(2)
     assert site.sent("DELETE") == 0
 
@@ -156,14 +156,14 @@ def test_a_cancel_that_can_not_be_noted_is_one_all_the_same(site: Site) -> None:
     site.vms.cancel(job.name)
     site.clock.advance(60)
     assert (site.cloud.compute.names(), site.vms.get(job.name).state) == ([], GONE)
-    assert any("can't be noted" in line for line in site.said)
+    assert any("could not record" in line for line in site.said)
 
 
 def test_one_that_does_not_show_itself_yet_is_not_cancelled_and_says_so(site: Site) -> None:
     """A second after its insert: the operation is all that there is of it."""
     job = site.launch()
     site.cloud.faults.add(Fault(GET, Status(404)))
-    with pytest.raises(UnreachableError, match="being made"):
+    with pytest.raises(UnreachableError, match="being created"):
         site.vms.cancel(job.name)
     ended = cancel_and_confirm(site.vms, job, site.time, site.said.append)
     site.clock.advance(60)
@@ -208,7 +208,7 @@ def test_one_that_could_not_is_deleted_and_says_why(site: Site, off: bool) -> No
 def test_what_can_not_be_removed_is_told_with_the_command(site: Site) -> None:
     job = site.running()
     site.cloud.compute.pace.delete = 900.0
-    with pytest.raises(LaunchError, match="still there 3 minutes") as told:
+    with pytest.raises(LaunchError, match="still exists and is billed, 3 minutes") as told:
         site.vms.release(job)
     assert told.value.hint == f"gcloud compute instances delete {RUN} --zone={ZONE} --project=my-project"
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.compute.end_record import Record
-from launcher.compute.job_state import end_of, gone, job_of, run_of
-from launcher.compute.node_set import is_head, left_of, set_of
+from launcher.compute.job_state import end_of, job_of, job_of_deleted_vm, run_of_vm
+from launcher.compute.node_set import is_head, remaining_vms, vms_of_job
 from launcher.compute.operations import Operation, operation_of
 from launcher.jobs.job import GONE, Job
 from launcher.jobs.vm import Machine
@@ -134,18 +134,18 @@ def test_an_end_by_operations(
 
 def test_a_job_that_is_known_by_its_operations_alone() -> None:
     link = f"{ZONE}/instances/gpt2-1234-n0"
-    found = gone(None, NAME, [operation("delete", 9), operation("insert", 0, targetLink=link)], None)
+    found = job_of_deleted_vm(None, NAME, [operation("delete", 9), operation("insert", 0, targetLink=link)], None)
     assert found
     assert (found.name, found.region, found.zone, found.run) == (NAME, "us-central1", "us-central1-a", "gpt2-1234")
     assert (found.created, found.started, found.ended) == (ago(0), ago(1), ago(10))
-    assert gone(None, NAME, [], None) is None
+    assert job_of_deleted_vm(None, NAME, [], None) is None
 
 
 @pytest.mark.parametrize(
     ("name", "run"), [("gpt2-1234", "gpt2-1234"), ("gpt2-1234-n12", "gpt2-1234"), ("a-nb", "a-nb"), ("n1", "n1")]
 )
 def test_a_vms_name_tells_its_run(name: str, run: str) -> None:
-    assert run_of(name) == run
+    assert run_of_vm(name) == run
 
 
 # --- VMs that are there -----------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_the_first_is_the_head() -> None:
     ],
 )
 def test_what_a_job_has_left(fleet: list[Machine], left: list[str]) -> None:
-    assert [one.id for one in left_of(JOB, fleet)] == left
+    assert [one.id for one in remaining_vms(JOB, fleet)] == left
 
 
 def test_a_set_is_what_its_metadata_names() -> None:
     others = [machine(60, "other"), replace(PEER, zone="us-central1-b"), replace(PEER, labels={})]
-    assert [one.id for one in set_of(HEAD, [HEAD, PEER, *others])] == ["42", "43"]
+    assert [one.id for one in vms_of_job(HEAD, [HEAD, PEER, *others])] == ["42", "43"]

@@ -8,13 +8,22 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.compute.preflight import allowed, check
-from launcher.compute.preflight_checks import IAP, Finding, Net, Units, between_nodes, reach, short, ssh
+from launcher.compute.preflight_checks import (
+    IAP,
+    Finding,
+    QuotaUse,
+    VmNetwork,
+    check_iap_ssh,
+    check_limit,
+    check_node_traffic,
+    check_outbound_access,
+)
 from launcher.plan.model import Plan
 from tests.compute.vm_site import Site, plan_of
 from tests.googlecloud import Fault, Reset, Status
 from tests.plan.planning import planned
 
-NET = Net(project="my-project", region="us-central1", network="default", subnetwork="default", is_named=False)
+NET = VmNetwork(project="my-project", region="us-central1", network="default", subnetwork="default", is_named=False)
 IMAGE = "us-docker.pkg.dev/my-project/launch/train@sha256:00"
 
 
@@ -44,7 +53,7 @@ def test_a_training_vm_that_could_pull_nothing(site: Site) -> None:
     assert (found.scope, found.place) == ("refusal", "us-central1")
     assert found.problem == (
         "subnetwork default in us-central1 has neither Private Google Access nor Cloud NAT: without an external IP the "
-        "VM reaches nothing"
+        "VM has no network"
     )
     assert found.fix == (
         "gcloud compute networks subnets update default --region=us-central1 --project=my-project "
@@ -122,7 +131,7 @@ def test_a_subnetwork_that_is_not_there(site: Site) -> None:
     plan = work_plan(identity={"subnetwork": "mine"})
     [found] = check(site.compute, plan)
     assert (found.scope, found.place) == ("refusal", "us-central1")
-    assert found.problem.startswith("there is no subnetwork mine in us-central1")
+    assert found.problem.startswith("subnetwork mine does not exist in us-central1")
 
 
 def test_an_image_family_that_is_not_there(site: Site) -> None:
@@ -130,7 +139,7 @@ def test_an_image_family_that_is_not_there(site: Site) -> None:
     site.cloud.compute.zones.families.clear()
     [found] = check(site.compute, plan_of())
     assert (found.scope, found.place) == ("refusal", "")
-    assert "there is no image family pytorch-2-9-cu129-ubuntu-2404-nvidia-580 in project deeplearning" in found.problem
+    assert "image family pytorch-2-9-cu129-ubuntu-2404-nvidia-580 does not exist in project deep" in found.problem
     assert found.fix.startswith("gcloud compute images list --project=deeplearning-platform-release ")
 
 
@@ -149,7 +158,7 @@ def test_a_quota_of_nothing(site: Site) -> None:
         site.cloud.compute.quotas.limit(name, 0, "us-central1")
     [found] = check(site.compute, plan_of())
     assert (found.scope, found.place, found.provisioning) == ("refusal", "us-central1", "spot")
-    assert "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is too low for spot: 1 are needed, it is 0" in found.problem
+    assert "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is too low for spot: limit 0, 1 needed" in found.problem
     assert "--quota-id=PREEMPTIBLE-NVIDIA-L4-GPUS-per-project-region --preferred-value=1 " in found.fix
     site.cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 8, "us-central1")
     assert check(site.compute, plan_of()) == ()
@@ -173,7 +182,7 @@ def test_a_quota_that_is_used_up_just_now_is_told(site: Site) -> None:
     site.launch()
     [found] = check(site.compute, plan_of())
     assert (found.scope, found.fix) == ("warning", "")
-    assert found.problem == "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is used up: 1 of 1, and 1 are needed"
+    assert found.problem == "quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is used up: 1 of 1 in use, 1 needed"
 
 
 def test_a_quota_of_all_regions_refuses_all(site: Site) -> None:
@@ -225,15 +234,15 @@ PRIVATE = {"privateIpGoogleAccess": True}
     ],
 )
 def test_what_a_network_reaches(subnetwork: Any, routers: Any, image: str | None, scope: str | None) -> None:
-    found = reach(NET, subnetwork, routers, image)
+    found = check_outbound_access(NET, subnetwork, routers, image)
     assert (found and found.scope) == scope
     assert found is None or found.fix
 
 
 def test_a_subnetwork_names_its_network() -> None:
     net = replace(NET, network="", subnetwork="default")
-    assert reach(net, {"network": "https://x/default"}, [ALL], None) is None
-    found = reach(net, {"network": "https://x/mine"}, [ALL], None)
+    assert check_outbound_access(net, {"network": "https://x/default"}, [ALL], None) is None
+    found = check_outbound_access(net, {"network": "https://x/mine"}, [ALL], None)
     assert found
     assert "--network=mine" in found.fix
 
@@ -267,7 +276,7 @@ RULE = {
     ],
 )
 def test_which_rules_let_iap_in(fields: dict[str, Any], admitted: bool) -> None:
-    found = ssh(NET, "default", [{**RULE, **fields}], "me@x")
+    found = check_iap_ssh(NET, "default", [{**RULE, **fields}], "me@x")
     assert (found is None) is admitted
 
 
@@ -312,14 +321,14 @@ PARTS = [[{"IPProtocol": "tcp", "ports": [span]}] for span in ("1024-30000", "30
     ],
 )
 def test_which_rules_let_the_nodes_talk(rules: list[dict[str, Any]], fix: str | None) -> None:
-    found = between_nodes(replace(NET, network="own"), "own", {"ipCidrRange": "10.1.0.0/16"}, rules, "me@x")
+    found = check_node_traffic(replace(NET, network="own"), "own", {"ipCidrRange": "10.1.0.0/16"}, rules, "me@x")
     assert (found is None) is (fix is None)
     assert found is None or (fix and fix in found.fix)
 
 
 def test_a_deny_rule_before_the_one_for_iap() -> None:
     denies = {"name": "deny", "network": "x/default", "denied": [{"IPProtocol": "tcp"}], "priority": 5}
-    found = ssh(NET, "default", [RULE, denies], "me@x")
+    found = check_iap_ssh(NET, "default", [RULE, denies], "me@x")
     assert found
     assert "--priority=4" in found.fix
 
@@ -342,13 +351,13 @@ def test_a_deny_rule_before_the_one_for_iap() -> None:
 def test_quotas(own: Any, other: Any, scope: str | None) -> None:
     pairs = {"SPOT_GPUS": own, "GPUS": other}
     quotas = [{"metric": name, "limit": one[0], "usage": one[1]} for name, one in pairs.items() if one]
-    found = short(Units(metric="SPOT_GPUS", units=2, instead="GPUS"), "spot", "us-central1", quotas)
+    found = check_limit(QuotaUse(metric="SPOT_GPUS", units=2, fallback="GPUS"), "spot", "us-central1", quotas)
     assert (found and found.scope) == scope
 
 
 def test_whom_a_finding_is_about() -> None:
     attempt = plan_of().attempts[0]
-    assert Finding("refusal", "").holds_for(attempt)
-    assert Finding("refusal", "", "", str(attempt.zone), "spot").holds_for(attempt)
-    assert not Finding("refusal", "", "", "us-central1", "standard").holds_for(attempt)
-    assert not Finding("refusal", "", "", "us-east4").holds_for(attempt)
+    assert Finding("refusal", "").applies_to(attempt)
+    assert Finding("refusal", "", "", str(attempt.zone), "spot").applies_to(attempt)
+    assert not Finding("refusal", "", "", "us-central1", "standard").applies_to(attempt)
+    assert not Finding("refusal", "", "", "us-east4").applies_to(attempt)

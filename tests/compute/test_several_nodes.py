@@ -76,7 +76,7 @@ def test_the_first_vm_of_an_attempt_before_is_not_taken_for_it(site: Site, monke
     begun = replace(begun, inserted=site.clock())
     monkeypatch.setattr(site.compute, "bulk_insert", lambda *_: begun)
     monkeypatch.setattr(site.compute, "operation", lambda *_: begun)
-    with pytest.raises(UnreachableError, match="doesn't show it"):
+    with pytest.raises(UnreachableError, match="has not appeared"):
         launched(site, 2)
     assert old.created < begun.inserted
 
@@ -84,8 +84,8 @@ def test_the_first_vm_of_an_attempt_before_is_not_taken_for_it(site: Site, monke
 def test_the_first_vm_does_not_show_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from launcher.compute import create
 
-    monkeypatch.setattr(create, "first_of", lambda _body: "another")
-    with pytest.raises(UnreachableError, match="doesn't show it"):
+    monkeypatch.setattr(create, "head_name", lambda _body: "another")
+    with pytest.raises(UnreachableError, match="has not appeared"):
         launched(site)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launcher.compute.spot_capacity import by_score, ordered, score_of
+from launcher.compute.spot_capacity import order_by_capacity, order_by_score, score_of
 from launcher.plan.model import Attempt
 from tests.compute.vm_site import Site, plan_of
 from tests.googlecloud import Fault, Reset, Status
@@ -23,10 +23,10 @@ def test_the_likeliest_zone_comes_first(site: Site) -> None:
     zones = [str(attempt.zone) for attempt in plan.attempts]
     assert len({attempt.usd_per_hour for attempt in plan.attempts}) == 1
     site.cloud.compute.zones.scores.update(zip(zones, (0.2, 0.9, 0.6), strict=True))
-    found, lines = ordered(plan, site.compute)
+    found, lines = order_by_capacity(plan, site.compute)
     assert [attempt.zone for attempt in found.attempts] == [zones[1], zones[2], zones[0]]
     assert lines == (
-        f"Spot VMs just now, by Google's advice (1 is the best): {zones[1]} 0.9, {zones[2]} 0.6, {zones[0]} 0.2",
+        f"Spot capacity now, according to Google (1 = best): {zones[1]} 0.9, {zones[2]} 0.6, {zones[0]} 0.2",
     )
     assert replace(found, attempts=plan.attempts) == plan
     [asked, *_] = [request.body for request in site.cloud.requests]
@@ -38,20 +38,20 @@ def test_the_likeliest_zone_comes_first(site: Site) -> None:
 @pytest.mark.parametrize("effect", [Status(403, message="Required 'compute.advice.capacity'"), Status(404), Reset()])
 def test_what_can_not_be_read_changes_nothing(site: Site, effect: Status | Reset) -> None:
     site.cloud.faults.add(Fault(ADVICE, effect, times=99))
-    found, [line] = ordered(plan_of(), site.compute)
+    found, [line] = order_by_capacity(plan_of(), site.compute)
     assert found == plan_of()
     assert line.startswith("no advice on Spot capacity: Compute Engine")
 
 
 def test_one_zone_without_an_answer_stays_behind(site: Site) -> None:
     site.cloud.faults.add(Fault(ADVICE, Status(500)))
-    found, _ = ordered(plan_of(), site.compute)
+    found, _ = order_by_capacity(plan_of(), site.compute)
     assert {attempt.zone for attempt in found.attempts} == {attempt.zone for attempt in plan_of().attempts}
 
 
 def test_on_demand_is_not_asked_about(site: Site) -> None:
     plan = plan_of(1, "standard")
-    assert ordered(plan, site.compute) == (plan, ())
+    assert order_by_capacity(plan, site.compute) == (plan, ())
     assert site.cloud.requests == []
 
 
@@ -68,7 +68,7 @@ def test_on_demand_is_not_asked_about(site: Site) -> None:
     ],
 )
 def test_never_across_prices_or_models(attempts: list[Attempt], expected: str) -> None:
-    found = by_score(attempts, {"us-central1-a": 0.1, "us-central1-b": 0.9})
+    found = order_by_score(attempts, {"us-central1-a": 0.1, "us-central1-b": 0.9})
     assert "".join(str(each.zone)[-1] for each in found) == expected
     assert [(each.usd_per_hour, each.provisioning) for each in found] == [
         (each.usd_per_hour, each.provisioning) for each in attempts

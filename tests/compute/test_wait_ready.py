@@ -14,7 +14,7 @@ from launcher.compute.wait_ready import wait_ready
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.vm import Machine
-from launcher.ssh.errors import Explained, explained
+from launcher.ssh.errors import Explained, explain
 from launcher.ssh.session import Answer
 from tests.cli.vms import body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
@@ -26,7 +26,7 @@ GPUS = "GPU 0: NVIDIA L4 (UUID: GPU-1)\n"
 
 
 def fault(log: str) -> Explained:
-    found = explained(
+    found = explain(
         log, some_machine(), {"user": "me", "port": "22", "account": "me@example.com", "member": "user:me@example.com"}
     )
     assert found
@@ -103,9 +103,9 @@ def test_each_step_is_told_once(world: World) -> None:
     assert world.told == [
         "dev is PROVISIONING",
         "dev is STAGING",
-        "it boots; SSH doesn't answer yet",
-        "the NVIDIA driver is being installed; SSH doesn't answer yet",
-        "SSH answers; the NVIDIA driver is being installed",
+        "booting; waiting for SSH",
+        "installing the NVIDIA driver; waiting for SSH",
+        "connected by SSH; installing the NVIDIA driver",
     ]
     assert {one.status for one in world.asked} == {"RUNNING"}, "nobody knocks before it runs"
 
@@ -113,21 +113,23 @@ def test_each_step_is_told_once(world: World) -> None:
 def test_the_startup_script_gave_up(world: World) -> None:
     world.answer = NO_DRIVER
     world.at(90, world.say("failed", "the driver's installer ended with 1"))
-    with pytest.raises(LaunchError, match="dev didn't get ready: the driver's installer ended with 1") as caught:
+    with pytest.raises(LaunchError, match="dev did not become ready: the driver's installer ended with 1") as caught:
         world.wait()
-    assert caught.value.hint == "Look into it: launch ssh dev"
+    assert caught.value.hint == "To investigate: launch ssh dev"
     assert world.seconds < 100
 
 
 def test_it_never_gets_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "LONGEST", 120.0)
+    monkeypatch.setattr(ready, "MAX_SECONDS", 120.0)
     world.answer = REFUSED
     lines = "".join(f"line {n}\r\n" for n in range(30)) + "\x1b[31mKernel panic\n\n"
     world.at(60, lambda: world.cloud.compute.write_serial("dev", lines))
     with pytest.raises(LaunchError) as caught:
         world.wait()
     problem, hint = caught.value.problem, caught.value.hint
-    assert problem.startswith("dev isn't ready after 2 minutes: dev refuses SSH connections\nIts console ends:\n")
+    assert problem.startswith(
+        "dev is not ready after 2 minutes: dev refuses SSH connections\nLast lines of its serial console:\n"
+    )
     assert problem.splitlines()[-1] == "  [31mKernel panic"
     assert len(problem.splitlines()) == 14
     assert "launch vm status dev" in hint
@@ -135,9 +137,9 @@ def test_it_never_gets_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_driver_that_never_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "LONGEST", 120.0)
+    monkeypatch.setattr(ready, "MAX_SECONDS", 120.0)
     world.answer = NO_DRIVER
-    with pytest.raises(LaunchError, match="isn't ready after 2 minutes: nvidia-smi says: NVIDIA-SMI has failed"):
+    with pytest.raises(LaunchError, match="is not ready after 2 minutes: nvidia-smi failed: NVIDIA-SMI has failed"):
         world.wait()
 
 
@@ -158,7 +160,7 @@ def test_keys_may_be_refused_while_it_boots(world: World) -> None:
 def test_keys_are_refused_for_good(world: World) -> None:
     world.answer = DENIED
     world.at(20, world.say("ready"))
-    with pytest.raises(NotAuthorised, match="doesn't let me in"):
+    with pytest.raises(NotAuthorised, match="refused the SSH key of me"):
         world.wait()
     assert 120 < world.seconds < 200
 
@@ -173,7 +175,7 @@ def test_it_is_stopped_on_the_way(world: World) -> None:
 def test_it_is_deleted_on_the_way(world: World) -> None:
     world.answer = REFUSED
     world.at(60, lambda: world.compute.delete(world.machine))
-    with pytest.raises(LaunchError, match=r"dev is (STOPPING|gone)"):
+    with pytest.raises(LaunchError, match=r"dev (is STOPPING|was deleted)"):
         world.wait()
 
 

@@ -249,7 +249,7 @@ def test_a_base_that_is_not_there(containers: Running, built: Built) -> None:
 def test_a_base_for_another_machine(containers: Running, built: Built) -> None:
     """The engine has the name, and for this machine: taking it would end as an exec format error, elsewhere."""
     image = wanted(containers, "foreign", platform="linux/s390x")
-    with pytest.raises(EngineError, match=f"is for {containers.platform}, and the machine is linux/s390x"):
+    with pytest.raises(EngineError, match=f"is for {containers.platform}, but the machine is linux/s390x"):
         built.engine.build(built.source, image, target="train", tag=image.uri, labels={})
 
 
@@ -296,5 +296,5 @@ def test_a_registry_that_has_gone(built: Built) -> None:
 
 
 def test_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="there is no Docker engine at unix://"):
+    with pytest.raises(EngineError, match="no Docker engine is running at unix://"):
         Engine.connect({"DOCKER_HOST": f"unix://{tmp_path}/none.sock", "PATH": os.environ["PATH"]})

@@ -155,14 +155,14 @@ def test_a_base_for_another_platform_is_refused_before_anything_is_sent(layers: 
     with OciRegistry() as registry:
         put_base(registry, arch="arm64")
         before = registry.received
-        with pytest.raises(LaunchError, match=r"is for linux/arm64, and the machine is linux/amd64"):
+        with pytest.raises(LaunchError, match=r"is for linux/arm64, but the machine is linux/amd64"):
             appended(registry, layers)
         assert registry.received == before
 
 
 def test_a_base_that_is_gone_and_one_of_another_kind(layers: list[Layer]) -> None:
     with OciRegistry() as registry:
-        with pytest.raises(LaunchError, match="the registry has no"):
+        with pytest.raises(LaunchError, match="the registry no longer has"):
             appended(registry, layers)
         put_base(registry)
         manifest = manifest_of(registry, "p/dependencies", "t")
@@ -181,7 +181,7 @@ def test_a_registry_that_does_not_mount_is_told(layers: list[Layer]) -> None:
         put_base(registry)
         config = manifest_of(registry, "p/dependencies", "t").body["config"]["digest"]
         registry.store.repository("p/dependencies").blobs.intersection_update({config})
-        with pytest.raises(LaunchError, match="doesn't mount layers") as refused:
+        with pytest.raises(LaunchError, match="can't mount layers") as refused:
             appended(registry, layers)
         assert "--builder docker" in refused.value.hint
         assert registry.tag("p/train", "new") is None

@@ -259,7 +259,7 @@ def test_a_build_that_runs_is_followed(cloud: GoogleCloud, launch: Launch, clock
     launch.on_line = meanwhile  # type: ignore[method-assign]
     assert [launch.build()] == digests
     assert len(cloud.builds.builds) == 1
-    assert any("which another launch started" in line for line in other.said)
+    assert any("(of another launch)" in line for line in other.said)
 
 
 def test_ctrl_c_cancels_our_build_alone(cloud: GoogleCloud, launch: Launch, clock: FakeClock, source: Source) -> None:
@@ -270,14 +270,14 @@ def test_ctrl_c_cancels_our_build_alone(cloud: GoogleCloud, launch: Launch, cloc
         if line.endswith(": working"):
             with pytest.raises(KeyboardInterrupt):
                 other.build()
-            assert "goes on, for another launch started it" in other.said[-1]
+            assert "continues; another launch started it" in other.said[-1]
             raise KeyboardInterrupt
 
     launch.on_line = meanwhile  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         launch.build()
     [build_id] = cloud.builds.builds
-    assert launch.said[-1] == f"Cloud Build {build_id} is cancelled"
+    assert launch.said[-1] == f"cancelled Cloud Build {build_id}"
     assert cloud.builds._shown(build_id).status == 7  # CANCELLED
 
 
@@ -288,7 +288,7 @@ def test_ctrl_c_when_cancelling_fails_says_how(cloud: GoogleCloud, launch: Launc
         launch.build()
     [build_id] = cloud.builds.builds
     cancel = f"gcloud builds cancel {build_id} --project=my-project --region=global"
-    assert launch.said[-1] == f"Cloud Build: Not you; cancel it yourself: {cancel}"
+    assert launch.said[-1] == f"Cloud Build: Not you; to cancel it: {cancel}"
 
 
 def test_ctrl_c_while_it_is_submitted(cloud: GoogleCloud, launch: Launch, clock: FakeClock) -> None:
@@ -321,7 +321,7 @@ def test_a_failure_tells_the_step_and_the_last_lines(cloud: GoogleCloud, launch:
     told = raised.value.problem.splitlines()
     assert told[0] == f"Cloud Build {build_id} ended as FAILURE in step dependencies: exit code 1"
     assert told[1:] == [f"    {line}" for line in (*lines[-24:], "ERROR: No matching distribution found for x")]
-    assert raised.value.hint == f"The whole log: {cloud.builds.builds[build_id].message.log_url}"
+    assert raised.value.hint == f"Full log: {cloud.builds.builds[build_id].message.log_url}"
 
 
 def test_a_push_that_is_denied_names_the_account(cloud: GoogleCloud, launch: Launch) -> None:
@@ -344,7 +344,7 @@ def test_every_other_end_is_a_failure(cloud: GoogleCloud, launch: Launch, status
 
 def test_a_success_without_the_image(cloud: GoogleCloud, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.googlecloud.cloudbuild.end", lambda *_: None)
-    with pytest.raises(LaunchError, match="succeeded, and says nothing of us-docker"):
+    with pytest.raises(LaunchError, match="succeeded without the image us-docker"):
         launch.build()
 
 
@@ -357,7 +357,7 @@ def test_what_passes_does_not_end_the_watch(cloud: GoogleCloud, launch: Launch) 
 
 def test_an_outage_says_that_the_build_goes_on(cloud: GoogleCloud, launch: Launch) -> None:
     cloud.faults.add(Fault(GET, Reset(), times=None))
-    with pytest.raises(LaunchError, match=r"Cloud Build 0+1-\S+ goes on\nType the command again"):
+    with pytest.raises(LaunchError, match=r"Cloud Build 0+1-\S+ is still running\nRepeat the command"):
         launch.build()
 
 
@@ -439,7 +439,7 @@ def test_a_registry_that_is_not_googles_is_refused_before_anything_is_sent(
     """One on this machine is for a Cloud Build that is played on this machine."""
     if endpoint:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD", endpoint)
-    with pytest.raises(UsageError, match=f"Cloud Build has no credentials for {host}"):
+    with pytest.raises(UsageError, match=f"Cloud Build can't push to {host}"):
         launch.build(replace(IMAGE, dependencies=f"{host}/launch/dependencies:4567"))
     assert not cloud.requests
 
@@ -454,10 +454,10 @@ def test_the_source_may_lie_in_another_bucket(cloud: GoogleCloud, launch: Launch
 
 def test_a_token_that_ends_before_the_build_does(cloud: GoogleCloud, launch: Launch) -> None:
     cloud.faults.add(Fault(GET, Status(401), after=1, times=None))
-    with pytest.raises(NotAuthorised, match=r"Cloud Build 0+1-\S+ goes on") as raised:
+    with pytest.raises(NotAuthorised, match=r"Cloud Build 0+1-\S+ is still running") as raised:
         launch.build()
     assert raised.value.hint.startswith("gcloud auth application-default login")
-    assert raised.value.hint.endswith("it goes on following the same build.")
+    assert raised.value.hint.endswith("it continues to follow the same build.")
 
 
 def test_a_login_without_a_project_of_its_own(cloud: GoogleCloud, launch: Launch) -> None:

@@ -19,7 +19,7 @@ def test_no_socket_and_one_that_nobody_listens_at(tmp_path: Path) -> None:
     for host in (f"unix://{tmp_path}/none.sock", f"unix://{dead}", "tcp://127.0.0.1:9"):
         with pytest.raises(EngineError) as error:
             Engine.connect({"DOCKER_HOST": host})
-        assert f"there is no Docker engine at {host} (DOCKER_HOST)" in error.value.problem
+        assert f"no Docker engine is running at {host} (DOCKER_HOST)" in error.value.problem
         assert "systemctl start docker" in error.value.hint
 
 
@@ -30,7 +30,7 @@ def test_no_permission_on_the_socket(monkeypatch: pytest.MonkeyPatch, double: sc
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("launcher.images.docker_engine.check_listens", refuse)
-    with pytest.raises(EngineError, match="doesn't let this user speak to it") as error:
+    with pytest.raises(EngineError, match="no permission to use the Docker engine") as error:
         Engine.connect({"DOCKER_HOST": double.host})
     assert "usermod -aG docker" in error.value.hint
 
@@ -66,6 +66,6 @@ def test_the_usual_socket_is_asked_where_nothing_else_is_named(
 
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(EngineError, match="Docker's SDK, which isn't there") as error:
+    with pytest.raises(EngineError, match="Docker's SDK is not installed") as error:
         Engine.connect({})
     assert error.value.hint == 'pip install "gcp-launch[docker]"'

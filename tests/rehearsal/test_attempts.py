@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launcher.rehearsal.attempts import End, facts_of, lock, newest, newest_checkpoint, read_end, write_end
+from launcher.rehearsal.attempts import End, lock, newest_attempt, newest_checkpoint, read_end, read_facts, write_end
 
 
 def test_attempts_are_numbered_and_say_what_they_are(tmp_path: Path) -> None:
@@ -28,11 +28,11 @@ def test_ten_at_once_get_ten_numbers(tmp_path: Path) -> None:
 
 def test_how_an_attempt_ended_is_no_attempt(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
-    assert (newest(storage), read_end(storage, 1)) == (0, None)
+    assert (newest_attempt(storage), read_end(storage, 1)) == (0, None)
     end = End(exit_codes={"a": 0, "b": -9}, seconds=1.5, time=12.0)
     write_end(storage, lock(storage, {"job": "x"}), end)
-    assert (newest(storage), read_end(storage, 1)) == (1, end)
-    assert facts_of(storage, 1)["job"] == "x"
+    assert (newest_attempt(storage), read_end(storage, 1)) == (1, end)
+    assert read_facts(storage, 1)["job"] == "x"
     assert not end.succeeded
     assert End(exit_codes={"a": 0}, seconds=0.0, time=0.0).succeeded
     assert not End(exit_codes={}, seconds=0.0, time=0.0).succeeded
@@ -44,7 +44,7 @@ def test_what_can_not_be_understood_says_nothing(tmp_path: Path) -> None:
         storage.write(contract.attempt_end(1), text)
         storage.write(contract.attempt_lock(1), text if text != b'{"exit_codes": 3}' else b"[1]")
         assert read_end(storage, 1) is None
-        assert facts_of(storage, 1) == {}
+        assert read_facts(storage, 1) == {}
 
 
 def test_the_newest_checkpoint_is_the_highest_step_with_a_manifest(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from launcher.errors import UsageError
 from launcher.rehearsal import container_settings
 from launcher.rehearsal.container_settings import HOST, SHM, Image, Machine, Mount, Settings
-from launcher.rehearsal.replicas import Own, named, replicas
-from launcher.rehearsal.request import Job, parsed
+from launcher.rehearsal.replicas import ImageDefaults, replica_names, replicas
+from launcher.rehearsal.request import Job, parse_request
 
 MACHINE = Machine(memory=64 << 30, user="1234:1234", gpus=("0", "1", "2"))
 FOLDER = (Mount("/out/run", True),)
@@ -25,16 +25,22 @@ def job(gpus: int = 0, count: int = 1, base: str = "", **container: Any) -> Job:
     body: dict[str, Any] = {"workerPoolSpecs": pools}
     if base:
         body["baseOutputDirectory"] = {"outputUriPrefix": base}
-    return parsed({"displayName": "job", "jobSpec": body})
+    return parse_request({"displayName": "job", "jobSpec": body})
 
 
 def rendered(
-    one: Job, machine: Machine = MACHINE, mounts: tuple[Mount, ...] = (), own: Own | None = None, group: str = ""
+    one: Job,
+    machine: Machine = MACHINE,
+    mounts: tuple[Mount, ...] = (),
+    own: ImageDefaults | None = None,
+    group: str = "",
 ) -> list[Settings]:
-    image = Image(id="sha256:1", platform="linux/amd64", own=own or Own(env={"PATH": "/bin"}), group=group)
-    addresses = [f"{name}:2222" for name in named(one.pools)]
+    image = Image(
+        id="sha256:1", platform="linux/amd64", defaults=own or ImageDefaults(env={"PATH": "/bin"}), group=group
+    )
+    addresses = [f"{name}:2222" for name in replica_names(one.pools)]
     return container_settings.settings(
-        replicas(one, addresses=addresses, job_id="7", own=lambda _: image.own),
+        replicas(one, addresses=addresses, job_id="7", image_defaults=lambda _: image.defaults),
         {"host/image:1": image},
         job_id="7",
         network="launch-7",
@@ -120,7 +126,7 @@ def test_another_user_is_in_the_images_group(user: str, of_image: str | None, gr
     ],
 )
 def test_command_and_args_are_kubernetes_own(container: dict[str, Any], expected: tuple[str, ...]) -> None:
-    own = Own(env={"PATH": "/bin"}, entrypoint=("entry", "$(PATH)"), command=("cmd",))
+    own = ImageDefaults(env={"PATH": "/bin"}, entrypoint=("entry", "$(PATH)"), command=("cmd",))
     assert rendered(job(**container), own=own)[0].argv == expected
 
 
@@ -136,7 +142,7 @@ def test_command_and_args_are_kubernetes_own(container: dict[str, Any], expected
     ],
 )
 def test_a_user_whom_the_image_does_not_know_has_a_home_and_a_name(user: str, of_image: str | None, home: str) -> None:
-    found = container_settings.own({"Env": ["HOME=/home/launch", "A=b=c"], "User": of_image}, user)
+    found = container_settings.image_defaults({"Env": ["HOME=/home/launch", "A=b=c"], "User": of_image}, user)
     assert found.env == {"HOME": home, "A": "b=c", **({"USER": "launch"} if home == "/tmp" else {})}
     assert (found.entrypoint, found.command) == ((), ())
 
@@ -147,7 +153,7 @@ def test_an_image_by_its_inspection() -> None:
         {"Id": "sha256:1", "Os": "linux", "Architecture": "arm64", "Variant": "v8", "Config": config}, ""
     )
     assert found == Image(
-        id="sha256:1", platform="linux/arm64/v8", own=Own(env={}, entrypoint=("python",), command=("x",))
+        id="sha256:1", platform="linux/arm64/v8", defaults=ImageDefaults(env={}, entrypoint=("python",), command=("x",))
     )
     assert container_settings.is_native("linux/arm64/v8", "aarch64")
     assert container_settings.is_native("linux/amd64", "x86_64")
@@ -156,7 +162,7 @@ def test_an_image_by_its_inspection() -> None:
 
 def test_folders_of_this_machine() -> None:
     def of(base: str, folder: str = "") -> list[str]:
-        return container_settings.folders(
+        return container_settings.output_folders(
             job(base=base, env=[{"name": "LAUNCH_RUN_FOLDER", "value": folder}] if folder else [])
         )
 
@@ -207,17 +213,17 @@ def test_the_requests_own_endpoints_count_too() -> None:
         {"name": "STORAGE_EMULATOR_HOST", "value": "http://127.0.0.1:1"},
         {"name": "A", "value": "http://localhost"},
     ]
-    assert container_settings.places(job(env=entries)) == ["http://127.0.0.1:1"]
+    assert container_settings.endpoint_values(job(env=entries)) == ["http://127.0.0.1:1"]
 
 
 def test_a_folder_may_be_written_as_an_address() -> None:
-    assert container_settings.folders(job(base="file:///out/run/")) == ["/out/run"]
+    assert container_settings.output_folders(job(base="file:///out/run/")) == ["/out/run"]
 
 
 @pytest.mark.parametrize("base", ["out", "./out", "file://out"])
 def test_a_relative_folder_is_another_one_in_a_container(base: str) -> None:
-    with pytest.raises(UsageError, match=r"writes to \S*out, which is no whole path"):
-        container_settings.folders(job(base=base))
+    with pytest.raises(UsageError, match=r"writes to \S*out, a relative path"):
+        container_settings.output_folders(job(base=base))
 
 
 def test_what_is_no_address_is_not_on_loopback() -> None:

@@ -12,7 +12,7 @@ import pytest
 from launcher.images.docker_events import EngineError
 from launcher.rehearsal import docker_cleanup
 from launcher.rehearsal.container_settings import LABEL
-from launcher.rehearsal.in_docker import watch
+from launcher.rehearsal.in_docker import start_cleanup_process
 
 
 class Engine:
@@ -76,10 +76,10 @@ def test_a_removal_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_watcher_that_is_told_leaves_without_a_look() -> None:
     none = {"DOCKER_HOST": "unix:///no/such/socket"}
-    with watch("7", none) as watcher:
+    with start_cleanup_process("7", none) as watcher:
         watcher.communicate(b"done", timeout=20)
     assert watcher.returncode == 0
-    with watch("7", none) as watcher:
+    with start_cleanup_process("7", none) as watcher:
         assert watcher.stdin
         with pytest.raises(subprocess.TimeoutExpired):
             watcher.wait(0.5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.rehearsal import docker_replica as module
-from launcher.rehearsal.docker_replica import Contained, Lines, docker_errors
+from launcher.rehearsal.docker_replica import ContainerReplica, LineSplitter, docker_errors
 
 
 class Output:
@@ -62,16 +62,18 @@ class Engine:
             self.end(137)
 
 
-def contained(engine: Engine, *parts: tuple[bytes | None, bytes | None]) -> tuple[Contained, list[tuple[str, str]]]:
+def contained(
+    engine: Engine, *parts: tuple[bytes | None, bytes | None]
+) -> tuple[ContainerReplica, list[tuple[str, str]]]:
     lines: list[tuple[str, str]] = []
     output = Output(*parts)
-    one = Contained("r", engine, "1", output, lambda *line: lines.append(line))
+    one = ContainerReplica("r", engine, "1", output, lambda *line: lines.append(line))
     one.drain()
     assert output.is_closed
     return one, lines
 
 
-def settled(one: Contained) -> int | None:
+def settled(one: ContainerReplica) -> int | None:
     """Its exit code, once the thread that waits for it has it."""
     one._waiter.join(10)
     return one.poll()
@@ -88,7 +90,7 @@ def test_lines_of_both_streams_are_whole() -> None:
 
 @given(st.binary(max_size=50), st.lists(st.integers(0, 50), max_size=5))
 def test_lines_are_the_same_however_they_come(data: bytes, cuts: list[int]) -> None:
-    lines, edges = Lines(), sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    lines, edges = LineSplitter(), sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     found = [line for start, end in pairwise(edges) for line in lines.feed(data[start:end])]
     whole = data.decode("latin-1").split("\n")
     expected = [
@@ -121,7 +123,7 @@ def test_an_engine_that_goes_away_is_no_success() -> None:
     one, _ = contained(engine)
     engine.end(requests.exceptions.ConnectionError("reset"))
     one._waiter.join(10)
-    with pytest.raises(LaunchError, match=r"r's end can't be learned: .*reset") as raised:
+    with pytest.raises(LaunchError, match=r"can't wait for the end of r: .*reset") as raised:
         one.poll()
     assert "docker info" in raised.value.hint
 
@@ -138,7 +140,7 @@ def test_an_engine_that_goes_away_is_no_success() -> None:
 def test_a_program_for_another_processor(line: bytes, foreign: bool) -> None:
     engine = Engine()
     engine.end(1)
-    assert contained(engine, (None, line))[0].is_foreign is foreign
+    assert contained(engine, (None, line))[0].is_wrong_platform is foreign
 
 
 def test_the_engines_words_come_along() -> None:
@@ -168,7 +170,7 @@ def test_output_that_breaks_off_is_passed_on_so_far(error: Exception) -> None:
 
     lines: list[tuple[str, str]] = []
     engine, output = Engine(), BreaksOff((b"a\nb", None))
-    one = Contained("r", engine, "1", output, lambda *line: lines.append(line))
+    one = ContainerReplica("r", engine, "1", output, lambda *line: lines.append(line))
     one.drain()
     assert (lines, output.is_closed) == ([("r", "a"), ("r", "b")], True)
     engine.end(0)

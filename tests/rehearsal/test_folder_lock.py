@@ -12,13 +12,13 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.rehearsal import folder_lock as module
-from launcher.rehearsal.folder_lock import turn
+from launcher.rehearsal.folder_lock import lock_run_folder
 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from launcher.rehearsal.folder_lock import turn
-with turn(Path(sys.argv[1])) as ours:
+from launcher.rehearsal.folder_lock import lock_run_folder
+with lock_run_folder(Path(sys.argv[1])) as ours:
     print(ours, flush=True)
     time.sleep(60)
 """
@@ -30,25 +30,25 @@ def test_one_at_a_time_until_it_dies(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=Path(module.__file__).parents[2], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
         assert first.stdout.readline() == "True\n"
-        with turn(folder) as ours:
+        with lock_run_folder(folder) as ours:
             assert not ours
-        with turn(tmp_path / "runs" / "b") as other:
+        with lock_run_folder(tmp_path / "runs" / "b") as other:
             assert other
         first.kill()
         first.wait()
-        with turn(folder) as ours:
+        with lock_run_folder(folder) as ours:
             assert ours
     assert not list(folder.iterdir())
 
 
 def test_what_is_started_meanwhile_does_not_keep_it(tmp_path: Path) -> None:
     code = "import time; print('runs', flush=True); time.sleep(60)"
-    with turn(tmp_path) as ours:
+    with lock_run_folder(tmp_path) as ours:
         assert ours
         child = subprocess.Popen([sys.executable, "-c", code], close_fds=False, stdout=subprocess.PIPE)
         assert child.stdout
         child.stdout.readline()  # until then it may still have all that this process has open
-    with child, turn(tmp_path) as again:
+    with child, lock_run_folder(tmp_path) as again:
         child.kill()
         assert again
 
@@ -58,11 +58,11 @@ def test_a_file_system_that_can_not_lock_stops_nobody(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with turn(tmp_path) as first, turn(tmp_path) as second:
+    with lock_run_folder(tmp_path) as first, lock_run_folder(tmp_path) as second:
         assert (first, second) == (True, True)
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="the run folder can't be used"), turn(tmp_path / "file" / "below"):
+    with pytest.raises(UsageError, match="the run folder can't be used"), lock_run_folder(tmp_path / "file" / "below"):
         pass

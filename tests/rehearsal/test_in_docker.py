@@ -15,12 +15,13 @@ from docker.utils.proxy import ProxyConfig
 from launcher.errors import LaunchError, UsageError
 from launcher.rehearsal import in_docker as containers
 from launcher.rehearsal.container_settings import Mount, Settings
-from launcher.rehearsal.request import Job, parsed
+from launcher.rehearsal.in_docker import endpoints_with_credentials
+from launcher.rehearsal.request import Job, parse_request
 
 
 def job(gpus: int = 0, base: str = "") -> Job:
     pool = {"containerSpec": {"imageUri": "host/image:1"}, "machineSpec": {"acceleratorCount": gpus}}
-    return parsed({"jobSpec": {"workerPoolSpecs": [pool], "baseOutputDirectory": {"outputUriPrefix": base}}})
+    return parse_request({"jobSpec": {"workerPoolSpecs": [pool], "baseOutputDirectory": {"outputUriPrefix": base}}})
 
 
 def settings(**given: Any) -> Settings:
@@ -31,7 +32,7 @@ def settings(**given: Any) -> Settings:
 def test_folders_are_made_and_files_come_along_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key.json").write_text("")
-    given = containers.from_outside(
+    given = endpoints_with_credentials(
         {"GOOGLE_APPLICATION_CREDENTIALS": "key.json", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": "none", "HOME": "/nobody"}
     )
     assert given == {
@@ -39,23 +40,23 @@ def test_folders_are_made_and_files_come_along_read_only(tmp_path: Path, monkeyp
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(tmp_path / "none"),
     }
     out = tmp_path / "out" / "run"
-    found = containers.mounted(job(base=f"{out}/"), given)
+    found = containers.make_mounts(job(base=f"{out}/"), given)
     assert found == (Mount(str(out), True), Mount(str(tmp_path / "key.json"), False))
     assert out.is_dir()
-    assert containers.mounted(job(base="gs://bucket/run"), {}) == ()
+    assert containers.make_mounts(job(base="gs://bucket/run"), {}) == ()
 
 
 def test_the_credentials_that_gcloud_keeps_for_all_programs(tmp_path: Path) -> None:
     usual = tmp_path / ".config" / "gcloud" / "application_default_credentials.json"
-    assert containers.from_outside({"HOME": str(tmp_path)}) == {}
+    assert endpoints_with_credentials({"HOME": str(tmp_path)}) == {}
     usual.parent.mkdir(parents=True)
     usual.write_text("")
-    assert containers.from_outside({"HOME": str(tmp_path)}) == {"GOOGLE_APPLICATION_CREDENTIALS": str(usual)}
-    assert containers.from_outside({"CLOUDSDK_CONFIG": str(usual.parent)})["GOOGLE_APPLICATION_CREDENTIALS"] == str(
+    assert endpoints_with_credentials({"HOME": str(tmp_path)}) == {"GOOGLE_APPLICATION_CREDENTIALS": str(usual)}
+    assert endpoints_with_credentials({"CLOUDSDK_CONFIG": str(usual.parent)})["GOOGLE_APPLICATION_CREDENTIALS"] == str(
         usual
     )
     own = {"HOME": str(tmp_path), "GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
-    assert containers.from_outside(own) == {"GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
+    assert endpoints_with_credentials(own) == {"GOOGLE_APPLICATION_CREDENTIALS": "/own.json"}
 
 
 def test_who_writes_as_us() -> None:
@@ -77,7 +78,7 @@ def test_gpus_that_the_engine_can_hand_on(gpus: int, runtimes: Any, expected: tu
     said: list[str] = []
     environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert containers.gpus_of(job(gpus), {"Runtimes": runtimes}, environ, said.append) == expected
-    assert any("can't hand on GPUs" in line for line in said) is told
+    assert any("does not support GPUs" in line for line in said) is told
 
 
 @pytest.mark.parametrize(
@@ -88,26 +89,29 @@ def test_gpus_that_the_engine_can_hand_on(gpus: int, runtimes: Any, expected: tu
             "python: no such command in the image",
         ),
         ('exec: "python": stat python: no such file or directory: unknown', "python: no such file in the image"),
-        ('unable to start container process: exec: "python": permission denied', "python: no program in the image"),
+        ('unable to start container process: exec: "python": permission denied', "python: not executable in the image"),
         ("standard_init_linux.go:228: exec user process caused: exec format error", "its image is for linux/arm64"),
-        ('could not select device driver "" with capabilities: [[gpu]]', "can't be given GPUs"),
-        ("error while mounting: permission denied", "can't be started: error while mounting: permission denied"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "can't give GPUs to"),
+        (
+            "error while mounting: permission denied",
+            "can't start workerpool0-0: error while mounting: permission denied",
+        ),
     ],
 )
 def test_why_a_container_was_not_started(said: str, words: str) -> None:
-    error = containers.refused(settings(), said)
+    error = containers.start_error(settings(), said)
     assert words in error.problem
-    assert error.problem.startswith("workerpool0-0 can't be ")
+    assert "workerpool0-0" in error.problem
 
 
 def test_nothing_to_run() -> None:
-    with pytest.raises(LaunchError, match="workerpool0-0: neither the request nor the image says what to run"):
+    with pytest.raises(LaunchError, match="workerpool0-0: neither the request nor the image has a command"):
         containers.create(None, settings(argv=()))
 
 
 def test_an_image_is_named() -> None:
     with pytest.raises(LaunchError, match="the request has no imageUri"):
-        containers.inspected(None, "", print)  # type: ignore[arg-type]  # no engine is asked
+        containers.inspect_image(None, "", print)  # type: ignore[arg-type]  # no engine is asked
 
 
 class Api(docker.APIClient):  # type: ignore[misc]  # the SDK has no types
@@ -160,8 +164,8 @@ def test_what_it_gets_of_this_machine() -> None:
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file/run can't be made: Not a directory"):
-        containers.mounted(job(base=f"{tmp_path}/file/run"), {})
+    with pytest.raises(UsageError, match=r"folder \S*file/run: Not a directory"):
+        containers.make_mounts(job(base=f"{tmp_path}/file/run"), {})
 
 
 class Gone:
@@ -176,10 +180,10 @@ class Gone:
 
 def test_what_went_wrong_before_is_told_rather_than_that_it_can_not_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watcher:
-        monkeypatch.setattr(containers, "watch", lambda *_: watcher)
-        with pytest.raises(LaunchError, match="first"), containers.cleared(Gone(), "7", "launch-7", {}):
+        monkeypatch.setattr(containers, "start_cleanup_process", lambda *_: watcher)
+        with pytest.raises(LaunchError, match="first"), containers.job_resources(Gone(), "7", "launch-7", {}):
             raise LaunchError("first")
-        with pytest.raises(LaunchError, match="what the job 7 left can't be removed"):  # noqa: SIM117 -- at its end
-            with containers.cleared(Gone(), "7", "launch-7", {}):
+        with pytest.raises(LaunchError, match="can't remove the containers of job 7"):  # noqa: SIM117 -- at its end
+            with containers.job_resources(Gone(), "7", "launch-7", {}):
                 pass
         assert not watcher.communicate()[0], "it was told nothing, so it has it to do"

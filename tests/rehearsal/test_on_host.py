@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rehearsal.on_host import image_env, outside, visible_gpus, with_gpus
+from launcher.rehearsal.on_host import host_env, image_env, visible_gpus, with_gpus
 from launcher.rehearsal.replicas import Replica
 
 
@@ -52,7 +52,7 @@ def test_path_home_and_endpoints_are_all_that_comes_along() -> None:
         "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
         "CANARY": "1",
     }
-    found = outside(world)
+    found = host_env(world)
     assert found["PATH"].endswith(":/bin")
     assert found["HOME"] == "/home/me"
     assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:1"

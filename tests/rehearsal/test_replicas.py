@@ -9,16 +9,16 @@ import pytest
 
 from launch_train.common import contract
 from launcher.plan.container import expand
-from launcher.rehearsal.replicas import Own, replicas
-from launcher.rehearsal.request import parsed
+from launcher.rehearsal.replicas import ImageDefaults, replicas
+from launcher.rehearsal.request import parse_request
 from tests.plan.planning import request
 
-OWN = Own(env={"PYTHONPATH": "/site"})
+OWN = ImageDefaults(env={"PYTHONPATH": "/site"})
 ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003"]
 
 
 def started(body: dict[str, Any]) -> Any:
-    return replicas(parsed(body), addresses=ADDRESSES, job_id="7", own=lambda _: OWN)
+    return replicas(parse_request(body), addresses=ADDRESSES, job_id="7", image_defaults=lambda _: OWN)
 
 
 def test_each_replica_has_its_place_in_cluster_spec() -> None:

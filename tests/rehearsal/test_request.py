@@ -9,7 +9,7 @@ import pytest
 
 from launch_train.common import contract
 from launcher.errors import UsageError
-from launcher.rehearsal.request import parsed, rebased, with_image
+from launcher.rehearsal.request import parse_request, rebased, with_image
 from tests.plan.planning import env_of, request
 
 
@@ -19,14 +19,14 @@ def by_hand(*, pool: Any = None, container: Any = None, **fields: Any) -> dict[s
 
 
 def test_the_smallest_request() -> None:
-    job = parsed(by_hand())
+    job = parse_request(by_hand())
     assert (job.name, job.run_folder, [pool.replica_count for pool in job.pools]) == ("", None, [1])
 
 
 @pytest.mark.parametrize("count", [3, "3"])
 def test_numbers_may_be_text(count: object) -> None:
     body = by_hand(pool={"replicaCount": count, "machineSpec": {"acceleratorCount": "8"}})
-    (pool,) = parsed(body).pools
+    (pool,) = parse_request(body).pools
     assert (pool.replica_count, pool.machine_spec.accelerator_count) == (3, 8)
 
 
@@ -46,11 +46,11 @@ def test_numbers_may_be_text(count: object) -> None:
         (by_hand(pool={"replicaCount": -1}), "workerPoolSpecs[0].replicaCount: expected a whole number >= 1"),
         (by_hand(pool={"replicaCount": 10**30}), "replicaCount: expected a whole number <= 1000"),
         (by_hand(pool={"machineSpec": {"acceleratorCount": 1.5}}), "acceleratorCount: expected a whole number, got"),
-        (by_hand(container={"env": [{"value": "1"}]}), "containerSpec.env[0]: misses `name`"),
+        (by_hand(container={"env": [{"value": "1"}]}), "containerSpec.env[0]: missing field `name`"),
         (by_hand(container={"env": [{"name": "A", "value": 1}]}), "env[0].value: expected text, got a whole number"),
-        (by_hand(container={"env": [{"name": "A=B"}]}), "env[0].name: not something that a process can be given"),
-        (by_hand(container={"env": [{"name": "A", "value": "\0"}]}), "env[0].value: not something that a process"),
-        (by_hand(container={"args": ["\ud800"]}), "args[0]: not something that a process can be given"),
+        (by_hand(container={"env": [{"name": "A=B"}]}), "env[0].name: invalid for a process"),
+        (by_hand(container={"env": [{"name": "A", "value": "\0"}]}), "env[0].value: invalid for a process"),
+        (by_hand(container={"args": ["\ud800"]}), "args[0]: invalid for a process"),
         (by_hand(container={"args": "one"}), "args: expected a list, got text"),
         (by_hand(container={"command": [1]}), "command[0]: expected text, got a whole number"),
         (by_hand(displayName=5), "displayName: expected text"),
@@ -58,21 +58,21 @@ def test_numbers_may_be_text(count: object) -> None:
 )
 def test_what_can_not_be_taken_is_named(body: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parsed(body)
+        parse_request(body)
     assert words in caught.value.problem
     assert "CustomJob" in caught.value.hint or "containers" in caught.value.hint
 
 
 def test_the_run_folder_is_what_the_node_is_told() -> None:
     env = [{"name": "A", "value": "x"}, {"name": contract.RUN_FOLDER, "value": "/runs/$(A)/$$/"}]
-    assert parsed(by_hand(container={"env": env})).run_folder == "/runs/x/$"
+    assert parse_request(by_hand(container={"env": env})).run_folder == "/runs/x/$"
 
 
 def test_moving_the_run_folder() -> None:
     body = request(output="gs://bucket/runs", machine={"type": "h100", "gpus": 8, "nodes": 2})
     run = body["displayName"]
     moved = rebased(body, "/here")
-    assert parsed(moved).run_folder == f"/here/{run}"
+    assert parse_request(moved).run_folder == f"/here/{run}"
     assert moved["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"] == f"/here/{run}"
     assert {env_of(moved, pool)[contract.RUN_FOLDER] for pool in (0, 1)} == {f"/here/{run}"}
     assert "gs://bucket" not in json.dumps(moved)
@@ -93,13 +93,13 @@ def test_moving_changes_nothing_else() -> None:
 
 
 def test_a_request_without_a_place_gets_one() -> None:
-    assert parsed(rebased(by_hand(displayName="my job/../1"), "/here")).run_folder == "/here/my-job-..-1"
-    assert parsed(rebased(by_hand(), "/here")).run_folder == "/here/run"
+    assert parse_request(rebased(by_hand(displayName="my job/../1"), "/here")).run_folder == "/here/my-job-..-1"
+    assert parse_request(rebased(by_hand(), "/here")).run_folder == "/here/run"
 
 
 def test_a_folder_is_never_expanded() -> None:
     body = by_hand(container={"env": [{"name": contract.RUN_FOLDER, "value": "gs://b/x"}]})
-    assert parsed(rebased(body, "/a$(b)$$")).run_folder == "/a$(b)$$/x"
+    assert parse_request(rebased(body, "/a$(b)$$")).run_folder == "/a$(b)$$/x"
 
 
 def test_an_image_is_filled_in_for_the_nodes_alone() -> None:
@@ -108,7 +108,7 @@ def test_an_image_is_filled_in_for_the_nodes_alone() -> None:
     servers = {"reduction_server": {"replicas": 2}}
     body = request(machine=machine, provisioning=["spot"], image=image, vertex=servers)
     filled = with_image(body, "host/image@sha256:1")
-    assert parsed(filled).images == ("host/image@sha256:1",)
+    assert parse_request(filled).images == ("host/image@sha256:1",)
     assert filled["jobSpec"]["workerPoolSpecs"][2] == body["jobSpec"]["workerPoolSpecs"][2]
     assert with_image(filled, body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["imageUri"]) == body
 

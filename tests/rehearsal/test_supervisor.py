@@ -78,7 +78,7 @@ def world() -> World:
 
 def ran(world: World, *starts: Callable[[], Fake], preemption: Preemption | None = None) -> Ended:
     started = (start() for start in starts)
-    return run(started, cleared=world.cleared(), preemption=preemption, clock=world.clock())
+    return run(started, resources=world.cleared(), preemption=preemption, clock=world.clock())
 
 
 def test_all_run_to_their_end_and_are_cleared_away_before_their_last_lines(world: World) -> None:

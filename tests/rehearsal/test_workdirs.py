@@ -10,7 +10,15 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.images.source_files import File
-from launcher.rehearsal.workdirs import Code, Left, copy, numbered, snapshot, working_directories, written
+from launcher.rehearsal.workdirs import (
+    Code,
+    WrittenFiles,
+    copy,
+    make_numbered_folder,
+    snapshot,
+    working_directories,
+    written_files,
+)
 
 
 def source(folder: Path) -> list[File]:
@@ -81,33 +89,33 @@ def test_code_that_has_gone_is_named(tmp_path: Path) -> None:
 def test_new_and_changed_files_are_what_was_written(tmp_path: Path) -> None:
     files = source(tmp_path / "code")
     copy(files, to := tmp_path / "copy")
-    assert dict(written(files, to)) == {}
+    assert dict(written_files(files, to)) == {}
     (to / "a.txt").write_text("A")  # of the same length
     (to / "out").mkdir()
     (to / "out" / "ckpt.pt").write_text("1234")
     (to / "src" / "__pycache__").mkdir()
     (to / "src" / "__pycache__" / "b.pyc").touch()
     (to / "run.sh").unlink()
-    assert dict(written(files, to)) == {"a.txt": 1, "out/ckpt.pt": 4}
+    assert dict(written_files(files, to)) == {"a.txt": 1, "out/ckpt.pt": 4}
 
 
 def test_each_replica_has_its_own_and_what_they_left_is_moved(tmp_path: Path) -> None:
     files = source(tmp_path / "code")
-    lefts: list[Left] = []
-    code = Code(files, keep=lambda: numbered(tmp_path / "kept"))
+    lefts: list[WrittenFiles] = []
+    code = Code(files, keep=lambda: make_numbered_folder(tmp_path / "kept"))
     for _ in range(2):
         with working_directories(code, ["r0", "r1"], tmp_path / f"scratch{len(lefts)}", lefts.append) as folders:
             assert {names_below(folder) == {file.name for file in files} for folder in folders.values()} == {True}
             assert [[*folder.parent.iterdir()] for folder in folders.values()] == [[one] for one in folders.values()]
             (folders["r1"] / "new").write_text("xyz")
             assert not (folders["r0"] / "new").exists()
-    assert lefts == [Left(tmp_path / "kept" / number, {"r1/new": 3}) for number in ("1", "2")]
+    assert lefts == [WrittenFiles(tmp_path / "kept" / number, {"r1/new": 3}) for number in ("1", "2")]
     assert names_below(tmp_path / "kept") == {"1/r1/new", "2/r1/new"}
 
 
 def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
-    lefts: list[Left] = []
-    code = Code(keep=lambda: numbered(tmp_path / "kept"))
+    lefts: list[WrittenFiles] = []
+    code = Code(keep=lambda: make_numbered_folder(tmp_path / "kept"))
 
     def broken_off() -> None:
         with working_directories(code, ["a"], tmp_path / "s", lefts.append) as folders:
@@ -122,9 +130,9 @@ def test_it_is_moved_also_when_the_start_is_broken_off(tmp_path: Path) -> None:
 
 def test_what_can_not_be_moved_hides_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "full").touch()
-    lefts: list[Left] = []
+    lefts: list[WrittenFiles] = []
     with working_directories(
-        Code(keep=lambda: numbered(tmp_path / "full")), ["a"], tmp_path / "s", lefts.append
+        Code(keep=lambda: make_numbered_folder(tmp_path / "full")), ["a"], tmp_path / "s", lefts.append
     ) as folders:
         (folders["a"] / "new").write_text("x")
     ((folder, files, problem),) = lefts
@@ -132,10 +140,10 @@ def test_what_can_not_be_moved_hides_nothing_else(tmp_path: Path) -> None:
 
 
 def test_files_in_folders_that_the_job_has_closed_are_moved(tmp_path: Path) -> None:
-    lefts: list[Left] = []
+    lefts: list[WrittenFiles] = []
     (outside := tmp_path / "outside").mkdir(mode=0o500)
     with working_directories(
-        Code(keep=lambda: numbered(tmp_path / "kept")), ["a"], tmp_path / "s", lefts.append
+        Code(keep=lambda: make_numbered_folder(tmp_path / "kept")), ["a"], tmp_path / "s", lefts.append
     ) as folders:
         (folders["a"] / "link").symlink_to(outside)
         for name, mode in (("unreadable", 0), ("read-only", 0o500)):

@@ -72,7 +72,11 @@ class Site:
         **options: Any,
     ) -> Submitted:
         """`launch vertex`, until there is a job."""
-        known: dict[str, Any] = {"wall": lambda: self.clock() + self.off, "chance": lambda: 0.5, "also": ()}
+        known: dict[str, Any] = {
+            "wall_clock": lambda: self.clock() + self.off,
+            "jitter": lambda: 0.5,
+            "extra_regions": (),
+        }
         return submit(
             plan or self.plan,
             vertex or self.vertex,

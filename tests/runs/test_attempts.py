@@ -132,7 +132,7 @@ def test_which_of_two_ends_holds(noted: str | None, new: str, holds: str) -> Non
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELLED", "DELETED"])
 def test_a_job_that_came_after_its_attempt_was_given_up(state: str) -> None:
-    lost = EntryEnd(state=None, kind="lost", scope="transient", cause="no job came of it")
+    lost = EntryEnd(state=None, kind="lost", scope="transient", cause="no job was created")
     assert prevails(EntryEnd(state=state, kind="user", scope="permanent", cause=""), lost)
     assert not prevails(EntryEnd(state=None, kind="user", scope="permanent", cause=""), lost)
     entry = replace(tried(SPOT_1, "transient"), end=lost)

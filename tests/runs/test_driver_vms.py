@@ -114,7 +114,7 @@ def test_a_failure_of_the_job_is_the_runs_end(site: VmSite) -> None:
     site.does = [exits(1)]
     with pytest.raises(JobFailed, match="exited with 1"):
         site.drive()
-    with pytest.raises(LaunchError, match="has ended"):
+    with pytest.raises(LaunchError, match="has already ended"):
         site.drive()
     assert len(site.zones) == 1
     site.does = [exits(0)]
@@ -200,7 +200,7 @@ def test_an_outage_of_five_minutes_while_it_waits(site: VmSite) -> None:
 
     site.meanwhile = out
     assert site.drive().state == "SUCCEEDED"
-    assert [type(one).__name__ for one in site.events].count("Outage") == 1
+    assert [type(one).__name__ for one in site.events].count("OutageStarted") == 1
     assert len(site.cloud.compute.made()) == 1
 
 

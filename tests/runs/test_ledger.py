@@ -22,7 +22,7 @@ from launcher.plan.binding import digest
 from launcher.plan.build import with_digest
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import EntryEnd
-from launcher.runs.ledger import BucketLedger, Facts, Ledger, MemoryLedger
+from launcher.runs.ledger import AttemptFacts, BucketLedger, Ledger, MemoryLedger
 from launcher.spec.reader import read
 from tests.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Reset, Status
 from tests.runs.submitting import DIGEST, plan_of
@@ -33,9 +33,9 @@ NO = Diagnosis(scope="region", kind="stockout", cause="none left", fix="elsewher
 DONE = Diagnosis(scope="permanent", kind="succeeded", cause="done")
 
 
-def facts(number: int = 1, **fields: object) -> Facts:
+def facts(number: int = 1, **fields: object) -> AttemptFacts:
     known = {"round": 1, "region": "us-central1", "zone": None, "provisioning": "spot", "machine": "m", "identity": "i"}
-    return Facts(**{"number": number, **known, **fields})  # type: ignore[arg-type]
+    return AttemptFacts(**{"number": number, **known, **fields})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -132,21 +132,21 @@ def test_a_lock_whose_answer_was_lost_is_ones_own(cloud: GoogleCloud, ledger: Bu
 def test_ages_are_the_buckets(ledger: BucketLedger, clock: FakeClock) -> None:
     ledger.lock(facts())
     clock.advance(40)
-    assert ledger.age(1) == 40
+    assert ledger.lock_age(1) == 40
     clock.advance(21)
-    assert ledger.age(1) == 61
-    assert ledger.written(1) == 1_700_000_000
-    assert ledger.since(1_700_000_000) == 61
-    assert ledger.since(1_800_000_000) == 0
-    assert ledger.written(9) is None
+    assert ledger.lock_age(1) == 61
+    assert ledger.locked_at(1) == 1_700_000_000
+    assert ledger.seconds_since(1_700_000_000) == 61
+    assert ledger.seconds_since(1_800_000_000) == 0
+    assert ledger.locked_at(9) is None
 
 
 def test_the_bucket_is_asked_for_its_time_once(cloud: GoogleCloud, ledger: BucketLedger) -> None:
     ledger.lock(facts())
     before = len(cloud.requests)
-    ledger.age(1)
+    ledger.lock_age(1)
     assert len(cloud.requests) - before == 3
-    ledger.age(1)
+    ledger.lock_age(1)
     assert len(cloud.requests) - before == 4
 
 
@@ -155,16 +155,16 @@ def test_without_a_bucket_ages_are_this_processes(time: Clock, clock: FakeClock)
     any_ledger.lock(facts())
     clock.advance(61)
     assert (
-        any_ledger.age(1),
-        any_ledger.age(2),
-        any_ledger.written(1),
-        any_ledger.since(0.0),
-        any_ledger.holder(1),
+        any_ledger.lock_age(1),
+        any_ledger.lock_age(2),
+        any_ledger.locked_at(1),
+        any_ledger.seconds_since(0.0),
+        any_ledger.claimed_by(1),
     ) == (61, 0, None, 0.0, "")
     assert not any_ledger.locks
     assert any_ledger.note_end(5, NO, None).diagnosis == NO
     any_ledger.note_job(5, "nothing is known of it")
-    any_ledger.forgive()
+    any_ledger.allow_restart()
     assert len(any_ledger.entries()) == 1
 
 
@@ -188,16 +188,16 @@ def test_rehearsals_take_numbers_and_are_no_attempts(ledger: BucketLedger, folde
     found = ledger.entries()
     assert [(one.number, one.round, one.end and one.end.kind) for one in found] == [(1, 0, "lost"), (2, 0, "lost")]
     assert ledger.lock(facts(3)) is not None
-    assert attempts.newest(folder) == 3
+    assert attempts.newest_attempt(folder) == 3
 
 
 def test_who_has_claimed_an_attempt(ledger: BucketLedger, folder: GcsFolder) -> None:
-    assert ledger.holder(1) == ""
+    assert ledger.claimed_by(1) == ""
     folder.write(contract.claim(1), json.dumps({"job": "77"}).encode())
-    assert ledger.holder(1) == "77"
+    assert ledger.claimed_by(1) == "77"
     for text in (b"", b"[]", b"\xff", b"{"):
         folder.write(contract.claim(1), text)
-        assert ledger.holder(1) == ""
+        assert ledger.claimed_by(1) == ""
 
 
 def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: BucketLedger, folder: GcsFolder, tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_the_plan_and_its_spec(cloud: GoogleCloud, ledger: BucketLedger, folder:
 
 def test_what_forbids_a_start_is_forgiven(ledger: BucketLedger, folder: GcsFolder) -> None:
     folder.write(contract.TERMINAL, b"because")
-    ledger.forgive()
-    ledger.forgive()
+    ledger.allow_restart()
+    ledger.allow_restart()
     assert contract.TERMINAL not in folder.list()
 
 
@@ -267,9 +267,9 @@ def test_who_may_not_use_the_bucket_goes_on_without(denied: Callable[..., GcsFol
     assert ledger.locks
     assert ledger.entries() == ()
     assert ledger.lock(facts()) is not None
-    assert ledger.age(1) == 0
+    assert ledger.lock_age(1) == 0
     ledger.note_job(1, "a")
-    assert (ledger.entries()[0].job, ledger.locks, ledger.holder(1)) == ("a", False, "")
+    assert (ledger.entries()[0].job, ledger.locks, ledger.claimed_by(1)) == ("a", False, "")
     [line] = said
     assert "storage.objects.list" in line
     assert "only the look-up of jobs by their label" in line
@@ -281,7 +281,7 @@ def test_who_may_only_read_keeps_what_was_read(denied: Callable[..., GcsFolder],
     ledger = BucketLedger(folder, time, said.append)
     local = BucketLedger(LocalFolder(tmp_path), time)
     local.lock(facts())
-    ledger._read = {contract.attempt_lock(1): (tmp_path / contract.attempt_lock(1)).read_bytes()}
+    ledger._cache = {contract.attempt_lock(1): (tmp_path / contract.attempt_lock(1)).read_bytes()}
     assert ledger.lock(facts(2)) is not None
     assert [one.number for one in ledger.entries()] == [1, 2]
     assert "storage.objects.create" in said[0]
@@ -290,4 +290,4 @@ def test_who_may_only_read_keeps_what_was_read(denied: Callable[..., GcsFolder],
 def test_a_local_folder_is_a_ledger_too(tmp_path: Path) -> None:
     ledger = BucketLedger.open(str(tmp_path))
     assert ledger.lock(facts()) is not None
-    assert 0 <= ledger.age(1) < 60
+    assert 0 <= ledger.lock_age(1) < 60

@@ -43,21 +43,21 @@ def test_a_run_gets_one_job(site: Site, off: float) -> None:
     """Whatever this machine's clock says."""
     site.off = off
     got = site.launch()
-    assert (got.number, got.made, got.job.region, got.job.state) == (1, True, "us-central1", "QUEUED")
+    assert (got.number, got.created, got.job.region, got.job.state) == (1, True, "us-central1", "QUEUED")
     [entry] = site.ledger().entries()
     assert (entry.job, entry.round, entry.region, entry.provisioning) == (got.job.name, 1, "us-central1", "spot")
     assert entry.identity == got.job.labels["launch-identity"]
     again = site.launch()
-    assert again == Submitted(again.job, 1, made=False)
+    assert again == Submitted(again.job, 1, created=False)
     assert again.job.name == got.job.name
     assert len(site.jobs) == 1
 
 
 def test_without_a_ledger_too(site: Site) -> None:
     got = site.launch(site.without())
-    assert (got.number, got.made) == (1, True)
+    assert (got.number, got.created) == (1, True)
     again = site.launch(site.without())
-    assert (again.job.name, again.made) == (got.job.name, False)
+    assert (again.job.name, again.created) == (got.job.name, False)
     assert len(site.jobs) == 1
 
 
@@ -125,7 +125,7 @@ def test_somebody_was_quicker_while_the_image_was_built(site: Site) -> None:
         return plan
 
     got = site.launch(ready=slow)
-    assert (got.job.name, got.made) == (other[0].job.name, False)
+    assert (got.job.name, got.created) == (other[0].job.name, False)
     assert len(site.jobs) == 1
 
 
@@ -139,7 +139,7 @@ def test_a_run_id_belongs_to_one_computation(site: Site) -> None:
     site.launch()
     with pytest.raises(UsageError, match=r"env\.A: 1 → 2") as told:
         site.launch(plan=other)
-    assert "run mine is another one" in told.value.problem
+    assert "run mine has another" in told.value.problem
     assert "--run-id" in told.value.hint
     site.cloud.jobs.jobs.clear()
     with pytest.raises(UsageError, match=r"env\.A: 1 → 2"):
@@ -150,7 +150,7 @@ def test_a_run_id_belongs_to_one_computation(site: Site) -> None:
 def test_an_other_one_by_its_code_alone(site: Site) -> None:
     site.plan = plan_of(world={"run_id": "mine", "owner": "me@example.com"})
     site.launch(site.without())
-    with pytest.raises(UsageError, match="the code, the requirements or who launches it differ"):
+    with pytest.raises(UsageError, match="different code, requirements or user"):
         site.launch(site.without(), plan=plan_of(world={"run_id": "mine", "owner": "you@example.com"}))
 
 
@@ -158,7 +158,7 @@ def test_a_job_of_somebody_elses_with_the_same_label_is_let_alone(site: Site) ->
     request = dict(site.plan.attempts[0].request)
     labels = {name: value for name, value in request["labels"].items() if name != "launch-identity"}
     foreign = site.vertex.create_in("us-central1", {**request, "labels": labels})
-    with pytest.raises(UsageError, match="is another one"):
+    with pytest.raises(UsageError, match="has another spec"):
         site.launch()
     assert site.vertex.get(foreign.name).state == "QUEUED"
 
@@ -169,7 +169,7 @@ def test_what_a_service_lists_beside_the_filter_is_let_alone(site: Site) -> None
     find = careless.find
     careless.find = lambda _filter, *asked, **options: find("", *asked, **options)  # type: ignore[method-assign]
     got = site.launch(vertex=careless)
-    assert (got.made, site.vertex.get(other.name).state) == (True, "QUEUED")
+    assert (got.created, site.vertex.get(other.name).state) == (True, "QUEUED")
 
 
 # --- Several at once --------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_of_two_the_one_stays_that_an_attempt_is_open_for(site: Site) -> None:
     got = site.launch()
     assert (got.job.name, got.number) == (first.name, 1)
     assert site.vertex.get(second.name).state == "CANCELLING"
-    assert any(second.name in line and "second job of this run" in line for line in site.said)
+    assert any(second.name in line and "duplicate job of this run" in line for line in site.said)
     site.clock.advance(30)
     assert site.launch().job.name == first.name
     assert len(ends(site)) == 1, "one that was too many is no attempt"
@@ -242,7 +242,7 @@ def test_what_landed_late_is_taken_up(site: Site) -> None:
     settle(site.ledger(), 2, site.vertex.get(got.job.name), Diagnosis(scope="region", kind="waited", cause="long"))
     late = site.vertex.create_in("us-central1", dict(got.job.request))
     found = site.launch()
-    assert (found.job.name, found.number, found.made) == (late.name, 3, False)
+    assert (found.job.name, found.number, found.created) == (late.name, 3, False)
     assert ends(site) == [(1, 1, "lost"), (1, 2, "waited"), (1, 3, None)]
 
 

@@ -19,7 +19,7 @@ from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import EntryEnd
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
-from launcher.runs.ledger import BucketLedger, Facts
+from launcher.runs.ledger import AttemptFacts, BucketLedger
 from launcher.runs.submission import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
@@ -75,7 +75,7 @@ def ends(site: Site) -> list[tuple[int, int, str | None]]:
 def test_killed_before_the_answer(site: Site, bucket: bool) -> None:
     dying(site, DyingLate, None if bucket else site.without())
     got = site.launch(None if bucket else site.without())
-    assert (got.number, got.made, len(site.jobs)) == (1, False, 1)
+    assert (got.number, got.created, len(site.jobs)) == (1, False, 1)
     if bucket:
         assert site.ledger().entries()[0].job == got.job.name, "now it is noted"
 
@@ -85,9 +85,9 @@ def test_killed_before_the_create(site: Site) -> None:
     dying(site, Dying)
     began = site.clock()
     got = site.launch()
-    assert (got.number, got.made) == (2, True)
+    assert (got.number, got.created) == (2, True)
     assert 60 <= site.clock() - began <= 66
-    assert sum("is making attempt 1" in line for line in site.said) == 1
+    assert sum("is submitting attempt 1" in line for line in site.said) == 1
     assert ends(site) == [(1, 1, "lost"), (1, 2, None)]
 
 
@@ -120,7 +120,7 @@ def test_what_becomes_of_an_attempt_that_is_waited_for_is_the_runs(
 
 def submit_with(site: Site, clock: Clock) -> Submitted:
     """`launch vertex --resume`, where this happens while it waits."""
-    options: dict[str, Any] = {"fresh": True, "resume": True, "ready": lambda plan: plan, "wall": clock.now}
+    options: dict[str, Any] = {"fresh": True, "resume": True, "ready": lambda plan: plan, "wall_clock": clock.now}
     return submit(site.plan, site.vertex, site.ledger(), clock, site.said.append, **options)
 
 
@@ -147,7 +147,7 @@ def test_a_job_that_came_while_the_lock_grew_old(site: Site) -> None:
 def test_a_job_whose_attempt_was_given_up_for_lost(site: Site, script: tuple[Stage, ...], ended: bool) -> None:
     """Its maker was so slow that others gave the lock up, and has noted the job all the same."""
     dying(site, Dying)
-    settled = Diagnosis(scope="transient", kind="lost", cause="no job came of it")
+    settled = Diagnosis(scope="transient", kind="lost", cause="no job was created")
     site.ledger().note_end(1, settled, None)
     site.cloud.jobs.script = script
     job = site.vertex.create_in("us-central1", site.plan.attempts[0].request)
@@ -180,13 +180,13 @@ def test_an_old_success_ends_no_run_that_was_resumed(site: Site) -> None:
     site.clock.advance(3600)
     refused(site, 1)
     site.cloud.jobs.script = LONG
-    assert site.launch().made
+    assert site.launch().created
 
 
 def refused(site: Site, number: int) -> None:
     """An attempt of a place that isn't the plan's, by somebody who is gone."""
     known = {"zone": None, "provisioning": "spot", "machine": "m", "identity": ""}
-    site.ledger().lock(Facts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]
+    site.ledger().lock(AttemptFacts(number=number, round=1, region="europe-west4", **known))  # type: ignore[arg-type]
     site.ledger().note_end(number, Diagnosis(scope="region", kind="quota", cause="none"), None)
 
 
@@ -198,7 +198,7 @@ def test_without_a_ledger_the_newest_job_counts(site: Site) -> None:
     site.launch(site.without(), resume=True)
     site.clock.advance(60)
     site.cloud.jobs.script = LONG
-    assert site.launch(site.without()).made
+    assert site.launch(site.without()).created
 
 
 def test_an_end_that_nobody_saw(site: Site) -> None:
@@ -249,12 +249,12 @@ def test_it_is_told_and_goes_on_when_asked(
     if bucket:
         site.folder.write(contract.TERMINAL, b"it can't work")
     got = site.launch(None if bucket else site.without(), resume=True)
-    assert (got.made, len(site.jobs)) == (True, 2)
+    assert (got.created, len(site.jobs)) == (True, 2)
     assert contract.TERMINAL not in site.folder.list()
     if bucket:
         assert [(in_round, number) for in_round, number, _ in ends(site)] == [(1, 1), (2, 2)]
     again = site.launch(None if bucket else site.without(), resume=True)
-    assert (again.job.name, again.made) == (got.job.name, False)
+    assert (again.job.name, again.created) == (got.job.name, False)
 
 
 def test_a_run_that_goes_on_has_the_same_image(site: Site) -> None:
@@ -313,15 +313,15 @@ def test_a_duplicate_has_done_nothing(site: Site) -> None:
     site.cloud.jobs.script = DONE
     duplicate = site.launch().job
     site.cloud.jobs.script = LONG
-    holder = site.vertex.create_in("us-central1", dict(duplicate.request))
-    site.folder.write(contract.claim(1), json.dumps({"job": holder.id}).encode())
+    claimed_by = site.vertex.create_in("us-central1", dict(duplicate.request))
+    site.folder.write(contract.claim(1), json.dumps({"job": claimed_by.id}).encode())
     site.clock.advance(10)
     end = settle(
         site.ledger(), 1, site.vertex.get(duplicate.name), Diagnosis(scope="permanent", kind="succeeded", cause="")
     )
     assert (end.kind, end.stops) == ("lost", False)
     got = site.launch(fresh=False)
-    assert got.job.name == holder.name
+    assert got.job.name == claimed_by.name
 
 
 def test_a_duplicate_that_landed_late_is_not_the_runs_end(site: Site) -> None:
@@ -373,12 +373,12 @@ def test_a_resume_that_died_before_it_forgave_forgives_later(site: Site) -> None
     site.folder.write(contract.TERMINAL, b"it can't work")
 
     class Dies(BucketLedger):
-        def forgive(self) -> None:
+        def allow_restart(self) -> None:
             raise KilledError
 
     with pytest.raises(KilledError):
         site.launch(Dies(site.folder, site.time), resume=True)
-    assert site.launch(resume=True).made
+    assert site.launch(resume=True).created
     assert contract.TERMINAL not in site.folder.list()
 
 
@@ -400,7 +400,7 @@ def test_a_cancellation_is_confirmed(site: Site) -> None:
 def test_what_can_not_be_confirmed_is_told(site: Site) -> None:
     job = site.launch().job
     site.cloud.faults.down(site.clock() + 600, Status(503))
-    with pytest.raises(StillRunning, match="nothing else was created"):
+    with pytest.raises(StillRunning, match="nothing was created"):
         cancel_and_confirm(site.vertex, job, site.time, site.said.append)
     assert site.clock() - 1_700_000_000 <= 420
 

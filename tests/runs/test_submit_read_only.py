@@ -63,14 +63,14 @@ def test_it_looks_wherever_vertex_trains(barred: Site, stored: bool) -> None:
                 super().write_plan(plan)
 
     ledger = Read(barred.folder, barred.time, barred.said.append)
-    got = barred.launch(ledger, also=None)
-    assert (got.job.name, got.made, len(barred.jobs)) == (there.name, False, 1)
+    got = barred.launch(ledger, extra_regions=None)
+    assert (got.job.name, got.created, len(barred.jobs)) == (there.name, False, 1)
 
 
 def test_a_region_that_can_not_be_read_beside_them_is_waited_for_once(barred: Site) -> None:
     barred.cloud.faults.add(Fault(LIST, Status(503), times=None, name="asia-east1"))
     began = barred.clock()
-    assert barred.launch(also=["asia-east1"]).made
+    assert barred.launch(extra_regions=["asia-east1"]).created
     assert barred.clock() - began < 90
 
 
@@ -83,5 +83,5 @@ def test_a_lock_that_somebody_left_is_waited_for_a_minute(
     site.ledger().lock(facts_of(site.plan.attempts[0], 1, 1))
     cloud.faults.add(Fault("storage.objects.insert", Status(403, message="no"), times=None))
     began = clock()
-    assert site.launch().made
+    assert site.launch().created
     assert 60 <= clock() - began <= 70

@@ -137,7 +137,7 @@ def test_google_says_how_long_to_wait(site: Site) -> None:
 def test_a_refusal_of_long_ago_asks_for_no_pause(site: Site) -> None:
     refuse(site, BUSY, times=1)
     with pytest.raises(KeyboardInterrupt):
-        site.launch(chance=_interrupted())
+        site.launch(jitter=_interrupted())
     began = site.clock()
     assert site.launch().number == 2
     assert site.clock() == began
@@ -147,12 +147,12 @@ def _interrupted() -> Any:
     """Ctrl-C when the second attempt is about to be chosen."""
     calls = iter([0.5, 0.5])
 
-    def chance() -> float:
+    def jitter() -> float:
         for value in calls:
             return value
         raise KeyboardInterrupt
 
-    return chance
+    return jitter
 
 
 # --- What isn't known -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_lost_answer_is_looked_for(site: Site, effect: Status | Reset, bucket:
     began = site.clock()
     got = site.launch(None if bucket else site.without())
     made = effect == Reset("after")
-    assert (len(site.jobs), got.made) == (1, True)
+    assert (len(site.jobs), got.created) == (1, True)
     assert got.number == (1 if made else 2)
     assert site.clock() - began >= (0 if made else 20)
 
@@ -182,7 +182,7 @@ def test_a_job_that_shows_up_late_is_found(site: Site) -> None:
 
     vertex.find = late  # type: ignore[method-assign]
     got = site.launch(vertex=vertex)
-    assert (got.number, got.made, len(site.jobs)) == (1, True, 1)
+    assert (got.number, got.created, len(site.jobs)) == (1, True, 1)
 
 
 @pytest.mark.parametrize("bucket", [True, False])
@@ -192,7 +192,7 @@ def test_while_a_region_can_not_be_read_nothing_is_created(site: Site, bucket: b
         site.launch(None if bucket else site.without())
     assert creates(site) == 0
     site.cloud.faults.clear()
-    assert site.launch(None if bucket else site.without()).made
+    assert site.launch(None if bucket else site.without()).created
 
 
 def test_a_region_of_an_earlier_attempt_counts_too(site: Site) -> None:
@@ -208,7 +208,7 @@ def test_a_region_of_an_earlier_attempt_counts_too(site: Site) -> None:
 def test_regions_beside_them_need_not_be_read(site: Site) -> None:
     there = site.launch(site.without(), plan=plan_of(regions=["europe-west4"])).job
     site.cloud.faults.add(Fault(LIST, Status(403, message="no"), times=None, name="asia-east1"))
-    got = site.launch(site.without(), also=["asia-east1", "europe-west4"])
+    got = site.launch(site.without(), extra_regions=["asia-east1", "europe-west4"])
     assert got.job.name == there.name
 
 
@@ -216,9 +216,9 @@ def test_what_can_not_be_seen_after_a_lost_answer_is_told(site: Site) -> None:
     """The lock stays open: the same command, typed again, finds the job."""
     site.cloud.faults.add(Fault(CREATE, Reset("after")))
     site.cloud.faults.add(Fault(LIST, Status(503), times=None, after=2))
-    with pytest.raises(UnreachableError, match="whether attempt 1 has made a job isn't known") as told:
+    with pytest.raises(UnreachableError, match="unknown whether attempt 1 created a job") as told:
         site.launch()
-    assert "same command" in told.value.hint
+    assert "Repeat the command" in told.value.hint
     site.cloud.faults.clear()
     got = site.launch()
     assert (got.number, len(site.jobs)) == (1, 1)
@@ -239,10 +239,10 @@ def test_who_has_slept_sends_nothing(site: Site) -> None:
     ledger = Sleepy(site.folder, site.time)
     got = None
     with pytest.raises(NoCapacity) as told:
-        got = site.launch(ledger, wall=lambda: site.clock() + Sleepy.asleep)
+        got = site.launch(ledger, wall_clock=lambda: site.clock() + Sleepy.asleep)
     assert got is None
     assert creates(site) == 0
-    assert "no job came of it" in told.value.problem
+    assert "no job was created" in told.value.problem
 
 
 def test_a_request_that_can_not_be_written_down_holds_nobody_up(site: Site) -> None:
@@ -266,7 +266,7 @@ def test_who_was_slow_to_look_looks_again(site: Site) -> None:
         return found
 
     vertex.find = slow  # type: ignore[method-assign]
-    assert site.launch(vertex=vertex).made
+    assert site.launch(vertex=vertex).created
     assert len(looks) == 2
     assert site.launch(vertex=vertex).number == 1
 
@@ -312,8 +312,8 @@ def test_a_bucket_that_goes_away_loses_no_job(site: Site) -> None:
             return job
 
     got = site.launch(vertex=Gone("my-project", site.cloud.environ(), site.time))
-    assert got.made
-    assert any(f"{got.job.name} is made, but" in line for line in site.said)
+    assert got.created
+    assert any(f"{got.job.name} was created, but" in line for line in site.said)
     site.cloud.faults.clear()
     again = site.launch()
     assert (again.job.name, again.number) == (got.job.name, 1)

@@ -109,9 +109,9 @@ class Trials:
                 lambda _line: None,
                 fresh=True,
                 ready=lambda plan: plan,
-                also=(),
-                wall=time.now,
-                chance=self.chance.random,
+                extra_regions=(),
+                wall_clock=time.now,
+                jitter=self.chance.random,
             )
         except KilledError:
             return "killed"

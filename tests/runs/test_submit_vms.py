@@ -54,9 +54,9 @@ def launch(
         site.said.append,
         fresh=fresh,
         ready=ready,
-        also=(),
-        wall=site.time.now,
-        chance=lambda: 0.5,
+        extra_regions=(),
+        wall_clock=site.time.now,
+        jitter=lambda: 0.5,
     )
 
 
@@ -75,7 +75,7 @@ def test_zone_after_zone(site: Site) -> None:
     site.cloud.compute.capacity.out(ZONES[1], after=90.0)
     for number, zone in enumerate(ZONES[:2], 1):
         got = launch(site, fresh=number == 1)
-        assert (got.number, got.job.zone, got.made) == (number, zone, True)
+        assert (got.number, got.job.zone, got.created) == (number, zone, True)
         assert ended(site, got)[1].kind == "stockout"
     got = launch(site, fresh=False)
     site.clock.advance(10)
@@ -119,7 +119,7 @@ def test_killed_between_the_insert_and_its_answer(site: Site) -> None:
     assert site.cloud.compute.names() == [PLAN.run]
     site.clock.advance(5)
     got = launch(site)
-    assert (got.job.id, got.number, got.made) == (site.cloud.compute.vm(PLAN.run).number, 1, False)
+    assert (got.job.id, got.number, got.created) == (site.cloud.compute.vm(PLAN.run).number, 1, False)
     assert len(site.cloud.compute.made()) == 1
 
 
@@ -136,7 +136,7 @@ def test_no_answer_for_a_minute_and_then_there_is_one_vm(site: Site) -> None:
     began = site.clock()
     got = launch(site)
     assert site.clock() - began > 60
-    assert (got.made, site.cloud.compute.names(), len(site.cloud.compute.made())) == (True, [PLAN.run], 1)
+    assert (got.created, site.cloud.compute.names(), len(site.cloud.compute.made())) == (True, [PLAN.run], 1)
 
 
 def test_somebody_elses_vm_has_the_name(site: Site) -> None:
@@ -181,7 +181,7 @@ def test_one_that_can_not_be_removed_is_told(site: Site) -> None:
     site.cloud.compute.capacity.out(ZONES[0])
     with suppress(NoCapacity):
         launch(site, fresh=False)
-    assert any(f"what is left of {got.job.name} can't be removed" in line for line in site.said)
+    assert any(f"could not remove the resources of {got.job.name}" in line for line in site.said)
 
 
 def test_two_vms_to_work_on_of_one_name_are_both_left_alone(site: Site) -> None:
@@ -190,7 +190,7 @@ def test_two_vms_to_work_on_of_one_name_are_both_left_alone(site: Site) -> None:
     site.clock.advance(3600)
     site.compute.insert(ZONES[1], work_body("dev", ZONES[1]), f"{UUID}2")
     site.clock.advance(60)
-    with pytest.raises(UsageError, match=f"two VMs dev.*{ZONE}.*{ZONES[1]}") as told:
+    with pytest.raises(UsageError, match=f"two VMs are named dev.*{ZONE}.*{ZONES[1]}") as told:
         launch(site, site.launcher(told=False), plan=WORKPLACE, ledger=MemoryLedger(site.time))
     assert "launch vm delete dev --zone" in told.value.hint
     assert site.sent("DELETE") == 0
@@ -200,7 +200,7 @@ def test_a_vm_that_trains_is_no_vm_to_work_on(site: Site) -> None:
     launch(site)
     site.clock.advance(60)
     named = planned("vm", world={"training": False}, name=PLAN.run, machine={"type": "l4", "gpus": 1})
-    with pytest.raises(UsageError, match=f"{PLAN.run} in {ZONE} is a VM that trains"):
+    with pytest.raises(UsageError, match=f"{PLAN.run} in {ZONE} is a training job"):
         launch(site, site.launcher(told=False), plan=named, ledger=MemoryLedger(site.time))
 
 
@@ -213,5 +213,5 @@ def test_the_same_name_in_the_same_zone_once_the_first_is_gone(site: Site) -> No
     settle(ledger_of(site), got.number, job, of_end(job, request.tried_by(job, "my-project")))
     site.compute.delete(got.job.name)
     again = launch(site, fresh=False, plan=alone)
-    assert (again.job.zone, again.job.id == got.job.id, again.made) == (ZONES[0], False, True)
+    assert (again.job.zone, again.job.id == got.job.id, again.created) == (ZONES[0], False, True)
     assert len(site.cloud.compute.made()) == 2

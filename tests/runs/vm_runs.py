@@ -172,10 +172,10 @@ class Watcher:
     def view(self, job: Job, number: int) -> StateView:
         return StateView(self._site, job)
 
-    def tell(self, event: Event | AttemptStarted | AttemptFailed) -> None:
+    def report(self, event: Event | AttemptStarted | AttemptFailed) -> None:
         self._site.events.append(event)
 
-    def said(self) -> str:
+    def error_in_output(self) -> str:
         return ""
 
 

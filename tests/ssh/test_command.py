@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import LaunchError, UsageError
 from launcher.ssh import command
-from launcher.ssh.route import INSTALL, TUNNEL_URL, reach
+from launcher.ssh.route import INSTALL, TUNNEL_URL, choose_route
 from tests.ssh.vms import NUMBER, machine
 
 ODD = ["plain", "with space", 'quote"d', "100%", "it's", "$(id)", "back\\slash", "ünï", "#hash", "a;b", "%h"]
@@ -71,19 +71,19 @@ def test_a_proxy_is_run_with_its_words(tmp_path: Path, name: str) -> None:
 
 
 def test_names_that_no_line_can_hold(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="characters that can't be printed"):
+    with pytest.raises(UsageError, match="unprintable characters"):
         command.settings(target(tmp_path / "a\nProxyCommand touch b"))
 
 
 @pytest.mark.parametrize("user", ["-oProxyCommand=touch x", "me\nx", "", "a b", "a@b", "$(id)"])
 def test_who_is_no_user(tmp_path: Path, user: str) -> None:
-    with pytest.raises(UsageError, match="is no user of a VM"):
+    with pytest.raises(UsageError, match="invalid user name"):
         command.command(target(tmp_path / "key", user=user))
 
 
 def test_remote_commands() -> None:
-    assert command.line(["nvidia-smi | head"]) == "nvidia-smi | head"
-    assert shlex.split(command.line(["python", "-c", "print('a b')", "$HOME"])) == [
+    assert command.shell_line(["nvidia-smi | head"]) == "nvidia-smi | head"
+    assert shlex.split(command.shell_line(["python", "-c", "print('a b')", "$HOME"])) == [
         "python",
         "-c",
         "print('a b')",
@@ -103,18 +103,18 @@ def test_ports_are_open_to_this_machine_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "65536", "a", "1:2:3", "8888:", ":1", "-1", "１"])
 def test_what_is_no_port(text: str) -> None:
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="invalid port"):
         command.forward(text)
 
 
 def test_the_way_to_a_vm() -> None:
-    assert reach(machine(external_ip="203.0.113.7"), None, {}) == ("203.0.113.7", ())
-    there = reach(machine(), "/opt/gcloud", {})
+    assert choose_route(machine(external_ip="203.0.113.7"), None, {}) == ("203.0.113.7", ())
+    there = choose_route(machine(), "/opt/gcloud", {})
     assert there.host == f"compute.{NUMBER}"
     assert there.proxy[:6] == ("/opt/gcloud", "compute", "start-iap-tunnel", "dev", "%p", "--listen-on-stdin")
     assert {"--project=my-project", "--zone=us-central1-a"} < set(there.proxy)
-    assert reach(machine(external_ip="203.0.113.7"), "/opt/gcloud", {}, tunnel=True) == there
-    own = reach(machine(), "/opt/gcloud", {TUNNEL_URL: "wss://relay.example"})
+    assert choose_route(machine(external_ip="203.0.113.7"), "/opt/gcloud", {}, tunnel=True) == there
+    own = choose_route(machine(), "/opt/gcloud", {TUNNEL_URL: "wss://relay.example"})
     assert "--iap-tunnel-url-override=wss://relay.example" in own.proxy
 
 
@@ -122,17 +122,17 @@ def test_the_way_to_a_vm() -> None:
     ("status", "problem", "hint"),
     [
         ("TERMINATED", "dev is stopped", "launch vm start dev"),
-        ("STOPPING", "dev is on its way down (STOPPING)", "When it is stopped: launch vm start dev"),
-        ("STAGING", "dev is STAGING: it has no SSH yet", "launch vm status dev"),
+        ("STOPPING", "dev is shutting down (STOPPING)", "Once it is stopped: launch vm start dev"),
+        ("STAGING", "dev is STAGING: no SSH yet", "launch vm status dev"),
     ],
 )
 def test_no_way_to_a_vm_that_doesnt_run(status: str, problem: str, hint: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        reach(machine(status=status, external_ip="203.0.113.7"), "gcloud", {})
+        choose_route(machine(status=status, external_ip="203.0.113.7"), "gcloud", {})
     assert (caught.value.problem, caught.value.hint) == (problem, hint)
 
 
 def test_without_gcloud_and_without_an_external_ip() -> None:
-    with pytest.raises(LaunchError, match="dev has no external IP, and gcloud") as caught:
-        reach(machine(), None, {})
+    with pytest.raises(LaunchError, match=r"gcloud is not installed.*no external IP") as caught:
+        choose_route(machine(), None, {})
     assert caught.value.hint == INSTALL

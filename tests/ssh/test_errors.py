@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.ssh.errors import explained
+from launcher.ssh.errors import explain
 from tests.ssh.vms import machine
 
 ME = {"account": "me@example.com", "member": "user:me@example.com"}
@@ -38,32 +38,42 @@ TIMED_OUT = "ssh: connect to host 203.0.113.7 port 22: Connection timed out"
     ("log", "problem", "hint", "passing"),
     [
         (tunnel("4003: 'failed to connect to backend'"), "4003: failed to connect to backend", "--network=big", True),
-        (tunnel("4003: 'failed to connect to backend'"), "port 22 of dev", "--source-ranges=35.235.240.0/20", True),
+        (
+            tunnel("4003: 'failed to connect to backend'"),
+            "from port 22 of dev",
+            "--source-ranges=35.235.240.0/20",
+            True,
+        ),
         (tunnel("4033: 'not authorized'"), "me@example.com may not", "role=roles/iap.tunnelResourceAccessor", False),
         (tunnel("4047: 'Failed to lookup instance'"), "4047: Failed to lookup instance", "vm status dev", True),
         (tunnel("4010: 'destination read failed'"), "4010: destination read failed", "vm status dev", True),
         (tunnel("Handshake status 403 Forbidden"), "may not open a tunnel", "tunnelResourceAccessor", False),
         (tunnel("[Errno -2] Name or service not known"), "[Errno -2] Name or service", "tunnel.cloudproxy.app", True),
-        (LOGGED_OUT, "gcloud, which opens the tunnel to dev, isn't logged in", "gcloud auth login", False),
-        (CHANGED, "dev shows another host key", "ssh-keygen -R compute.5000000000000000001", False),
-        ("No ED25519 host key is known for compute.1 and", "dev shows another host key", "-f /h/known_hosts", False),
-        (DENIED, "dev doesn't let me_example_com in", "--role=roles/compute.osAdminLogin", True),
+        (LOGGED_OUT, "gcloud, which opens the tunnel to dev, is not logged in", "gcloud auth login", False),
+        (CHANGED, "the host key of dev has changed", "ssh-keygen -R compute.5000000000000000001", False),
+        (
+            "No ED25519 host key is known for compute.1 and",
+            "the host key of dev has changed",
+            "-f /h/known_hosts",
+            False,
+        ),
+        (DENIED, "dev refused the SSH key of me_example_com", "--role=roles/compute.osAdminLogin", True),
         (DENIED, "permission denied (publickey)", "vm@my-project.iam.gserviceaccount.com --project", True),
         (REFUSED, "dev refuses SSH connections", "launch vm status dev", True),
-        (TIMED_OUT, "dev can't be reached:\n    ssh: connect to host 203.0.113.7 port 22", "--iap", True),
+        (TIMED_OUT, "can't connect to dev:\n    ssh: connect to host 203.0.113.7 port 22", "--iap", True),
         ("Connection to 203.0.113.7 closed by remote host.", "was lost", "launch vm status dev", True),
         ("client_loop: send disconnect: Broken pipe", "was lost:\n    client_loop", "Was it stopped?", True),
         ("Timeout, server 203.0.113.7 not responding.", "was lost", "Was it stopped?", True),
         (
             "bind [127.0.0.1]:80: Address already in use\nCould not request",
-            "can't be forwarded:\n    bind",
+            "can't forward a port of this machine:\n    bind",
             "LOCAL",
             False,
         ),
     ],
 )
 def test_known_failures(log: str, problem: str, hint: str, passing: bool) -> None:
-    found = explained(log, machine(), FACTS)
+    found = explain(log, machine(), FACTS)
     assert found
     assert problem in found.error.problem
     assert hint in found.error.hint
@@ -74,13 +84,13 @@ def test_known_failures(log: str, problem: str, hint: str, passing: bool) -> Non
 
 @pytest.mark.parametrize("log", [tunnel("4033: 'not authorized'"), LOGGED_OUT, DENIED])
 def test_a_missing_right_has_its_own_exit_code(log: str) -> None:
-    found = explained(log, machine(), FACTS)
+    found = explain(log, machine(), FACTS)
     assert found
     assert isinstance(found.error, NotAuthorised)
 
 
 def test_an_unknown_failure_is_shown_as_it_is() -> None:
-    found = explained("no such cipher\nfatal: something new\n", machine(), FACTS)
+    found = explain("no such cipher\nfatal: something new\n", machine(), FACTS)
     assert found
     assert type(found.error) is LaunchError
     assert found.error.problem == "ssh to dev failed: no such cipher\nfatal: something new"
@@ -97,13 +107,13 @@ def test_an_unknown_failure_is_shown_as_it_is() -> None:
     ],
 )
 def test_a_command_that_ends_with_255_is_no_failure_of_sshs(log: str) -> None:
-    assert explained(f"{log}debug1: Exit status 255\r\n", machine(), FACTS) is None
-    lost = explained(f"{log}debug1: Exit status -1\r\n", machine(), FACTS)
+    assert explain(f"{log}debug1: Exit status 255\r\n", machine(), FACTS) is None
+    lost = explain(f"{log}debug1: Exit status -1\r\n", machine(), FACTS)
     assert lost
     assert lost.error.problem == "the connection to dev was lost"
 
 
 def test_a_vm_without_an_account_needs_no_grant_on_it() -> None:
-    found = explained(DENIED, machine(request={}), FACTS)
+    found = explain(DENIED, machine(request={}), FACTS)
     assert found
     assert "service-accounts" not in found.error.hint

@@ -18,14 +18,14 @@ ED, RSA = "AAAAC3NzaC1lZDI1NTE5AAAAIIGk", "AAAAB3NzaC1yc2EAAAADAQABAAABgQ=="
 def test_a_key_is_made_once_and_told(tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / ".ssh"
-    key = keys.own_key(folder, told.append)
+    key = keys.ensure_key(folder, told.append)
     assert key == folder / "google_compute_engine"
     assert str(key) in told[0]
     assert key.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     public = keys.public_key(key)
     assert public.startswith("ssh-rsa ")
-    assert keys.own_key(folder, told.append) == key
+    assert keys.ensure_key(folder, told.append) == key
     assert len(told) == 1
     assert keys.public_key(key) == public
 
@@ -34,29 +34,29 @@ def test_a_public_half_that_is_lost_is_made_anew(tmp_path: Path) -> None:
     key = make_key(tmp_path / keys.KEY)
     words = keys.public_key(key).split()[:2]
     key.with_name(f"{key.name}.pub").unlink()
-    keys.own_key(tmp_path, pytest.fail)
+    keys.ensure_key(tmp_path, pytest.fail)
     assert keys.public_key(key).split()[:2] == words
 
 
 def test_a_public_half_that_cant_be_written(tmp_path: Path) -> None:
-    key = keys.own_key(tmp_path, lambda _text: None)
+    key = keys.ensure_key(tmp_path, lambda _text: None)
     public = key.with_name(f"{key.name}.pub")
     public.unlink()
     public.mkdir()
-    with pytest.raises(LaunchError, match=r"google_compute_engine\.pub can't be written"):
-        keys.own_key(tmp_path, lambda _text: None)
+    with pytest.raises(LaunchError, match=r"can't write .*google_compute_engine\.pub"):
+        keys.ensure_key(tmp_path, lambda _text: None)
 
 
 def test_what_is_no_key(tmp_path: Path) -> None:
     (tmp_path / keys.KEY).write_text("nothing")
-    with pytest.raises(LaunchError, match="no SSH key could be made"):
-        keys.own_key(tmp_path, pytest.fail)
+    with pytest.raises(LaunchError, match="could not create an SSH key"):
+        keys.ensure_key(tmp_path, pytest.fail)
 
 
 def test_no_openssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="ssh-keygen isn't here") as caught:
-        keys.own_key(tmp_path, lambda _: None)
+    with pytest.raises(LaunchError, match="ssh-keygen is not installed") as caught:
+        keys.ensure_key(tmp_path, lambda _: None)
     assert "openssh-client" in caught.value.hint
 
 
@@ -77,18 +77,18 @@ def test_host_keys_are_what_a_vm_may_say(told: dict[str, str], known: tuple[str,
 def test_each_vm_has_its_own_known_hosts(tmp_path: Path) -> None:
     settings = tmp_path / "launch"
     file = keys.known_hosts(settings, "compute.1")
-    assert not keys.know(settings, "compute.1", ())
+    assert not keys.store_host_keys(settings, "compute.1", ())
     assert not file.exists()
-    assert keys.know(settings, "compute.1", (f"ssh-rsa {RSA}",))
-    assert keys.know(settings, "compute.12", (f"ssh-rsa {RSA}",))
-    assert keys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert keys.store_host_keys(settings, "compute.1", (f"ssh-rsa {RSA}",))
+    assert keys.store_host_keys(settings, "compute.12", (f"ssh-rsa {RSA}",))
+    assert keys.store_host_keys(settings, "compute.1", (f"ssh-ed25519 {ED}",))
     assert file.read_text() == f"compute.1 ssh-ed25519 {ED}\n"
     assert keys.known_hosts(settings, "compute.12").read_text() == f"compute.12 ssh-rsa {RSA}\n"
     found = subprocess.run(["ssh-keygen", "-F", "compute.1", "-f", file], capture_output=True, text=True, check=True)
     assert ED in found.stdout
     before = file.stat().st_ino
-    assert keys.know(settings, "compute.1", (f"ssh-ed25519 {ED}",))
-    assert not keys.know(settings, "compute.1", ())
+    assert keys.store_host_keys(settings, "compute.1", (f"ssh-ed25519 {ED}",))
+    assert not keys.store_host_keys(settings, "compute.1", ())
     assert file.stat().st_ino == before, "what is there already isn't written again"
     assert file.stat().st_mode & 0o777 == 0o600
     keys.forget(settings, "compute.1")
@@ -99,10 +99,10 @@ def test_each_vm_has_its_own_known_hosts(tmp_path: Path) -> None:
 def test_keys_in_the_one_file_that_there_once_was_are_taken_over(tmp_path: Path) -> None:
     lines = f"compute.1 ssh-rsa {RSA}\ncompute.12 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
     (tmp_path / "known_hosts").write_text(lines)
-    assert not keys.know(tmp_path, "compute.1", ())
+    assert not keys.store_host_keys(tmp_path, "compute.1", ())
     mine = f"compute.1 ssh-rsa {RSA}\ncompute.1 ssh-ed25519 {ED}\n"
     assert keys.known_hosts(tmp_path, "compute.1").read_text() == mine
-    assert keys.know(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
+    assert keys.store_host_keys(tmp_path, "compute.12", (f"ssh-ed25519 {ED}",))
     assert keys.known_hosts(tmp_path, "compute.12").read_text() == f"compute.12 ssh-ed25519 {ED}\n"
     assert (tmp_path / "known_hosts").read_text() == lines
 
@@ -120,9 +120,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[2]), 40, 8):
     vm = machine(id=str(number), name=f"vm-{number}")
-    keys.know(settings, f"compute.{number}", (f"ssh-rsa {number}",))
+    keys.store_host_keys(settings, f"compute.{number}", (f"ssh-rsa {number}",))
     config_file.put(settings / "ssh_config", vm, target(vm), nobody)
-keys.own_key(settings / ".ssh", print)
+keys.ensure_key(settings / ".ssh", print)
 """
 
 
@@ -152,8 +152,8 @@ def test_40_vms_that_8_processes_register_at_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_cant_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="can't be made"):
-        keys.know(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
+    with pytest.raises(LaunchError, match="can't create"):
+        keys.store_host_keys(tmp_path / "file" / "launch", "compute.1", ("ssh-rsa AAAA",))
 
 
 def test_where_settings_are(tmp_path: Path) -> None:

@@ -76,6 +76,6 @@ def test_who_may_not(cloud: GoogleCloud, login: OsLogin) -> None:
 
 
 def test_nobody_knows_who_we_are(cloud: GoogleCloud) -> None:
-    with pytest.raises(UsageError, match="gcloud has no account") as caught:
+    with pytest.raises(UsageError, match="gcloud has none") as caught:
         OsLogin("my-project", cloud.environ(), "").known_user()
     assert "--user" in caught.value.hint

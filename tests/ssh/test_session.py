@@ -31,42 +31,42 @@ def there(server: SshServer, tmp_path: Path) -> Remote:
 
 
 def test_what_a_command_says_and_how_it_ends(there: Remote) -> None:
-    answer = there.asked(["sh", "-c", "cat; echo out; echo err >&2; exit 7"], sent=b"in \xff\n")
+    answer = there.run(["sh", "-c", "cat; echo out; echo err >&2; exit 7"], stdin=b"in \xff\n")
     assert (answer.code, answer.out, answer.err, answer.fault) == (7, "in \ufffd\nout\n", "err\n", None)
-    assert there.asked(["printf", "%s|", "a b", "$(id)", "'", '"', ""]).out == "a b|$(id)|'|\"||"
-    assert there.asked(["echo a | tr a b"]).out == "b\n"
+    assert there.run(["printf", "%s|", "a b", "$(id)", "'", '"', ""]).out == "a b|$(id)|'|\"||"
+    assert there.run(["echo a | tr a b"]).out == "b\n"
 
 
 def test_a_command_may_end_with_sshs_own_code(there: Remote) -> None:
     """Even where it says on its stderr what ssh says when it fails."""
     words = "echo 'Permission denied (publickey).' >&2; exit 255"
-    answer = there.asked([words])
+    answer = there.run([words])
     assert (answer.code, answer.fault) == (255, None)
-    assert there.attached([words]) == 255
+    assert there.run_attached([words]) == 255
 
 
 def test_a_connection_that_is_lost(there: Remote) -> None:
     """ssh says that on the terminal alone; its log is silent."""
     with pytest.raises(LaunchError, match="the connection to dev was lost"):
-        there.attached([HANG_UP])
+        there.run_attached([HANG_UP])
 
 
 def test_a_command_of_several_lines(there: Remote) -> None:
     """ssh's log has them all, and they say nothing about ssh."""
     text = "true\ndebug: Permission denied (publickey).\ntrue\n"
-    assert there.attached([f": '{text}'\nexit 255"]) == 255
+    assert there.run_attached([f": '{text}'\nexit 255"]) == 255
     with pytest.raises(LaunchError, match="the connection to dev was lost"):
-        there.attached([f": '{text}'\n{HANG_UP}"])
+        there.run_attached([f": '{text}'\n{HANG_UP}"])
 
 
 def test_a_command_that_a_signal_has_ended(there: Remote) -> None:
-    with pytest.raises(LaunchError, match="a signal has ended the command on dev") as caught:
-        there.attached(["kill -9 $$"])
+    with pytest.raises(LaunchError, match="a signal killed the command on dev") as caught:
+        there.run_attached(["kill -9 $$"])
     assert "dmesg" in caught.value.hint
 
 
 def test_with_the_terminal(there: Remote, capfd: pytest.CaptureFixture[str]) -> None:
-    assert there.attached(["echo out; echo err >&2; exit 3"]) == 3
+    assert there.run_attached(["echo out; echo err >&2; exit 3"]) == 3
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("out\n", "err\n"), "ssh's own messages are no part of it"
 
@@ -83,66 +83,66 @@ def test_a_command_with_a_terminal(there: Remote) -> None:
 
 
 def test_a_program_that_isnt_there(there: Remote) -> None:
-    assert there.asked(["no-such-program"]).code == 127
+    assert there.run(["no-such-program"]).code == 127
 
 
 def test_nobody_answers(server: SshServer, tmp_path: Path) -> None:
     there = Remote(machine(), target_of(server, tmp_path, port=free_port()), "me@example.com")
     with pytest.raises(LaunchError, match="dev refuses SSH connections"):
-        there.attached(["true"])
-    fault = there.asked(["true"]).fault
+        there.run_attached(["true"])
+    fault = there.run(["true"]).fault
     assert fault
     assert fault.passing
 
 
 def test_a_key_that_isnt_known_there(server: SshServer, tmp_path: Path) -> None:
     there = Remote(machine(), target_of(server, tmp_path, key=make_key(tmp_path / "other")), "me@example.com")
-    with pytest.raises(NotAuthorised, match=r"dev doesn't let \w+ in: permission denied"):
-        there.attached(["true"])
+    with pytest.raises(NotAuthorised, match=r"dev refused the SSH key of \w+: permission denied"):
+        there.run_attached(["true"])
 
 
 def test_the_first_contact_decides_where_google_says_nothing(server: SshServer, tmp_path: Path) -> None:
     target = target_of(server, tmp_path)
-    assert Remote(machine(), target, "").asked(["true"]).code == 0
+    assert Remote(machine(), target, "").run(["true"]).code == 0
     assert target.known_hosts.read_text().startswith(target.alias)
     make_key(tmp_path / "another")
     kind, key, *_ = (tmp_path / "another.pub").read_text().split()
     target.known_hosts.write_text(f"{target.alias} {kind} {key}\n")
-    with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), target, "").attached(["true"])
+    with pytest.raises(LaunchError, match="the host key of dev has changed"):
+        Remote(machine(), target, "").run_attached(["true"])
 
 
 def test_host_keys_that_google_vouches_for(server: SshServer, tmp_path: Path) -> None:
     target = target_of(server, tmp_path, is_known=True)
-    with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), target, "").attached(["true"])  # strict, and none is known
+    with pytest.raises(LaunchError, match="the host key of dev has changed"):
+        Remote(machine(), target, "").run_attached(["true"])  # strict, and none is known
     offered = keys.host_keys(server.host_keys)
-    assert keys.know(tmp_path, target.alias, offered)
-    assert Remote(machine(), target, "").attached(["true"]) == 0
+    assert keys.store_host_keys(tmp_path, target.alias, offered)
+    assert Remote(machine(), target, "").run_attached(["true"]) == 0
     make_key(tmp_path / "another")
     kind, key, *_ = (tmp_path / "another.pub").read_text().split()
-    keys.know(tmp_path, target.alias, keys.host_keys({kind: key}))
-    with pytest.raises(LaunchError, match="dev shows another host key"):
-        Remote(machine(), target, "").attached(["true"])
+    keys.store_host_keys(tmp_path, target.alias, keys.host_keys({kind: key}))
+    with pytest.raises(LaunchError, match="the host key of dev has changed"):
+        Remote(machine(), target, "").run_attached(["true"])
 
 
 def test_an_answer_that_doesnt_come(there: Remote) -> None:
-    answer = there.asked(["sleep 20"], seconds=1)
+    answer = there.run(["sleep 20"], seconds=1)
     assert answer.fault
-    assert "no answer for 1 s" in answer.fault.error.problem
+    assert "no answer from dev for 1 s" in answer.fault.error.problem
 
 
 def test_no_ssh_here(there: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for run in (there.asked, there.attached):
-        with pytest.raises(LaunchError, match="ssh isn't here"):
+    for run in (there.run, there.run_attached):
+        with pytest.raises(LaunchError, match="ssh is not installed"):
             run(["true"])
 
 
 def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
     """The terminal sends SIGINT to both; this process must outlive it to say how the program ended."""
-    code = "from launcher.ssh.session import waited; raise SystemExit(waited(['sh', '-c', 'trap \"exit 9\" INT; "
-    code += "echo on; while :; do sleep 0.05; done']))"
+    code = "from launcher.ssh import session; raise SystemExit(session.run_in_foreground(['sh', '-c', "
+    code += "'trap \"exit 9\" INT; echo on; while :; do sleep 0.05; done']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     with process:
         assert process.stdout
@@ -177,8 +177,8 @@ def test_a_port_that_is_taken(there: Remote) -> None:
 
     from launcher.ssh.command import Forward
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="can't be forwarded:"):
-        there.attached(["true"], forwards=[Forward(taken.getsockname()[1], 80)])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="can't forward a port"):
+        there.run_attached(["true"], forwards=[Forward(taken.getsockname()[1], 80)])
 
 
 @pytest.mark.parametrize(

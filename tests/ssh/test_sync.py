@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import LaunchError, UsageError
 from launcher.ssh import sync_remote
 from launcher.ssh.session import Remote
-from launcher.ssh.sync import destination_of, push
+from launcher.ssh.sync import parse_destination, push
 from launcher.workspace.code_files import code
 from tests.ssh import SshServer
 from tests.ssh.server import HANG_UP
@@ -122,13 +122,13 @@ def test_only_what_was_brought_is_removed(server: SshServer, there: Remote, sour
 
 def test_a_folder_that_cant_be_written(server: SshServer, there: Remote, source: Path) -> None:
     (server.home / "code").write_text("a file")
-    with pytest.raises(LaunchError, match=r"code on dev can't take files: .*FileExistsError"):
+    with pytest.raises(LaunchError, match=r"can't write to code on dev: .*FileExistsError"):
         sent(there, source)
 
 
 def test_no_python_there(server: SshServer, there: Remote, source: Path) -> None:
     server.program("python3", "exit 127")
-    with pytest.raises(LaunchError, match="can't take files: exit code 127"):
+    with pytest.raises(LaunchError, match="on dev: exit code 127"):
         sent(there, source)
 
 
@@ -161,13 +161,13 @@ def test_the_connection_is_lost_under_tar(
     ("text", "path"), [("~/a", "a"), ("~", "."), ("a/b/", "a/b"), ("/data/x", "/data/x"), ("/", "/"), ("~/", ".")]
 )
 def test_destinations(text: str, path: str) -> None:
-    assert destination_of(text) == path
+    assert parse_destination(text) == path
 
 
 @pytest.mark.parametrize("text", ["a b", "$(id)", "-rf", "a;b", "a\nb", "~me/x", "ü", "a:b"])
 def test_what_is_no_destination(text: str) -> None:
-    with pytest.raises(UsageError, match="can't be a folder on the VM"):
-        destination_of(text)
+    with pytest.raises(UsageError, match="invalid folder on the VM"):
+        parse_destination(text)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd-", "out/file", "folder"])
@@ -198,6 +198,6 @@ def test_the_vms_side_needs_no_more_than_python(tmp_path: Path) -> None:
 
 def test_a_shell_that_greets_everybody(there: Remote, server: SshServer, source: Path) -> None:
     server.program("python3", "echo Welcome\necho '{}'\n")
-    with pytest.raises(LaunchError, match="the shell on dev says 'Welcome' where") as caught:
+    with pytest.raises(LaunchError, match="the shell on dev prints 'Welcome'") as caught:
         sent(there, source)
     assert "~/.bashrc" in caught.value.hint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.ssh.route import TUNNEL_URL, reach
+from launcher.ssh.route import TUNNEL_URL, choose_route
 from launcher.ssh.session import Remote
 from tests.googlecloud import GoogleCloud
 from tests.ssh import Relay, SshServer
@@ -36,7 +36,7 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 
 def through(relay: Relay, server: SshServer, gcloud: str, folder: Path, port: int | None = None) -> Remote:
-    host, proxy = reach(machine(), gcloud, {**os.environ, TUNNEL_URL: relay.url})
+    host, proxy = choose_route(machine(), gcloud, {**os.environ, TUNNEL_URL: relay.url})
     target = target_of(server, folder, host=host, proxy=proxy, port=port or server.port)
     return Remote(machine(), target, "me@example.com")
 
@@ -44,7 +44,7 @@ def through(relay: Relay, server: SshServer, gcloud: str, folder: Path, port: in
 def test_a_megabyte_each_way(relay: Relay, server: SshServer, gcloud: str, tmp_path: Path) -> None:
     relay.backends["dev", server.port] = server.port
     sent = os.urandom(500_000).hex().encode()
-    answer = through(relay, server, gcloud, tmp_path).asked(["cat; exit 3"], sent=sent)
+    answer = through(relay, server, gcloud, tmp_path).run(["cat; exit 3"], stdin=sent)
     assert (answer.code, answer.out, answer.err) == (3, sent.decode(), "")
     asked = {name: relay.asked[0][name] for name in ("project", "zone", "instance", "interface", "port")}
     place = {"project": "my-project", "zone": "us-central1-a", "interface": "nic0"}
@@ -65,14 +65,14 @@ def test_what_the_relay_refuses(
     relay.backends["dev", server.port] = server.port
     relay.refusal = refusal
     with pytest.raises(LaunchError) as caught:
-        through(relay, server, gcloud, tmp_path).attached(["true"])
+        through(relay, server, gcloud, tmp_path).run_attached(["true"])
     assert words in caught.value.problem
 
 
 def test_a_vm_whose_ssh_isnt_up(relay: Relay, server: SshServer, gcloud: str, tmp_path: Path) -> None:
     port = free_port()
     relay.backends["dev", port] = port
-    fault = through(relay, server, gcloud, tmp_path, port).asked(["true"]).fault
+    fault = through(relay, server, gcloud, tmp_path, port).run(["true"]).fault
     assert fault
     assert fault.passing
     assert "4003" in fault.error.problem
@@ -81,10 +81,10 @@ def test_a_vm_whose_ssh_isnt_up(relay: Relay, server: SshServer, gcloud: str, tm
 def test_no_relay(
     relay: Relay, server: SshServer, gcloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, proxy = reach(machine(), gcloud, {**os.environ, TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
+    host, proxy = choose_route(machine(), gcloud, {**os.environ, TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
     there = Remote(machine(), target_of(server, tmp_path, host=host, proxy=proxy), "")
     with pytest.raises(LaunchError, match=r"can't open a tunnel \(IAP\) to dev:\n.*Connection refused") as caught:
-        there.attached(["true"])
+        there.run_attached(["true"])
     assert "tunnel.cloudproxy.app" in caught.value.hint
 
 
@@ -95,7 +95,7 @@ def test_gcloud_that_isnt_logged_in(server: SshServer, gcloud: str, tmp_path: Pa
             patch.delenv(name)
         patch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
         patch.setenv("CLOUDSDK_CORE_CHECK_GCE_METADATA", "false")
-        host, proxy = reach(machine(), gcloud, {TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
+        host, proxy = choose_route(machine(), gcloud, {TUNNEL_URL: f"wss://127.0.0.1:{free_port()}"})
         there = Remote(machine(), target_of(server, tmp_path, host=host, proxy=proxy), "")
-        with pytest.raises(LaunchError, match="gcloud, which opens the tunnel to dev, isn't logged in"):
-            there.attached(["true"])
+        with pytest.raises(LaunchError, match="gcloud, which opens the tunnel to dev, is not logged in"):
+            there.run_attached(["true"])

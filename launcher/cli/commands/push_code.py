@@ -62,7 +62,7 @@ def push_code(
 
 def source_of(text: str) -> tuple[Path, str]:
     """DIR, or DIR:DEST, as the folder here and the one there. Raises UsageError."""
-    from launcher.ssh.sync import destination_of
+    from launcher.ssh.sync import parse_destination
 
     path, sign, destination = text.rpartition(":")
     if not sign or Path(text).is_dir():
@@ -73,7 +73,7 @@ def source_of(text: str) -> tuple[Path, str]:
     folder = folder.resolve()
     if not destination and not folder.name:
         raise UsageError(f"{path} has no name", "Say where to: DIR:DEST")
-    return folder, destination_of(destination or folder.name)
+    return folder, parse_destination(destination or folder.name)
 
 
 def show(found: Code, *, every: bool) -> None:

@@ -56,7 +56,7 @@ def ssh(
         print(shlex.join(ssh_command(there.target, command or (), forwards=forwards, shell=shell, tty=tty)))
         return
     tell_ports(forwards, machine.name, shell=shell)
-    if code := there.attached(command or (), forwards=forwards, shell=shell, tty=tty):
+    if code := there.run_attached(command or (), forwards=forwards, shell=shell, tty=tty):
         raise typer.Exit(code)
 
 

@@ -173,7 +173,7 @@ def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node,
         storage = open_folder(folder).within(ANSWER_SECONDS)
         entries = BucketLedger(storage).entries()
         number = next((entry.number for entry in entries if entry.job == job.name), 1)
-        progress = ProgressReader(storage, job, attempt=number).new()
+        progress = ProgressReader(storage, job, attempt=number).read_new()
         return entries, progress, read_nodes(storage), ""
     except LaunchError as error:
         return entries, progress, (), error.problem

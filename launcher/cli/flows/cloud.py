@@ -42,7 +42,7 @@ class CloudContext(Struct, frozen=True, kw_only=True):
 
     def of_run(self, folder: Storage | None) -> Services:
         """The same, where a run's folder tells of VMs that are gone."""
-        return Services(self.vertex, self.vms.beside(folder))
+        return Services(self.vertex, self.vms.for_run(folder))
 
 
 def of_project(name: str) -> CloudContext:

@@ -200,7 +200,7 @@ def in_folder(cloud: CloudContext, folder: str) -> Run | None:
     from launcher.backend.base import GoneError
     from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import BucketLedger
-    from launcher.runs.snapshot import filled, noted_job
+    from launcher.runs.snapshot import job_from_entry, with_request
 
     ledger = BucketLedger.open(folder)
     stored = ledger.stored()
@@ -211,9 +211,9 @@ def in_folder(cloud: CloudContext, folder: str) -> Run | None:
     if any(one != folder for one in (plan.run_folder, *(request.run_folder(each.request) for each in plan.attempts))):
         return None
     try:
-        job = filled(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
+        job = with_request(cloud.of_run(open_folder(folder)).get(entry.job), entry, plan)
     except GoneError:
-        job = filled(noted_job(entry), entry, plan)
+        job = with_request(job_from_entry(entry), entry, plan)
     return Run(id=plan.run, jobs=(job,)) if job.run == plan.run else None
 
 

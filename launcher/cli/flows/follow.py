@@ -47,12 +47,12 @@ class Screen:
         """Fresh ones for each job."""
         return CloudJobView(self._service, self._cloud, job, number, self._folder, self._printer.say)
 
-    def tell(self, event: Event | AttemptStarted | AttemptFailed) -> None:
+    def report(self, event: Event | AttemptStarted | AttemptFailed) -> None:
         """On to the terminal."""
         self.job = getattr(event, "job", None) or self.job
         self._printer(event)
 
-    def said(self) -> str:
+    def error_in_output(self) -> str:
         """The first error in the job's lines."""
         return self._printer.error
 
@@ -123,14 +123,14 @@ def watch_job(
     from launcher.diagnosis import of_end
     from launcher.runs.watch.loop import watch
 
-    screen.tell(AttemptStarted(job=job, number=0, made=False))
+    screen.report(AttemptStarted(job=job, number=0, created=False))
     view = screen.view(job, 0)
-    ended = watch(view, screen.tell, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = of_end(ended, tried_by(ended, cloud.project), screen.said())
+    ended = watch(view, screen.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
+    diagnosis = of_end(ended, tried_by(ended, cloud.project), screen.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
     if refused and not ends_run(diagnosis):
-        screen.tell(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
+        screen.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused
     raise end_error(ended, diagnosis)
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from launcher.jobs.job import Job
-from launcher.runs.logs.reader import Lines
+from launcher.runs.logs.reader import LogReader
 from launcher.runs.metrics.progress import ProgressReader
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class CloudJobView:
         self._service = service
         self._name = job.name
         clock = cloud.clock
-        self._lines = Lines(job, cloud.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock)
+        self._lines = LogReader(
+            job, cloud.project, os.environ, say=say, folder=folder, attempt=number or None, clock=clock
+        )
         self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     def job(self) -> Job:
@@ -42,8 +44,8 @@ class CloudJobView:
 
     def lines(self) -> list[Line]:
         """New ones, from Cloud Logging or the run folder."""
-        return self._lines.new()
+        return self._lines.read_new()
 
     def progress(self) -> Progress | None:
         """From the run folder, if there is one that can be read."""
-        return self._progress.new() if self._progress else None
+        return self._progress.read_new() if self._progress else None

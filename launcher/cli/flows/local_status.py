@@ -71,18 +71,18 @@ def look(run: LocalRun) -> Seen:
     """Read a run folder. Raises LaunchError."""
     from launcher.cli.ui.gpu_monitor import read_nodes
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import facts_of, newest, read_end
+    from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
     from launcher.rehearsal.folder_lock import is_taken
     from launcher.runs.metrics.progress import ProgressReader
 
     storage = open_folder(str(run.folder))
     with use_errors():
         is_running = is_taken(run.folder)
-        last = newest(storage)
+        last = newest_attempt(storage)
         attempts = tuple(
-            Attempt(number, facts_of(storage, number), read_end(storage, number)) for number in range(1, last + 1)
+            Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in range(1, last + 1)
         )
-    progress = ProgressReader(storage, attempt=max(1, last)).new()
+    progress = ProgressReader(storage, attempt=max(1, last)).read_new()
     return Seen(attempts=attempts, is_running=is_running, progress=progress, nodes=read_nodes(storage))
 
 

@@ -26,7 +26,7 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
     """
     from launcher.cli.ui.plan_page import WIDTH, wrapped
     from launcher.compute.preflight import allowed, check
-    from launcher.compute.spot_capacity import ordered
+    from launcher.compute.spot_capacity import order_by_capacity
 
     findings = check(compute, made)
     attempts = allowed(made, findings)
@@ -42,7 +42,7 @@ def preflight(made: Plan, compute: Compute, say: Callable[[str], None]) -> Plan:
         say("\n".join(wrapped(problem, WIDTH - len("launch: "))))
         for line in commands.splitlines():  # to be copied: nothing stands in front
             print(f"    {line}", file=sys.stderr)
-    made, lines = ordered(replace(made, attempts=attempts), compute)
+    made, lines = order_by_capacity(replace(made, attempts=attempts), compute)
     for line in lines:
         say(line)
     return made

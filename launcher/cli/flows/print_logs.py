@@ -14,7 +14,7 @@ from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.job_text import run_folder_of
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
-from launcher.runs.logs.reader import Line, Lines
+from launcher.runs.logs.reader import Line, LogReader
 from launcher.runs.watch.loop import Event, LinesPrinted, Note, OutageEnded, OutageStarted, watch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LinesAlone:
     """The JobView of who wants the lines and nothing else."""
 
-    def __init__(self, service: Services, job: Job, lines: Lines) -> None:
+    def __init__(self, service: Services, job: Job, lines: LogReader) -> None:
         self._service, self._name, self._lines = service, job.name, lines
 
     def job(self) -> Job:
@@ -34,7 +34,7 @@ class LinesAlone:
 
     def lines(self) -> list[Line]:
         """New ones."""
-        return self._lines.new()
+        return self._lines.read_new()
 
     def progress(self) -> Progress | None:
         """Not asked for."""
@@ -47,8 +47,8 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
         raise UsageError("-o yaml: lines come as text or json")
     folder = storage_of(run_folder_of(job))
     printer = EventPrinter(None)
-    lines = Lines(job, cloud.project, os.environ, say=printer.say, folder=folder, tail=tail, clock=cloud.clock)
-    for line in lines.past():
+    lines = LogReader(job, cloud.project, os.environ, say=printer.say, folder=folder, tail=tail, clock=cloud.clock)
+    for line in lines.read_existing():
         put(line, output)
     if not follow or job.has_ended:
         return

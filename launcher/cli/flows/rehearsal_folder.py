@@ -39,14 +39,18 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         NotAuthorised: there are no credentials for its bucket.
     """
     from launcher.gcp.storage import open_folder
-    from launcher.rehearsal.folder_lock import turn
+    from launcher.rehearsal.folder_lock import lock_run_folder
 
     with ExitStack() as stack:
         try:
             storage = open_folder(folder) if folder else None
         except NotAuthorised as error:
             raise NotAuthorised(error.problem, "Or write into a folder here: --output runs") from error
-        if storage and not storage.url.startswith("gs://") and not stack.enter_context(turn(Path(storage.url))):
+        if (
+            storage
+            and not storage.url.startswith("gs://")
+            and not stack.enter_context(lock_run_folder(Path(storage.url)))
+        ):
             raise UsageError(
                 f"another launch local of this run is under way on this machine, in {storage.url}",
                 "Wait for its end, or stop it there (Ctrl-C). --new starts the job beside it, as a run of its own.",
@@ -68,12 +72,12 @@ def check_format(storage: Storage) -> None:
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
     """How the run ended, if nothing is left to do: its newest attempt did this very job, and ended with 0."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import facts_of, newest, read_end
+    from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
 
     with use_errors():
-        number = newest(storage)
+        number = newest_attempt(storage)
         end = read_end(storage, number) if number else None
-        same = end is not None and facts_of(storage, number).get("job") == fingerprint
+        same = end is not None and read_facts(storage, number).get("job") == fingerprint
     return end if end and end.succeeded and same else None
 
 
@@ -163,7 +167,7 @@ def read_results(storage: Storage | None) -> Results | None:
 def restarts(storage: Storage) -> int:
     """How often the run's processes were started again."""
     from launcher.gcp.storage import use_errors
-    from launcher.rehearsal.attempts import restarts as counted
+    from launcher.rehearsal.attempts import count_restarts as counted
 
     with use_errors():
         return counted(storage)
@@ -172,9 +176,9 @@ def restarts(storage: Storage) -> int:
 def new_run(run: str, folder: str) -> str:
     """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
     from launcher.gcp.storage import open_folder, use_errors
-    from launcher.rehearsal.attempts import newest
+    from launcher.rehearsal.attempts import newest_attempt
 
     beside = folder.rpartition("/")[0]
     with use_errors():
         ids = (run if number == 1 else f"{run}-{number}" for number in count(1))
-        return next(one for one in ids if not newest(open_folder(f"{beside}/{one}")))
+        return next(one for one in ids if not newest_attempt(open_folder(f"{beside}/{one}")))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.rehearsal.attempts import End
     from launcher.rehearsal.request import Job
     from launcher.rehearsal.supervisor import Ended, Preemption
-    from launcher.rehearsal.workdirs import Left
+    from launcher.rehearsal.workdirs import WrittenFiles
     from launcher.runs.metrics.results import Results
 
 
@@ -72,7 +72,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     found: Results | None
     images: tuple[str, ...] = ()
     """What was run in containers."""
-    left: tuple[Left, ...] = ()
+    left: tuple[WrittenFiles, ...] = ()
     """What each start wrote into its working directories."""
     preempted: Preempted | None = None
     restarts: int = 0
@@ -86,10 +86,10 @@ def run(job: Rehearsal, output: Output) -> None:
         UsageError: the request can't be rehearsed here, or its run folder can't be used, or is in use.
         JobFailed: a replica ended with something else than 0.
     """
-    from launcher.rehearsal.request import fingerprint, parsed, with_image
+    from launcher.rehearsal.request import fingerprint, parse_request, with_image
 
     gc.enable()  # from here on this process lives as long as the job
-    request = parsed(with_image(job.request, job.image) if job.image else job.request)
+    request = parse_request(with_image(job.request, job.image) if job.image else job.request)
     if job.job_id:
         run_attempt(job, request, None, 0, output)
         return
@@ -101,9 +101,9 @@ def run(job: Rehearsal, output: Output) -> None:
             show(page(job, request, before, storage), job, output)
         else:
             if job.docker:  # before anything is written: no attempt without an engine or an image
-                from launcher.rehearsal.in_docker import ready
+                from launcher.rehearsal.in_docker import ensure_images
 
-                ready(request, os.environ, say)
+                ensure_images(request, os.environ, say)
             attempt = rehearsal_folder.prepare(storage, job.plan, job.request, request, what) if storage else 0
             run_attempt(job, request, storage, attempt, output)
 
@@ -122,7 +122,7 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
     else:
         say_what_is_left_out(job)
     printer, begun = LinePrinter(), time.monotonic()
-    left: list[Left] = []
+    left: list[WrittenFiles] = []
     ran = rehearse(job, request, printer, left.append)
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
@@ -159,11 +159,11 @@ def say_what_is_left_out(job: Rehearsal) -> None:
         say("the code in your own image isn't here; the job runs in an empty folder")
 
 
-def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[Left], None]) -> Ran:
+def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]) -> Ran:
     """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
     job_id = job.job_id or str(time.time_ns())
 
-    def say_left(left: Left) -> None:
+    def say_left(left: WrittenFiles) -> None:
         on_left(left)
         if not job.job_id:
             say(left_text(left))
@@ -184,7 +184,7 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
 
 
 @contextmanager
-def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> Iterator[Callable[..., Ended]]:
+def starter(job: Rehearsal, request: Job, on_left: Callable[[WrittenFiles], None]) -> Iterator[Callable[..., Ended]]:
     """Yield what starts the replicas: as containers, or as processes that have the user's code."""
     if job.docker:
         from launcher.rehearsal.in_docker import rehearse as in_containers
@@ -201,14 +201,14 @@ def starter(job: Rehearsal, request: Job, on_left: Callable[[Left], None]) -> It
 
 def folder_for_left(run_folder: str | None) -> Path:
     """Make and return the folder for what a start left: in a run folder on this machine, else a temporary one."""
-    from launcher.rehearsal.workdirs import numbered
+    from launcher.rehearsal.workdirs import make_numbered_folder
 
     if run_folder and not run_folder.startswith("gs://"):
-        return numbered(Path(run_folder) / WORKDIRS)
+        return make_numbered_folder(Path(run_folder) / WORKDIRS)
     return Path(tempfile.mkdtemp(prefix="launch-workdirs-"))
 
 
-def left_text(left: Left) -> str:
+def left_text(left: WrittenFiles) -> str:
     """`left in the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
     from launcher.text import size_text
 
@@ -222,7 +222,7 @@ def left_text(left: Left) -> str:
     return f"written to the working directory, which a job loses: {named}{more}; {where}"
 
 
-def left_data(left: Left) -> dict[str, Any]:
+def left_data(left: WrittenFiles) -> dict[str, Any]:
     """For scripts; `problem` only where some files could not be moved."""
     data = {"folder": left.folder and str(left.folder), "files": left.files}
     return {**data, "problem": left.problem} if left.problem else data

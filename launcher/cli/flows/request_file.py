@@ -27,7 +27,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
         UsageError: the file isn't JSON of a CustomJob, or a spec or a flag of one stands beside it.
     """
     from launcher.cli.gather import full_path
-    from launcher.rehearsal.request import HINT, parsed, rebased
+    from launcher.rehearsal.request import HINT, parse_request, rebased
 
     if spec or (extra := of_a_spec(flags)):
         what = f"the spec {spec}" if spec else extra
@@ -41,7 +41,7 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     match request:
         case {"attempts": [{"request": dict(first)}, *_]}:  # a whole plan, as -o json prints it
             request = first
-    parsed(request)
+    parse_request(request)
     return rebased(request, full_path(flags.output)) if flags.output else request
 
 
@@ -75,9 +75,9 @@ def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> No
 def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     """The request in a few lines of at most 80 columns."""
     from launcher.cli.ui.plan_page import REHEARSED, TARGETS, WIDTH, labelled, wrapped
-    from launcher.rehearsal.request import parsed
+    from launcher.rehearsal.request import parse_request
 
-    job = parsed(request)
+    job = parse_request(request)
     yield from wrapped(f"{job.name or 'a request without a name'}  on {TARGETS['local']}", WIDTH)
     yield ""
     for number, pool in enumerate(job.pools):

@@ -43,12 +43,12 @@ def remote(
     from launcher.cli.flows.find_vm import say
     from launcher.ssh import keys
     from launcher.ssh.command import SshTarget
-    from launcher.ssh.route import alias, reach
+    from launcher.ssh.route import alias, choose_route
     from launcher.ssh.session import Remote
 
-    way_to = reach(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
+    way_to = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
     folder = keys.home(os.environ) / ".ssh"
-    key = keys.own_key(folder, say) if register else folder / keys.KEY
+    key = keys.ensure_key(folder, say) if register else folder / keys.KEY
     name = user or user_of(compute, machine, keys.public_key(key) if register else None)
     settings = keys.settings_folder(os.environ)
     target = SshTarget(
@@ -59,7 +59,7 @@ def remote(
         user=name,
         key=key,
         known_hosts=keys.known_hosts(settings, alias(machine)),
-        is_known=register and keys.know(settings, alias(machine), host_keys(compute, machine)),
+        is_known=register and keys.store_host_keys(settings, alias(machine), host_keys(compute, machine)),
     )
     return Remote(machine, target, account(os.environ))
 
@@ -82,7 +82,7 @@ def look_ahead(compute: Compute) -> None:
 
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
-            raise keys.no_ssh(program)
+            raise keys.missing_program(program)
     with suppress(UnreachableError):  # asked again, when the VM is there
         OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
@@ -102,4 +102,4 @@ def check(compute: Compute, machine: Machine) -> Answer:
     """Whether the VM's GPUs answer over SSH: what `wait_ready` asks again and again."""
     from launcher.compute.wait_ready import CHECK
 
-    return remote(compute, machine).asked(CHECK)
+    return remote(compute, machine).run(CHECK)

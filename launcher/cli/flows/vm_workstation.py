@@ -59,12 +59,12 @@ class Screen:
         """Its state."""
         return StateAlone(self._service, job)
 
-    def tell(self, event: Any) -> None:
+    def report(self, event: Any) -> None:
         """On to the terminal."""
         self.job = getattr(event, "job", None) or self.job
         self._printer(event)
 
-    def said(self) -> str:
+    def error_in_output(self) -> str:
         """Nothing."""
         return ""
 
@@ -110,10 +110,10 @@ def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, d
     from launcher.cli.flows.preflight import preflight
     from launcher.cli.flows.ssh_access import look_ahead
     from launcher.compute.preflight_checks import has_external_ip
-    from launcher.ssh.route import no_way
+    from launcher.ssh.route import missing_gcloud
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
-        raise no_way(made.run, external_ip=False)
+        raise missing_gcloud(made.run, external_ip=False)
     if not detach:
         look_ahead(cloud.compute)
     return preflight(made, cloud.compute, printer.say)
@@ -172,9 +172,9 @@ def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready
     if output is not Output.text:
         from launcher.cli.ui.data import machine_data
         from launcher.cli.ui.documents import printed
-        from launcher.compute.vm_cost import of_machine
+        from launcher.compute.vm_cost import disks_of
 
-        printed({**machine_data(machine, of_machine((), machine), now), "ready": is_ready}, output)
+        printed({**machine_data(machine, disks_of(machine, ()), now), "ready": is_ready}, output)
         return
     name = machine.name
     print(f"{name} is {'ready' if is_ready else machine.status}: {machine.machine_type} in {machine.zone}")

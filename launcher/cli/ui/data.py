@@ -60,9 +60,9 @@ def progress_data(progress: Progress | None) -> dict[str, Any] | None:
 def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, Any]:
     """Return a VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
     from launcher.cli.ui.vm_text import ends_itself
-    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
 
-    price, own = price_of(machine), of_machine(disks, machine)
+    price, own = price_of(machine), disks_of(machine, disks)
     return {
         "name": machine.name,
         "id": machine.id,
@@ -77,7 +77,7 @@ def machine_data(machine: Machine, disks: Iterable[Disk], now: float) -> dict[st
         "usd_per_hour": price.usd,
         "usd_approx": price.approx,
         "usd_so_far": usd_so_far(machine, price, now),
-        "usd_per_month_of_disks": usd_a_month(own) if own else None,
+        "usd_per_month_of_disks": disks_usd_per_month(own) if own else None,
         "lease_until": machine.lease_until,
         "ceiling": machine.ceiling,
         "at_the_end": ends_itself(machine),

@@ -83,7 +83,7 @@ class EventPrinter:
         planned = attempt_of(self._plan, event.job)
         self.close()  # how far another attempt was says nothing of this one
         number = f"{event.number}: " if event.number else ""
-        there = "" if event.made else " (already there)"
+        there = "" if event.created else " (already there)"
         for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied

@@ -1,4 +1,4 @@
-"""What a registry asks of its clients (Basic, or a Bearer token of its token service), and the answer to it.
+"""Authenticate to a registry: Basic, or a Bearer token of its token service.
 
 https://distribution.github.io/distribution/spec/auth/token/ and …/oauth/
 """
@@ -34,7 +34,7 @@ Scopes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a WWW-Authenticate asks for; `scheme` is in lower case, `scope` is the registry's own idea."""
+    """A parsed WWW-Authenticate header; `scheme` is in lower case, `scope` is what the registry proposes."""
 
     scheme: str
     realm: str = ""
@@ -52,7 +52,7 @@ class Grant:
 
 
 class Auth:
-    """The credentials of one registry, for all threads: the first ones that it takes, by scope."""
+    """The credentials of one registry: the first ones that it accepts, by scope. Thread-safe."""
 
     def __init__(self, host: str, environ: Mapping[str, str], http: Http, patience: Patience) -> None:
         self._host = host
@@ -103,7 +103,7 @@ class Auth:
             return self._grant(scopes, challenge, start, refused, f"{what}: {said(response)}")
 
     def tried(self) -> str:
-        """The credentials that were tried and what came of it; never their values."""
+        """Return the credentials that were tried and the results, never their values."""
         return ", ".join(f"{name} ({outcome})" for name, outcome in self._outcomes.items())
 
     def _grant(self, scopes: Scopes, challenge: Challenge, start: int, refused: str | None, problem: str) -> str | None:
@@ -160,7 +160,7 @@ class Auth:
         return Grant(f"Bearer {token}", index, begun + MARGIN * seconds)
 
     def _asked(self, response: Response, what: str) -> Challenge:
-        """The first challenge that can be met. A password only goes where nobody can listen."""
+        """Return the first challenge that can be met. A password is only sent over TLS or loopback."""
         text = response.headers.get("WWW-Authenticate", "")
         for challenge in challenges(text):
             if challenge.scheme == "basic":

@@ -100,7 +100,7 @@ class Registry:
         return manifest.digest if manifest else None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """The manifest at a tag or a digest, its digest checked; None: there is none."""
+        """Return the manifest of a tag or a digest, with its digest checked; None: it does not exist."""
         call = self._reading("GET", repository, f"manifests/{reference}", f"read {reference}")
 
         def read() -> Manifest | None:
@@ -130,7 +130,7 @@ class Registry:
         return self._again(call, read)
 
     def has(self, repository: str, digest: str) -> bool:
-        """Whether the repository has a blob."""
+        """Return whether the repository has a blob."""
         call = self._reading("HEAD", repository, f"blobs/{digest}", f"look for {digest}")
         response = self._wire.do(call)
         if response.status_code == 404:
@@ -212,7 +212,7 @@ class Registry:
         return RegistryCall(what, repository, (may_pull(repository),), ask)
 
     def _again(self, call: RegistryCall, read: Callable[[], T]) -> T:
-        """What `read` answers, the first time that it was not damaged or cut off."""
+        """Call `read` until its result is complete and undamaged, and return that."""
         tries = self._wire.patience.begin(self._wire.words(call))
         while True:
             try:
@@ -225,7 +225,7 @@ class Registry:
             raise self._wire.refusal(call, response)
 
     def _whole(self, response: Response, call: RegistryCall) -> bytes:
-        """The body of an answer that is still to be read. Raises Passing: it was cut off."""
+        """Read the body of a response. Raises Passing: it was cut off."""
         from requests.exceptions import RequestException
 
         pieces: list[bytes] = []
@@ -257,7 +257,7 @@ class Registry:
 
 
 def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
-    """The digest of bytes, as it stands in references."""
+    """Return the digest of bytes, as in references."""
     return f"{algorithm}:{hashlib.new(algorithm, raw).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""Where credentials for a registry may lie, and in which order they are looked for.
+"""Find credentials for a registry, in a fixed order of sources.
 
 gcloud's access token in the environment, docker's own configuration, Google's application default credentials, the
 gcloud command, nobody. Google's are for Google's registries alone.
@@ -23,7 +23,7 @@ OAUTH2: Final = "oauth2accesstoken"
 https://cloud.google.com/artifact-registry/docs/docker/authentication#token, read in 2026."""
 
 TRUE: Final = ("true", "1", "yes", "on", "y")
-"""What gcloud takes for true (googlecloudsdk.core.properties)."""
+"""The values that gcloud reads as true (googlecloudsdk.core.properties)."""
 
 HELPER_SECONDS: Final = 60.0
 """For a helper that is stuck; gcloud takes about one."""
@@ -55,7 +55,7 @@ class Source:
         self._found: Credentials | None = None
 
     def credentials(self, *, anew: bool = False) -> Credentials | None:
-        """What is there; None: nothing for this registry. Raises SourceError."""
+        """Return the credentials; None: none for this registry. Raises SourceError."""
         if self._find and (anew or not self.known):
             self._found = self._find()
             self.known = True
@@ -63,7 +63,7 @@ class Source:
 
 
 def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
-    """The places to look in, in their order; the last one is nobody's."""
+    """Return the sources in order; the last one is anonymous."""
     docker = Source("docker's configuration", partial(from_docker, host, environ))
     nobody = Source("no credentials")
     if not is_googles(host) or environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").lower() in TRUE:
@@ -78,7 +78,7 @@ def sources(host: str, environ: Mapping[str, str]) -> tuple[Source, ...]:
 
 
 def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
-    """The first credentials for a registry, None where there are none. A place that can't be read has none."""
+    """Return the first credentials for a registry, or None. A source that can't be read has none."""
     for source in sources(host, environ):
         try:
             if found := source.credentials():
@@ -100,7 +100,7 @@ def from_environment(environ: Mapping[str, str]) -> Credentials | None:
 
 
 def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
-    """What docker login left, in its file or with a credential helper."""
+    """Credentials of `docker login`, from its file or a credential helper."""
     path = _docker_config(environ)
     content = _read_json(path) if path else {}
     config = {key: content[key] for key in ("auths", "credHelpers", "credsStore") if content.get(key)}
@@ -124,7 +124,7 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
 
 
 def _docker_config(environ: Mapping[str, str]) -> Path | None:
-    """Where docker's command line has its configuration; None where nobody is at home."""
+    """Return the folder of docker's configuration; None: no home folder."""
     folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
     if folder:
         return Path(folder) / "config.json"
@@ -195,7 +195,7 @@ def _loaded(path: Path | None) -> Any:
 
 
 def _default_file(environ: Mapping[str, str]) -> Path | None:
-    """Where google.auth would read application default credentials; None: there is no file."""
+    """Return the file of application default credentials that google.auth would read, or None."""
     if named := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return Path(named)
     folder, home = environ.get("CLOUDSDK_CONFIG"), environ.get("HOME")
@@ -215,7 +215,7 @@ def _on_googles_machine(environ: Mapping[str, str]) -> bool:
 
 
 def from_gcloud(environ: Mapping[str, str]) -> Credentials | None:
-    """The access token of the account that gcloud is logged in with."""
+    """The access token of gcloud's account."""
     if command := shutil.which("gcloud", path=environ.get("PATH", "")):
         token = _output([command, "auth", "print-access-token", "--quiet"], environ).strip()
         return Credentials(OAUTH2, token) if token else None
@@ -223,7 +223,7 @@ def from_gcloud(environ: Mapping[str, str]) -> Credentials | None:
 
 
 def _output(command: list[str], environ: Mapping[str, str]) -> str:
-    """What a command prints. Raises SourceError: it fails, or hangs; with its words, never with what it printed."""
+    """Run a command and return its output. Raises SourceError (with stderr, never the output): it fails or hangs."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a registry can refuse, in words that say what to do next."""
+"""Explain a registry's refusals, with a fix."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RegistryError(LaunchError):
 
 
 class RepositoryMissing(RegistryError):
-    """The registry has no such repository; Artifact Registry makes none by itself."""
+    """The repository does not exist; Artifact Registry creates none by itself."""
 
 
 def refusal(response: Response, host: str, repository: str, what: str, tried: str = "") -> LaunchError:
-    """The error for an answer that says no. `what` was being done ("put manifest x"); `tried` are the credentials."""
+    """Return the error for a refusal. `what`: the operation ("put manifest x"); `tried`: the credentials."""
     where, text = f"{host}/{repository}", said(response)
     if response.status_code in (401, 403):
         return denied(host, f"{where}: {what}: {text}", tried)
@@ -52,7 +52,7 @@ def _create(host: str, repository: str) -> str:
 
 
 def done(response: Response) -> bool:
-    """Whether it did what was asked. (requests counts a redirect as well, which has written nothing.)"""
+    """Return whether a request succeeded. (requests also counts a redirect, which has written nothing.)"""
     return 200 <= response.status_code < 300
 
 

@@ -89,7 +89,7 @@ class Http:
             self.sent += size
 
     def send(self, ask: Ask) -> Response:
-        """The answer, whatever its status. Redirects of a GET or a HEAD are followed, without credentials.
+        """Return the response, whatever its status. Follows redirects of GET and HEAD, without credentials.
 
         Raises:
             Passing: there is none, and the same request may work later.

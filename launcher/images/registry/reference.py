@@ -1,4 +1,4 @@
-"""The names of images: HOST/REPOSITORY[:TAG][@DIGEST], and which places launch can push to."""
+"""Parse image names (HOST/REPOSITORY[:TAG][@DIGEST]), and check whether launch can push there."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def scheme(host: str) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a whole digest, of a kind that images are named by."""
+    """Return whether a text is a complete digest of a supported kind."""
     return bool(_DIGEST.fullmatch(text))
 
 
 def is_googles(host: str) -> bool:
-    """Whether Google's credentials are for `host`: Artifact Registry, and the names of Container Registry."""
+    """Return whether `host` accepts Google's credentials: Artifact Registry, and the names of Container Registry."""
     return host.endswith(".pkg.dev") or _is_container_registry(host)
 
 
@@ -127,7 +127,7 @@ class Place(NamedTuple):
 
 
 def place(host: str, repository: str) -> Place | None:
-    """Where in Artifact Registry a name lies, as far as images below a repository go; None: nowhere there.
+    """Return the Artifact Registry repository of a name; None: it is not in Artifact Registry.
 
     A project of a domain, example.com:my-project, stands as example.com/my-project in names.
     """

@@ -37,14 +37,14 @@ class Passing(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """The time that failures are waited for. The jitter's randomness is its own: nobody else's numbers depend on it."""
+    """The retry budget for transient failures. Its random numbers don't affect other generators."""
 
     clock: Clock = REAL
     tries: int = TRIES
     jitter: Callable[[], float] = Random().random  # noqa: S311 - it spreads waits, and guards nothing
 
     def begin(self, what: str) -> Tries:
-        """The tries of one thing to do, which is named in the error if it fails."""
+        """Yield the tries of one operation, which an error names."""
         return Tries(what, self)
 
 

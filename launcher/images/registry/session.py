@@ -38,7 +38,7 @@ def may_pull(repository: str) -> str:
 
 
 def may_push(repository: str) -> str:
-    """The scope of a write; a registry wants pull beside push."""
+    """The scope of a write; registries require pull as well as push."""
     return f"repository:{repository}:pull,push"
 
 
@@ -66,7 +66,7 @@ class Wire:
         return self.http.allowed(url)
 
     def do(self, call: RegistryCall) -> Response:
-        """The answer to the first try that had one.
+        """Return the response to the first try that gets one.
 
         Raises:
             NotAuthorised: no credentials are taken.
@@ -80,7 +80,7 @@ class Wire:
                 tries.wait(error)
 
     def once(self, call: RegistryCall) -> Response:
-        """The answer; a token that has expired is renewed, and the request sent again.
+        """Return the response; renew an expired token and repeat the request.
 
         Raises:
             Passing: no answer, or one that passes.
@@ -105,9 +105,9 @@ class Wire:
             self.http.send(replace(call.ask, authorization=header))
 
     def refusal(self, call: RegistryCall, response: Response) -> LaunchError:
-        """The error for an answer that says no."""
+        """Return the error for a refusal."""
         return refusal(response, self.host, call.repository, call.what, self.auth.tried())
 
     def words(self, call: RegistryCall) -> str:
-        """Where, and what was being done."""
+        """Return the operation and the host, for an error."""
         return f"{self.host}/{call.repository}: {call.what}"

@@ -1,7 +1,8 @@
-"""What a job prints, from Cloud Logging.
+"""Read a job's output from Cloud Logging.
 
-By REST through google-auth's session, without a client library: google-cloud-logging (3.17) has no public transport
-but gRPC for entries, and brings packages that nothing else here needs (OpenTelemetry, App Engine's and audit logs').
+Uses REST through google-auth's session: for entries, the client library google-cloud-logging (3.17) has no public
+transport other than gRPC, and it depends on packages that nothing else here needs (OpenTelemetry, App Engine, audit
+logs).
 """
 
 from __future__ import annotations
@@ -18,55 +19,59 @@ from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import Api, Service, UnreachableError, http_date, open_session
 from launcher.jobs.job import Job
 from launcher.jobs.vm import of_instance
-from launcher.runs.logs.line import Line, cut
+from launcher.runs.logs.line import Line, split_lines
 
 LOGGING: Final = Service("logging", "Cloud Logging", "roles/logging.viewer")
 SECOND: Final = 10**9
-"""Times are Unix nanoseconds here, as Cloud Logging keeps them."""
-LATE: Final = 65 * SECOND
-"""An entry may be readable so long after its time; Date says whole seconds, and a search takes a few."""
-RECENT: Final = 5 * SECOND
-DEEP_EVERY: Final = 60 * SECOND
-"""Most entries are there within seconds. Where there are many, those that are late are looked for less often."""
-PAGE: Final = 1000
-"""The most that a page may hold: https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/list."""
-PAGES: Final = 5
-"""For one look: a project may read 60 times a minute."""
-KEPT: Final = 20_000
-"""Entries of which is remembered that they were seen, before those that can't come again are forgotten."""
+"""In nanoseconds: all times in this module are Unix nanoseconds, as in Cloud Logging."""
+MAX_LATENESS: Final = 65 * SECOND
+"""An entry may become readable so long after its timestamp. Includes the rounding of the Date header to seconds and the
+time of a query."""
+USUAL_LATENESS: Final = 5 * SECOND
+FULL_PASS_INTERVAL: Final = 60 * SECOND
+"""Most entries arrive within seconds, so where there are many, a pass that also finds the late ones is made less
+often."""
+PAGE_SIZE: Final = 1000
+"""The API's upper bound: https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/list."""
+PAGES_PER_POLL: Final = 5
+"""A project may read 60 times a minute."""
+MAX_REMEMBERED: Final = 20_000
+"""Entries remembered as seen before those that no later pass can return are forgotten."""
 
 
 class LogClient:
-    """entries.list, in the shape of Google's own clients, which `Api` asks."""
+    """The method entries.list, with the signature of Google's own clients, which `Api` expects."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Raises NotAuthorised: there are no credentials."""
+        """Raises NotAuthorised: no credentials were found."""
         self._session, self._endpoint = open_session(LOGGING, environ)
 
     def list_log_entries(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> tuple[Any, float | None]:
-        """The answer's JSON, and the time of the server's clock."""
+        """Return the response's JSON and the time of the server's clock."""
         response = self._session.post(f"{self._endpoint}/v2/entries:list", json=request, timeout=timeout)
         if response.status_code != 200:
-            raise refused(response)
+            raise google_error(response)
         try:
             answer = json.loads(response.content.decode("utf-8", "replace"), strict=False)
         except (ValueError, RecursionError) as error:
-            raise UnreachableError(f"{LOGGING.title}: the answer is torn: {error}", "Try again in a moment.") from error
+            raise UnreachableError(
+                f"{LOGGING.title}: incomplete response: {error}", "Try again in a moment."
+            ) from error
         return answer, http_date(response.headers.get("Date", ""))
 
 
-def refused(response: Any) -> Exception:
-    """A refusal as Google's own clients raise it."""
+def google_error(response: Any) -> Exception:
+    """Return the exception that Google's own clients raise for an error response."""
     from google.api_core.exceptions import from_http_response, from_http_status
 
     try:
         error = from_http_response(response)
-    except (AttributeError, TypeError):  # JSON, but not in the shape of Google's errors: a gateway's
+    except (AttributeError, TypeError):  # JSON, but not Google's error format: from a gateway
         error = from_http_status(response.status_code, response.text, response=response)
     return error  # type: ignore[no-any-return]  # google-api-core has no types
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A log entry. `time` is in Unix nanoseconds."""
 
     time: int
@@ -76,48 +81,48 @@ class Entry(NamedTuple):
     severity: str
 
 
-class CloudLog:
-    """The lines of one job. What was read stays read, whatever fails after it.
+class CloudLogReader:
+    """Read the lines of one job. Lines that were returned are not lost or repeated if a later call fails.
 
-    A pass reads all entries since a time, page by page, maybe over several looks. The next pass begins before the time
-    at which this one did, by Google's clock, because entries may come in late; those that were seen are passed over.
+    A pass reads all entries since a time, page by page, possibly over several calls. Because entries may arrive late,
+    the next pass begins before the start of this one by Google's clock, and skips the entries already seen.
     """
 
     def __init__(self, job: Job, project: str, environ: Mapping[str, str], clock: Clock) -> None:
-        """Raises NotAuthorised: there are no credentials."""
+        """Raises NotAuthorised: no credentials were found."""
         self._api = Api(LOGGING, project, LogClient(environ), clock)
-        self._source = source(job, project)
-        # No VM prints before it is there; an attempt before it, in entries of the same run, may until then.
-        self._floor = nanoseconds(job.created) - (0 if job.zone else LATE)
-        """Older entries are none of ours."""
+        self._filter = entry_filter(job, project)
+        # A VM prints nothing before its creation; until then, entries of the same run are from the previous attempt.
+        self._floor = to_nanoseconds(job.created) - (0 if job.zone else MAX_LATENESS)
+        """Older entries belong to other jobs."""
         self._first = (self._floor, "")
-        self._since = self._at = self._floor
-        """Where this pass began, and how far it has come."""
+        self._since = self._position = self._floor
+        """The first timestamp of this pass, and how far it has read."""
         self._token = ""
         self._began: int | None = None
         """When this pass began, by the server's clock."""
-        self._deep: int | None = None
-        """When the last pass began that looked for late entries too."""
-        self._is_deep = True
+        self._full_pass_began: int | None = None
+        """When the last full pass began: one that also finds late entries."""
+        self._is_full_pass = True
         self._pages = 0
         self._seen: set[tuple[int, str]] = set()
 
     @property
-    def has_some(self) -> bool:
-        """Whether an entry of the job has been met, shown or not."""
+    def has_entries(self) -> bool:
+        """Return whether any entry of the job was read, shown or not."""
         return bool(self._seen)
 
     def start_at(self, since: float) -> None:
-        """Pass over what is older (Unix seconds)."""
-        self._floor = self._since = self._at = max(self._floor, nanoseconds(since))
+        """Skip entries older than `since` (Unix seconds)."""
+        self._floor = self._since = self._position = max(self._floor, to_nanoseconds(since))
         self._first = (self._floor, "")
 
-    def new(self) -> list[Line]:
-        """The next lines, at most `PAGES` pages of them. Raises LaunchError if none could be read."""
+    def read_new(self) -> list[Line]:
+        """Return the next lines, of at most `PAGES_PER_POLL` pages. Raises LaunchError if none could be read."""
         found: list[Line] = []
-        for _ in range(PAGES):
+        for _ in range(PAGES_PER_POLL):
             try:
-                lines, more = self._page(patient=False)
+                lines, more = self._read_page(retry=False)
             except LaunchError:
                 if found:
                     break
@@ -127,69 +132,69 @@ class CloudLog:
                 break
         return found
 
-    def past(self) -> Iterator[Line]:
-        """All lines that are there. Raises LaunchError: no answer for a minute, or a refusal."""
+    def read_existing(self) -> Iterator[Line]:
+        """Yield all lines written so far. Raises LaunchError: no answer for a minute, or a refusal."""
         more = True
         while more:
-            lines, more = self._page(patient=True)
+            lines, more = self._read_page(retry=True)
             yield from lines
 
-    def tail(self, count: int) -> list[Line]:
-        """The last so many lines that are there; `new` goes on after them. Raises as `past` does."""
+    def read_tail(self, count: int) -> list[Line]:
+        """Return the last `count` lines; `read_new` continues after them. Raises as `read_existing` does."""
         found: list[Line] = []
         token, began = "", None
         while len(found) < max(count, 1):
-            body = self._body("desc", self._floor, token, min(PAGE, max(count, 1)))
+            body = self._request("desc", self._floor, token, min(PAGE_SIZE, max(count, 1)))
             answer, date = self._api.ask("list_log_entries", **body)
-            began = began or (nanoseconds(date) if date else None)
-            for entry in entries(answer):
+            began = began or (to_nanoseconds(date) if date else None)
+            for entry in parse_entries(answer):
                 self._seen.add((entry.time, entry.id))
-                found += reversed(list(lines_of(entry)))
+                found += reversed(list(lines_in(entry)))
                 self._first = (entry.time, entry.id)
-            if not (token := token_of(answer)):
+            if not (token := next_page_token(answer)):
                 break
         if len(found) < max(count, 1):
-            self._first = (self._floor, "")  # that was all: what comes in late is new
+            self._first = (self._floor, "")  # all entries were read, so older ones that arrive late are new
         self._floor, self._began = self._first[0], began
-        self._at = max((time for time, _ in self._seen), default=self._at)
+        self._position = max((time for time, _ in self._seen), default=self._position)
         self._end_pass()
         return found[:count][::-1]
 
-    def _page(self, *, patient: bool) -> tuple[list[Line], bool]:
-        """The new lines of the next page, and whether there are more pages."""
-        body = self._body("asc", self._since, self._token, PAGE)
+    def _read_page(self, *, retry: bool) -> tuple[list[Line], bool]:
+        """Return the new lines of the next page, and whether more pages follow."""
+        body = self._request("asc", self._since, self._token, PAGE_SIZE)
         try:
-            answer, date = (self._api.ask if patient else self._api.once)("list_log_entries", **body)
+            answer, date = (self._api.ask if retry else self._api.once)("list_log_entries", **body)
         except (UnreachableError, NotAuthorised):
-            raise  # the same page again
+            raise  # the next call requests the same page
         except LaunchError:
             if not self._token:
                 raise
-            self._token, self._since = "", max(self._since, self._at)  # the token has gone: on without it
+            self._token, self._since = "", max(self._since, self._position)  # the token may have expired
             return [], True
         if self._began is None and date is not None:
-            self._began = nanoseconds(date)
-        lines = [line for entry in entries(answer) if self._is_new(entry) for line in lines_of(entry)]
+            self._began = to_nanoseconds(date)
+        lines = [line for entry in parse_entries(answer) if self._is_new(entry) for line in lines_in(entry)]
         self._pages += 1
-        self._token = token_of(answer)
+        self._token = next_page_token(answer)
         if not self._token:
             self._end_pass()
-        self._forget()
+        self._forget_old_entries()
         return lines, bool(self._token)
 
-    def _body(self, order: str, since: int, token: str, size: int) -> dict[str, Any]:
+    def _request(self, order: str, since: int, token: str, size: int) -> dict[str, Any]:
         return {
             "resourceNames": [f"projects/{self._api.project}"],
-            "filter": f'{self._source} AND timestamp>="{rfc3339(since)}"',
+            "filter": f'{self._filter} AND timestamp>="{format_rfc3339(since)}"',
             "orderBy": f"timestamp {order}",
             "pageSize": size,
             **({"pageToken": token} if token else {}),
         }
 
-    def _is_new(self, entry: Entry) -> bool:
-        """Whether an entry was not seen before; it is now."""
+    def _is_new(self, entry: LogEntry) -> bool:
+        """Record an entry as seen; return whether it had not been seen before."""
         key = (entry.time, entry.id)
-        self._at = max(self._at, entry.time)
+        self._position = max(self._position, entry.time)
         if key in self._seen or key < self._first:
             return False
         self._seen.add(key)
@@ -197,100 +202,105 @@ class CloudLog:
 
     def _end_pass(self) -> None:
         """Decide where the next pass begins."""
-        began = self._began if self._began is not None else self._at  # a proxy took the date away
-        if self._is_deep or self._deep is None:
-            self._deep = began
-        self._is_deep = self._pages <= 1 or began - self._deep >= DEEP_EVERY
-        self._since = self._at = max(self._floor, self._deep - LATE if self._is_deep else began - RECENT)
+        began = self._began if self._began is not None else self._position  # a proxy removed the Date header
+        if self._is_full_pass or self._full_pass_began is None:
+            self._full_pass_began = began
+        self._is_full_pass = self._pages <= 1 or began - self._full_pass_began >= FULL_PASS_INTERVAL
+        overlap_start = self._full_pass_began - MAX_LATENESS if self._is_full_pass else began - USUAL_LATENESS
+        self._since = self._position = max(self._floor, overlap_start)
         self._began, self._pages = None, 0
 
-    def _forget(self) -> None:
-        """Entries that no later pass can meet need not be remembered."""
-        if len(self._seen) > KEPT:
-            next_pass = (self._deep or self._began or 0) - LATE
-            horizon = min(self._at if self._token else self._since, next_pass)
+    def _forget_old_entries(self) -> None:
+        """Forget entries that no later pass can return."""
+        if len(self._seen) > MAX_REMEMBERED:
+            next_pass = (self._full_pass_began or self._began or 0) - MAX_LATENESS
+            horizon = min(self._position if self._token else self._since, next_pass)
             self._seen = {key for key in self._seen if key[0] >= horizon}
 
 
-def source(job: Job, project: str) -> str:
-    """The filter that finds a job's entries: on a VM its node has written them
-    (train/launch_train/telemetry/cloud_logging.py). Where there are several VMs, or nobody knows any more, their
-    entries have the run in common, until the job's end."""
+def entry_filter(job: Job, project: str) -> str:
+    """Return the filter for a job's entries.
+
+    On a VM the node writes them (train/launch_train/telemetry/cloud_logging.py). With several VMs, or an unknown
+    number, the filter selects the run's entries up to the job's end instead of one instance's.
+    """
     if job.zone is None:
         return f'resource.type="ml_job" AND resource.labels.job_id="{job.id}"'
     log = f'resource.type="gce_instance" AND logName="projects/{project}/logs/{contract.LOG}"'
     if not job.run or len(of_instance(job.request, project).parameters.get("nodes") or ()) == 1:
         return f'{log} AND resource.labels.instance_id="{job.id}"'
-    until = f' AND timestamp<"{rfc3339(nanoseconds(job.ended) + SECOND)}"' if job.ended else ""
+    until = f' AND timestamp<"{format_rfc3339(to_nanoseconds(job.ended) + SECOND)}"' if job.ended else ""
     return f'{log} AND labels."{contract.LOG_RUN}"="{job.run}"{until}'
 
 
-def entries(answer: Any) -> Iterator[Entry]:
-    """What an answer holds, as far as it can be understood."""
+def parse_entries(answer: Any) -> Iterator[LogEntry]:
+    """Yield the entries of a response; skip malformed ones."""
     found = answer.get("entries") if isinstance(answer, Mapping) else None
     for raw in found if isinstance(found, list) else ():
-        if isinstance(raw, Mapping) and (entry := entry_of(raw)):
+        if isinstance(raw, Mapping) and (entry := parse_entry(raw)):
             yield entry
 
 
-def entry_of(raw: Mapping[str, Any]) -> Entry | None:
-    """google.logging.v2.LogEntry; None where it has no time."""
-    time = parsed(raw.get("timestamp")) or parsed(raw.get("receiveTimestamp"))
+def parse_entry(raw: Mapping[str, Any]) -> LogEntry | None:
+    """Parse a google.logging.v2.LogEntry; None if it has no timestamp."""
+    time = parse_rfc3339(raw.get("timestamp")) or parse_rfc3339(raw.get("receiveTimestamp"))
     if time is None:
         return None
-    labels = (mapping(mapping(raw.get("resource")).get("labels")), mapping(raw.get("labels")))  # Vertex AI's; a VM's
+    resource_labels = as_mapping(as_mapping(raw.get("resource")).get("labels"))  # Vertex AI's; a VM's are the entry's
+    labels = (resource_labels, as_mapping(raw.get("labels")))
     task = next((str(found[contract.LOG_TASK]) for found in labels if contract.LOG_TASK in found), "")
-    text = text_of(raw)
+    text = message_text(raw)
     name = str(raw.get("insertId") or text)
-    return Entry(time, name, task, text, str(raw.get("severity") or "DEFAULT"))
+    return LogEntry(time, name, task, text, str(raw.get("severity") or "DEFAULT"))
 
 
-def text_of(raw: Mapping[str, Any]) -> str:
-    """What was printed: jsonPayload.message, as Vertex AI writes it, or a plain text; else whatever is there."""
+def message_text(raw: Mapping[str, Any]) -> str:
+    """Return the printed text: textPayload or, as Vertex AI writes it, jsonPayload.message; else the payload as
+    JSON."""
     if isinstance(text := raw.get("textPayload"), str):
         return text
-    payload = mapping(raw.get("jsonPayload") or raw.get("protoPayload"))
+    payload = as_mapping(raw.get("jsonPayload") or raw.get("protoPayload"))
     message = payload.get("message")
     return message if isinstance(message, str) else json.dumps(payload, ensure_ascii=False)
 
 
-def lines_of(entry: Entry) -> Iterator[Line]:
-    """An entry may hold several lines."""
-    for text in cut(entry.text):
+def lines_in(entry: LogEntry) -> Iterator[Line]:
+    """Yield the lines of an entry, which may be several."""
+    for text in split_lines(entry.text):
         yield Line(entry.time / SECOND, entry.replica, text, entry.severity)
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """`value`, if it is a mapping."""
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
-def token_of(answer: Any) -> str:
-    """With which the next page is asked for; empty at the end. A page may be empty and not the last one."""
-    return str(mapping(answer).get("nextPageToken") or "")
+def next_page_token(answer: Any) -> str:
+    """Return the token of the next page; empty on the last one. A page before the last one may have no entries."""
+    return str(as_mapping(answer).get("nextPageToken") or "")
 
 
-TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+RFC3339: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
-def parsed(text: Any) -> int | None:
-    """RFC 3339 as Unix nanoseconds; None if it isn't that."""
-    found = TIME.fullmatch(text) if isinstance(text, str) else None
+def parse_rfc3339(text: Any) -> int | None:
+    """Return an RFC 3339 time in Unix nanoseconds; None if it is malformed."""
+    found = RFC3339.fullmatch(text) if isinstance(text, str) else None
     if not found:
         return None
     try:
-        whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
+        second = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
     except ValueError:
         return None
-    return nanoseconds(whole.timestamp()) + int((found[2] or "0").ljust(9, "0"))
+    return to_nanoseconds(second.timestamp()) + int((found[2] or "0").ljust(9, "0"))
 
 
-def nanoseconds(seconds: float) -> int:
-    """To the microsecond: a float of today's seconds holds no more."""
+def to_nanoseconds(seconds: float) -> int:
+    """Convert Unix seconds, rounded to the microsecond: a float holds no more digits of a current time."""
     return round(seconds * 1_000_000) * 1000
 
 
-def rfc3339(time: int) -> str:
-    """Unix nanoseconds as RFC 3339."""
-    whole, rest = divmod(max(time, 0), SECOND)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+def format_rfc3339(time: int) -> str:
+    """Format Unix nanoseconds as RFC 3339."""
+    seconds, rest = divmod(max(time, 0), SECOND)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

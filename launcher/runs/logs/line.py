@@ -1,4 +1,4 @@
-"""A line of a job's output, made fit for a terminal."""
+"""A line of a job's output, made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Final, NamedTuple
 
 
 class Line(NamedTuple):
-    """One line of a job's output. `time` is in Unix seconds by Google's clock; 0 where nobody knows it."""
+    """One line of a job's output. `time` is in Unix seconds by Google's clock; 0 if unknown."""
 
     time: float
     replica: str
-    """workerpool0-0; `service` is Vertex AI itself."""
+    """For example workerpool0-0; `service` is Vertex AI itself."""
     text: str
-    """Without control characters but for tabs."""
+    """Without control characters other than tabs."""
     severity: str
-    """Of Cloud Logging: DEFAULT, INFO, WARNING, ERROR …"""
+    """Cloud Logging's: DEFAULT, INFO, WARNING, ERROR …"""
 
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-"""Select Graphic Rendition (ECMA-48): colours and the like."""
+"""Select Graphic Rendition (ECMA-48): colours, bold, underline."""
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What could move a terminal's cursor, change its title, or turn the direction of what follows."""
-HALF: Final = re.compile(r"[\ud800-\udfff]")
-"""Half a character: JSON may hold one, UTF-8 can't."""
+"""Characters that could move a terminal's cursor, change its title, or reverse the text's direction."""
+SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+"""JSON may contain a lone surrogate, UTF-8 can't."""
 
 
-def cleaned(text: str) -> str:
-    """`text` without colours, and with control characters spelled out."""
+def clean_text(text: str) -> str:
+    """Return `text` without colours and with control characters escaped."""
     if text.isprintable():
         return text
-    text = HALF.sub("\ufffd", COLOUR.sub("", text))
+    text = SURROGATE.sub("\ufffd", COLOUR.sub("", text))
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def cut(text: str) -> Iterator[str]:
-    """The lines of a text, cleaned. A text that ends with a newline has no empty line after it."""
+def split_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, cleaned. A final newline adds no empty line."""
     for line in text.removesuffix("\n").split("\n"):
-        yield cleaned(last_drawn(line))
+        yield clean_text(last_overwrite(line))
 
 
-def last_drawn(line: str) -> str:
-    """What a terminal shows of a line that was written over and over, as progress bars do."""
+def last_overwrite(line: str) -> str:
+    """Return what a terminal shows of a line that a progress bar has overwritten with carriage returns."""
     return line.rstrip("\r").rpartition("\r")[2]

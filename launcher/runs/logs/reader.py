@@ -1,4 +1,4 @@
-"""What a job prints: from Cloud Logging, or where that may not be read from the run folder."""
+"""Read a job's output from Cloud Logging, or from the run folder where Cloud Logging is not available."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.gcp.api import UnreachableError, status_of
 from launcher.jobs.job import Job
-from launcher.runs.logs.cloud_logging import CloudLog
+from launcher.runs.logs.cloud_logging import CloudLogReader
 from launcher.runs.logs.line import Line
-from launcher.runs.logs.run_folder import TextLog
+from launcher.runs.logs.run_folder import TextLogReader
 
-__all__ = ["Line", "Lines"]
+__all__ = ["Line", "LogReader"]
 
-SILENT_SECONDS: Final = 60.0
-"""A VM that has printed for so long, and has nothing in Cloud Logging, may not write there."""
-SILENT: Final = """\
-nothing of this VM is in Cloud Logging; its lines come from the run folder instead
-(its service account writes there with roles/logging.logWriter)"""
+NO_ENTRIES_SECONDS: Final = 60.0
+"""A VM that has printed for so long without any entry in Cloud Logging probably lacks the permission to write there."""
+NO_ENTRIES: Final = """\
+no entries of this VM in Cloud Logging; reading the run folder instead
+(to write entries, the VM's service account needs roles/logging.logWriter)"""
 
 
-class Lines:
-    """The lines of one job, each once."""
+class LogReader:
+    """Read the lines of one job, each once."""
 
     def __init__(
         self,
@@ -40,84 +40,81 @@ class Lines:
         since: float | None = None,
         tail: int | None = None,
     ) -> None:
-        """`say` is told once when Cloud Logging may not be read; then the lines come from the run's `folder`, of one
-        `attempt` or of all. `since` (Unix seconds) and `tail` (so many of the last lines) leave out what is older.
+        """`say` reports once that Cloud Logging is not available. The lines then come from the run's `folder`, for one
+        `attempt` or all of them. `since` (Unix seconds) and `tail` (number of lines) leave out older lines.
 
-        Raises NotAuthorised: there are no credentials.
+        Raises NotAuthorised: no credentials were found.
         """
         self._say, self._folder, self._attempt, self._tail = say, folder, attempt, tail
         self._first_tail, self._clock = tail, clock
-        self._log: CloudLog | TextLog | None = CloudLog(job, project, environ, clock)
+        self._log: CloudLogReader | TextLogReader | None = CloudLogReader(job, project, environ, clock)
         if since is not None:
             self._log.start_at(since)
-        self._some = False
-        self._doubts = job.zone is not None and since is None and folder is not None
-        """Whether Cloud Logging may have nothing because the VM may not write there. On Vertex AI the platform does."""
-        self._printed: float | None = None
+        self._has_lines = False
+        self._may_lack_permission = job.zone is not None and since is None and folder is not None
+        """A VM writes its own entries and may lack the permission; on Vertex AI the platform writes them."""
+        self._first_output_at: float | None = None
 
-    def new(self) -> list[Line]:
-        """The lines that are new. Raises LaunchError: they can't be read (now); nothing is lost by that."""
+    def read_new(self) -> list[Line]:
+        """Return the lines since the last call. Raises LaunchError: they can't be read now; the next call has them."""
         if self._log is None:
             return []
         try:
-            lines = self._first(self._log) if self._tail is not None else self._log.new()
+            lines = self._read_tail_once(self._log) if self._tail is not None else self._log.read_new()
         except LaunchError as error:
-            self._turn(error)
-            return self.new()
-        self._some = self._some or bool(lines)
-        if self._is_silent(SILENT_SECONDS) and self._folder:
-            self._turn_from_silence(self._folder)
-            return self.new()
+            self._use_run_folder_after(error)
+            return self.read_new()
+        self._has_lines = self._has_lines or bool(lines)
+        if self._lacks_entries(NO_ENTRIES_SECONDS) and self._folder:
+            self._use_run_folder(self._folder)
+            return self.read_new()
         return lines
 
-    def past(self) -> Iterator[Line]:
-        """All lines that are there; `new` goes on after them. Raises LaunchError: no answer for a minute, or a
-        refusal."""
+    def read_existing(self) -> Iterator[Line]:
+        """Yield all lines written so far; `read_new` continues after them. Raises LaunchError: no answer for a minute,
+        or a refusal."""
         if self._log is None:
             return
         try:
-            for line in self._first(self._log) if self._tail is not None else self._log.past():
-                self._some = True
+            for line in self._read_tail_once(self._log) if self._tail is not None else self._log.read_existing():
+                self._has_lines = True
                 yield line
         except LaunchError as error:
-            self._turn(error)
-            yield from self.past()
+            self._use_run_folder_after(error)
+            yield from self.read_existing()
             return
-        if self._is_silent(0.0) and self._folder:
-            self._turn_from_silence(self._folder)
-            yield from self.past()
+        if self._lacks_entries(0.0) and self._folder:
+            self._use_run_folder(self._folder)
+            yield from self.read_existing()
 
-    def _first(self, log: CloudLog | TextLog) -> list[Line]:
-        """The last lines, once."""
-        lines = log.tail(self._tail or 0)
+    def _read_tail_once(self, log: CloudLogReader | TextLogReader) -> list[Line]:
+        lines = log.read_tail(self._tail or 0)
         self._tail = None
         return lines
 
-    def _turn(self, error: LaunchError) -> None:
-        """To the run folder, if Cloud Logging is closed to us. Raises the error if that isn't it."""
-        if isinstance(error, UnreachableError) or status_of(error) not in (403, 404) or not self._in_the_cloud:
+    def _use_run_folder_after(self, error: LaunchError) -> None:
+        """Switch to the run folder if access to Cloud Logging was refused. Raises any other error."""
+        is_refused = not isinstance(error, UnreachableError) and status_of(error) in (403, 404)
+        if not is_refused or not isinstance(self._log, CloudLogReader):
             raise error
-        text = TextLog(self._folder, self._attempt) if self._folder else None
-        if text and self._some:
-            text.skip()  # what is there has been shown
+        text = TextLogReader(self._folder, self._attempt) if self._folder else None
+        if text and self._has_lines:
+            text.skip_existing()  # shown already, from Cloud Logging
         self._log = text
-        other = "its lines come from the run folder instead" if text else "its lines can't be shown"
-        self._say(f"{error}\n{other}")
+        self._say(f"{error}\n{'reading the run folder instead' if text else 'log lines are not available'}")
 
-    @property
-    def _in_the_cloud(self) -> bool:
-        return isinstance(self._log, CloudLog)
-
-    def _is_silent(self, seconds: float) -> bool:
-        """Whether a VM has printed for `seconds`, as its run folder shows, and Cloud Logging has nothing of it."""
-        if not self._doubts or not self._folder or not isinstance(self._log, CloudLog) or self._log.has_some:
-            self._doubts = False
+    def _lacks_entries(self, seconds: float) -> bool:
+        """Return whether the run folder has had output of the VM for `seconds`, but Cloud Logging has none."""
+        log = self._log
+        if not self._may_lack_permission or not self._folder or not isinstance(log, CloudLogReader) or log.has_entries:
+            self._may_lack_permission = False
             return False
-        if self._printed is None:
-            with suppress(LaunchError):  # it can't be read now; the next look sees it
-                self._printed = None if TextLog(self._folder, self._attempt).is_empty() else self._clock.now()
-        return self._printed is not None and self._clock.now() - self._printed >= seconds
+        if self._first_output_at is None:
+            with suppress(LaunchError):  # the next poll tries again
+                is_empty = TextLogReader(self._folder, self._attempt).is_empty()
+                self._first_output_at = None if is_empty else self._clock.now()
+        return self._first_output_at is not None and self._clock.now() - self._first_output_at >= seconds
 
-    def _turn_from_silence(self, folder: Storage) -> None:
-        self._log, self._tail = TextLog(folder, self._attempt), self._first_tail
-        self._say(SILENT)
+    def _use_run_folder(self, folder: Storage) -> None:
+        self._log, self._tail = TextLogReader(folder, self._attempt), self._first_tail
+        self._say(NO_ENTRIES)

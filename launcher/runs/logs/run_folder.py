@@ -1,7 +1,7 @@
-"""What the nodes of a run print, from the parts in the run folder (train/launch_train/telemetry/log_capture.py): for
-who may not read Cloud Logging.
+"""Read the nodes' output from the run folder, for users who may not read Cloud Logging.
 
-It has no times, and comes some seconds later.
+The nodes write it in parts (train/launch_train/telemetry/log_capture.py). It has no timestamps and arrives some seconds
+later than in Cloud Logging.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from typing import Final, NamedTuple
 from launch_train.common import contract
 from launch_train.common.storage import Storage
 from launcher.gcp.storage import read_errors
-from launcher.runs.logs.line import Line, cleaned, last_drawn
+from launcher.runs.logs.line import Line, clean_text, last_overwrite
 
 NAME: Final = re.compile(rf"{contract.TEXT}/(\d+)-(\d+)-(\d+)(?:-(\d+))?\.log")
-PARTS: Final = 8
-"""For one look; a part has up to a megabyte."""
+PARTS_PER_POLL: Final = 8
+"""A part has up to a megabyte."""
 ANSWER_SECONDS: Final = 20.0
 
 
 class Part(NamedTuple):
-    """A part, in the order in which parts are read: the nodes' side by side. `variant`: its name had been taken."""
+    """One object with output of one node. Sorts in reading order: all nodes' first parts, then their second ones.
+
+    `variant` is above 0 where the name without it had been taken.
+    """
 
     attempt: int
     part: int
@@ -31,83 +34,82 @@ class Part(NamedTuple):
     name: str
 
 
-class TextLog:
-    """The text of one attempt, or of all."""
+class TextLogReader:
+    """Read the output of one attempt, or of all attempts."""
 
     def __init__(self, folder: Storage, attempt: int | None = None) -> None:
         self._folder = folder.within(ANSWER_SECONDS)
         self._prefix = contract.text_part(attempt, 0, 0).partition("-")[0] + "-" if attempt else f"{contract.TEXT}/"
         self._read: set[str] = set()
-        self._rests: dict[tuple[int, int], bytes] = {}
+        self._partial_lines: dict[tuple[int, int], bytes] = {}
 
-    def new(self) -> list[Line]:
-        """The next lines, at most `PARTS` parts of them. Raises LaunchError: the folder can't be read (now)."""
-        parts = self._parts()
+    def read_new(self) -> list[Line]:
+        """Return the next lines, of at most `PARTS_PER_POLL` parts. Raises LaunchError: the folder can't be read."""
+        parts = self._unread_parts()
         if not parts:
-            return list(self._unfinished())
-        return [line for part in parts[:PARTS] for line in self._lines(part)]
+            return list(self._flush_partial_lines())
+        return [line for part in parts[:PARTS_PER_POLL] for line in self._lines(part)]
 
-    def past(self) -> Iterator[Line]:
-        """All lines that are there. Raises as `new` does."""
-        for part in self._parts():
+    def read_existing(self) -> Iterator[Line]:
+        """Yield all lines written so far. Raises as `read_new` does."""
+        for part in self._unread_parts():
             yield from self._lines(part)
-        yield from self._unfinished()
+        yield from self._flush_partial_lines()
 
-    def tail(self, count: int) -> list[Line]:
-        """The last so many lines that are there; `new` goes on after them. Raises as `new` does."""
-        parts, texts, lines = self._parts(), dict[str, bytes](), 0
+    def read_tail(self, count: int) -> list[Line]:
+        """Return the last `count` lines; `read_new` continues after them. Raises as `read_new` does."""
+        parts, texts, lines = self._unread_parts(), dict[str, bytes](), 0
         for part in reversed(parts):
             if lines > count:
                 break
             texts[part.name] = self._bytes(part)
             lines += texts[part.name].count(b"\n")
         self._read.update(part.name for part in parts)
-        found = [line for part in parts if part.name in texts for line in self._cut(part, texts[part.name])]
-        found += self._unfinished()
+        found = [line for part in parts if part.name in texts for line in self._complete_lines(part, texts[part.name])]
+        found += self._flush_partial_lines()
         return found[len(found) - count :] if count < len(found) else found
 
-    def skip(self) -> None:
-        """Pass over what is there. Raises as `new` does."""
-        self._read.update(part.name for part in self._parts())
+    def skip_existing(self) -> None:
+        """Skip what was written so far. Raises as `read_new` does."""
+        self._read.update(part.name for part in self._unread_parts())
 
     def is_empty(self) -> bool:
-        """Whether there is nothing (more) to read. Raises as `new` does."""
-        return not self._parts()
+        """Return whether nothing (more) can be read. Raises as `read_new` does."""
+        return not self._unread_parts()
 
-    def _parts(self) -> Sequence[Part]:
-        """Those that were not read yet."""
+    def _unread_parts(self) -> Sequence[Part]:
         with read_errors():
             names = self._folder.list(self._prefix)
-        return sorted(part for name in names if name not in self._read and (part := part_of(name)))
+        return sorted(part for name in names if name not in self._read and (part := parse_part_name(name)))
 
     def _lines(self, part: Part) -> Iterator[Line]:
         data = self._bytes(part)
         self._read.add(part.name)
-        return self._cut(part, data)
+        return self._complete_lines(part, data)
 
     def _bytes(self, part: Part) -> bytes:
         with read_errors():
             try:
                 return self._folder.read(part.name)
-            except FileNotFoundError:  # somebody cleans up
+            except FileNotFoundError:  # deleted since it was listed
                 return b""
 
-    def _cut(self, part: Part, data: bytes) -> Iterator[Line]:
-        """The whole lines; what comes after the last newline waits for the next part."""
+    def _complete_lines(self, part: Part, data: bytes) -> Iterator[Line]:
+        """Return the complete lines, and keep what follows the last newline until the next part."""
         stream = (part.attempt, part.node)
-        *whole, rest = (self._rests.pop(stream, b"") + data).split(b"\n")
+        *complete, rest = (self._partial_lines.pop(stream, b"") + data).split(b"\n")
         if rest:
-            self._rests[stream] = rest
-        return (line_of(part.node, line) for line in whole)
+            self._partial_lines[stream] = rest
+        return (decode_line(part.node, line) for line in complete)
 
-    def _unfinished(self) -> Iterator[Line]:
-        """What is left without a newline, when nothing has followed."""
-        rests, self._rests = self._rests, {}
-        return (line_of(node, rest) for (_, node), rest in sorted(rests.items()))
+    def _flush_partial_lines(self) -> Iterator[Line]:
+        """Return the lines without a final newline, once no part has followed."""
+        partial, self._partial_lines = self._partial_lines, {}
+        return (decode_line(node, rest) for (_, node), rest in sorted(partial.items()))
 
 
-def part_of(name: str) -> Part | None:
-    """What a name means; None: it is no part."""
+def parse_part_name(name: str) -> Part | None:
+    """Parse an object's name; None: the object is no part."""
     found = NAME.fullmatch(name)
     if not found:
         return None
@@ -115,6 +117,6 @@ def part_of(name: str) -> Part | None:
     return Part(attempt, part, variant, node, name)
 
 
-def line_of(node: int, line: bytes) -> Line:
-    """A line of a node."""
-    return Line(0.0, contract.task_name(node), cleaned(last_drawn(line.decode("utf-8", "replace"))), "DEFAULT")
+def decode_line(node: int, line: bytes) -> Line:
+    """Return the bytes of one line as a node's Line."""
+    return Line(0.0, contract.task_name(node), clean_text(last_overwrite(line.decode("utf-8", "replace"))), "DEFAULT")

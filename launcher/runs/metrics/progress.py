@@ -1,4 +1,4 @@
-"""How far a run is, from the metrics in its folder: the parts that are new, and a few of the newest at first."""
+"""Read a run's progress from the metrics in its folder: a few of the newest parts first, then each new one."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from launcher.plan.container import expand
 from launcher.runs.metrics.results import PART, Record, figure, records
 
 ROWS: Final = 50
-"""The last rows, from which speed and time left are taken."""
-PARTS: Final = 20
-"""Parts that are read at most in one look: a long run has tens of thousands."""
+"""The newest rows, from which speed and remaining time are computed."""
+MAX_PARTS: Final = 20
+"""Parts read per call: a long run has tens of thousands."""
 ANSWER_SECONDS: Final = 20.0
-"""For one question to the bucket: the next look asks again."""
-LIST_EVERY: Final = 60.0
-"""Seconds between two lists of all parts while nothing new comes: processes that were started again write under other
-names. The next part of those that run is asked for by its name."""
+"""Timeout of one storage call; the next poll tries again."""
+LIST_INTERVAL: Final = 60.0
+"""Seconds between two listings of all parts. Restarted processes write under other names; otherwise the next part's
+name is known and needs no listing."""
 UNITS: Final = ("tokens", "images")
-"""What the built-in trainer counts in a second; a script of its own may do likewise."""
+"""The rows' `<unit>_per_s`, as the built-in trainer logs them; custom scripts may do the same."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """How far a run is, as far as its metrics say it. None is unknown."""
+    """A run's progress according to its metrics. None: unknown."""
 
     step: int
-    """The newest step, from 1; 0: it has begun."""
+    """The newest step, from 1; 0 before the first step."""
     steps: int | None = None
     loss: float | None = None
     rate: float | None = None
-    """`unit` a second, over the last steps."""
+    """In `unit` per second, over the last steps."""
     unit: str = "steps"
     """tokens, images or steps."""
     eta_seconds: float | None = None
@@ -49,8 +49,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     """When the newest step ended, in Unix seconds by the node's clock."""
 
 
-class Place(NamedTuple):
-    """One part: attempt (from 1), generation, node and part (from 0)."""
+class MetricsPart(NamedTuple):
+    """The name of one object with metrics: attempt (from 1), generation, node and part (from 0)."""
 
     attempt: int
     generation: int
@@ -59,141 +59,147 @@ class Place(NamedTuple):
 
 
 class ProgressReader:
-    """The metrics of one attempt, read as they come."""
+    """Read the metrics of one attempt as they are written."""
 
     def __init__(self, folder: Storage, job: Job | None = None, *, attempt: int = 1, clock: Clock = REAL) -> None:
-        """The job's request may say how many steps there will be. What attempts before this one wrote is history."""
+        """The job's request may contain the number of steps. Parts of earlier attempts than `attempt` are ignored."""
         self._folder = folder.within(ANSWER_SECONDS)
         self._attempt = attempt
-        self._steps = steps_asked(job.request if job else {})
+        self._steps = requested_steps(job.request if job else {})
         self._clock = clock
-        self._newest: Place | None = None
-        self._listed = float("-inf")
+        self._newest: MetricsPart | None = None
+        self._listed_at = float("-inf")
         self._rows: deque[Record] = deque(maxlen=ROWS)
-        self._from: int | None = None
-        """The step that this start goes on from, if it said so and has made none."""
+        self._resumed_from: int | None = None
+        """The step that this start resumed from, if it logged one and has no rows yet."""
 
-    def new(self) -> Progress | None:
-        """How far it is; None: nothing new. Raises LaunchError: the run folder can't be read (now)."""
+    def read_new(self) -> Progress | None:
+        """Return the progress; None: nothing new since the last call. Raises LaunchError: the run folder can't be
+        read."""
         with read_errors():
-            found = self._next() or self._listed_anew()
-        if not found or not (self._rows or self._from is not None):
+            found = self._read_next_parts() or self._list_and_read()
+        if not found or not (self._rows or self._resumed_from is not None):
             return None
-        return summary(tuple(self._rows), self._steps, self._from)
+        return summarize_rows(tuple(self._rows), self._steps, self._resumed_from)
 
-    def _next(self) -> bool:
-        """Read the parts after the newest one. Whether there were any."""
+    def _read_next_parts(self) -> bool:
+        """Read the parts after the newest one; return whether there were any."""
         before = self._newest
-        for _ in range(PARTS):
+        for _ in range(MAX_PARTS):
             if self._newest is None or not self._read(self._newest._replace(part=self._newest.part + 1)):
                 break
         return self._newest != before
 
-    def _listed_anew(self) -> bool:
-        """Read the newest parts of all, if a newer start has written some. Whether there were any."""
-        if self._clock.now() - self._listed < LIST_EVERY and self._newest is not None:
+    def _list_and_read(self) -> bool:
+        """List all parts, and read those of a newer start of the processes; return whether there were any."""
+        if self._clock.now() - self._listed_at < LIST_INTERVAL and self._newest is not None:
             return False
         names = self._folder.list(f"{contract.METRICS}/")
-        self._listed = self._clock.now()
-        places = sorted(place for name in names if (place := place_of(name)) and place.attempt >= self._attempt)
-        if not places or (self._newest is not None and places[-1] <= self._newest):
+        self._listed_at = self._clock.now()
+        parts = sorted(part for name in names if (part := parse_part_name(name)) and part.attempt >= self._attempt)
+        if not parts or (self._newest is not None and parts[-1] <= self._newest):
             return False
-        same = [place for place in places if place[:2] == places[-1][:2]]
-        for place in [same[0], *same[max(1, len(same) - PARTS) :]]:  # the first one says how it began
-            self._read(place)
+        same_start = [part for part in parts if part[:2] == parts[-1][:2]]
+        # The first part has the start's events.
+        for part in [same_start[0], *same_start[max(1, len(same_start) - MAX_PARTS) :]]:
+            self._read(part)
         return True
 
-    def _read(self, place: Place) -> bool:
-        """Take in one part. Whether it is there."""
+    def _read(self, part: MetricsPart) -> bool:
+        """Read one part; return whether it exists."""
         try:
-            text = self._folder.read(contract.metrics_part(*place))
+            text = self._folder.read(contract.metrics_part(*part))
         except FileNotFoundError:
             return False
-        if self._newest is None or place[:2] != self._newest[:2]:  # another start: what came before is history
+        if self._newest is None or part[:2] != self._newest[:2]:  # another start: the earlier rows don't count
             self._rows.clear()
-            self._from = None
-        self._newest = place
+            self._resumed_from = None
+        self._newest = part
         for record in records(text):
-            self._take(record)
+            self._add(record)
         return True
 
-    def _take(self, record: Record) -> None:
+    def _add(self, record: Record) -> None:
         if "event" not in record:
-            if whole(record.get("step")) is not None:
+            if as_int(record.get("step")) is not None:
                 self._rows.append(record)
         elif record["event"] == "start":
-            self._steps = steps_said(record) or self._steps
-            self._from = 0 if self._from is None else self._from
+            self._steps = logged_steps(record) or self._steps
+            self._resumed_from = 0 if self._resumed_from is None else self._resumed_from
         elif record["event"] == "resumed":
-            self._from = whole(record.get("step"))
+            self._resumed_from = as_int(record.get("step"))
 
 
-def place_of(name: str) -> Place | None:
-    """Which part a name means; None: none that is read here. A variant (its name had been taken) is left to reports."""
+def parse_part_name(name: str) -> MetricsPart | None:
+    """Parse an object's name; None: no part, or a variant (its name had been taken), which only reports read."""
     found = PART.match(name)
-    return Place(*map(int, found.groups()[:4])) if found and found[5] is None else None
+    return MetricsPart(*map(int, found.groups()[:4])) if found and found[5] is None else None
 
 
-def summary(rows: tuple[Record, ...], steps: int | None, begun: int | None) -> Progress:
-    """What the last rows of one start come to; without any, only where it began."""
+def summarize_rows(rows: tuple[Record, ...], steps: int | None, resumed_from: int | None) -> Progress:
+    """Return the progress that the last rows of one start show; without rows, the step it resumed from."""
     if not rows:
-        return Progress(step=begun or 0, steps=steps)
+        return Progress(step=resumed_from or 0, steps=steps)
     last = rows[-1]
-    step, each = int(last["step"]), seconds_a_step(rows)
-    unit = next((unit for unit in UNITS if number(last.get(f"{unit}_per_s"))), "steps")
-    speeds = [speed for row in rows if (speed := number(row.get(f"{unit}_per_s")))]
+    step, step_seconds = int(last["step"]), seconds_per_step(rows)
+    unit = next((unit for unit in UNITS if as_float(last.get(f"{unit}_per_s"))), "steps")
+    speeds = [speed for row in rows if (speed := as_float(row.get(f"{unit}_per_s")))]
     return Progress(
         step=step,
         steps=steps,
-        loss=figure(last, "loss") if last.get("loss") is None else number(last["loss"]),
-        rate=median_low(speeds) if speeds else 1 / each if each else None,
+        loss=figure(last, "loss") if last.get("loss") is None else as_float(last["loss"]),
+        rate=median_low(speeds) if speeds else 1 / step_seconds if step_seconds else None,
         unit=unit,
-        eta_seconds=max(0, steps - step) * each if steps is not None and each else None,
-        time=number(last.get("time")),
+        eta_seconds=max(0, steps - step) * step_seconds if steps is not None and step_seconds else None,
+        time=as_float(last.get("time")),
     )
 
 
-def seconds_a_step(rows: tuple[Record, ...]) -> float | None:
-    """From the times of the rows, so that what lies between two steps (a checkpoint, an evaluation) counts too; else
-    from what a row says of its step. None where nothing can be made of them."""
-    timed = [(int(row["step"]), time) for row in rows if (time := number(row.get("time"))) is not None]
+def seconds_per_step(rows: tuple[Record, ...]) -> float | None:
+    """Return the seconds per step; None: unknown.
+
+    The rows' timestamps include the time between steps (checkpoints, evaluation). Without them, the rows' `step_s`
+    count.
+    """
+    timed = [(int(row["step"]), time) for row in rows if (time := as_float(row.get("time"))) is not None]
     if len(timed) > 1:
         (first, began), (last, ended) = timed[0], timed[-1]
         if last > first and ended > began:
             return (ended - began) / (last - first)
-    said = [seconds for row in rows if (seconds := number(row.get("step_s"))) and seconds > 0]
-    return median_low(said) if said else None
+    logged = [seconds for row in rows if (seconds := as_float(row.get("step_s"))) and seconds > 0]
+    return median_low(logged) if logged else None
 
 
-def steps_asked(request: Mapping[str, Any]) -> int | None:
-    """The steps that the request's config names."""
+def requested_steps(request: Mapping[str, Any]) -> int | None:
+    """Return the number of steps in the config of a job's request, or None."""
     try:
         text = read(request).env.get(contract.CONFIG, "")
         config = json.loads(text if is_vm(request) else expand(text, {}))
-        return positive(config.get("steps"))
+        return as_positive_int(config.get("steps"))
     except (LookupError, TypeError, AttributeError, ValueError):
-        return None  # a request that somebody else wrote
+        return None  # not launch's own request
 
 
-def steps_said(event: Record) -> int | None:
-    """The steps that a `start` event names: the built-in trainer's in its config."""
+def logged_steps(event: Record) -> int | None:
+    """Return the number of steps in a `start` event or, as the built-in trainer logs it, in the event's config."""
     config = event.get("config")
-    return positive(event.get("steps")) or positive(config.get("steps") if isinstance(config, Mapping) else None)
+    steps = as_positive_int(event.get("steps"))
+    return steps or as_positive_int(config.get("steps") if isinstance(config, Mapping) else None)
 
 
-def positive(value: Any) -> int | None:
-    """A whole number above 0, or None."""
-    found = whole(value)
+def as_positive_int(value: Any) -> int | None:
+    """Return `value` if it is an int above 0, else None."""
+    found = as_int(value)
     return found if found and found > 0 else None
 
 
-def whole(value: Any) -> int | None:
-    """A whole number, or None. True is none."""
+def as_int(value: Any) -> int | None:
+    """Return `value` if it is an int and no bool, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
+def as_float(value: Any) -> float | None:
+    """Return `value` as a float if it is a finite number, else None."""
     try:
         found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:

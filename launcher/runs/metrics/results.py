@@ -1,4 +1,4 @@
-"""What a run's metrics say, read from the parts in its folder. Pure."""
+"""Parse a run's metrics from the parts in its folder. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from msgspec import Struct
 from launch_train.common import contract
 
 PART = re.compile(rf"^{contract.METRICS}/(\d+)-(\d+)-(\d+)-(\d+)(?:-(\d+))?\.jsonl$")
-"""The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""
+"""A part's name: attempt, generation, node, part; and a variant number where that name had been taken."""
 
 Record = Mapping[str, Any]
 Key = tuple[int, int]
-"""Attempt (from 1) and generation (from 0): one start of the processes."""
+"""Attempt (from 1) and generation (from 0). They identify one start of the processes."""
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """What one start of the processes wrote: its rows by step, and its events."""
+    """The metrics of one start of the processes: rows by step, and events."""
 
     key: Key
     rows: Mapping[int, Record]
@@ -28,13 +28,13 @@ class Start(Struct, frozen=True, kw_only=True):
 
     @property
     def begins_after(self) -> int | None:
-        """The step it went on from (0: from the beginning); None while it has neither said so nor made a step."""
+        """Return the step it resumed from (0: from scratch); None: unknown before its first event or step."""
         resumed = self._step_of("resumed")
         return min(self.rows) - 1 if resumed is None and self.rows else resumed
 
     @property
     def preempted_at(self) -> int | None:
-        """The step it was stopped at, if it was and could say so."""
+        """Return the step at which it was preempted, if it was and logged that."""
         return self._step_of("preempted")
 
     def _step_of(self, kind: str) -> int | None:
@@ -43,16 +43,16 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Resumption(Struct, frozen=True, kw_only=True):
-    """How the run went on after it was stopped. None is unknown."""
+    """How a run resumed after it was stopped. None: unknown."""
 
     stopped_at: int | None
     """The last step before the stop."""
     resumed_from: int | None
-    """The step whose state it went on from; 0 is the beginning."""
+    """The step of the checkpoint it resumed from; 0: from scratch."""
 
     @property
     def lost(self) -> int | None:
-        """Steps that had to be made again."""
+        """Return the number of steps that had to be repeated."""
         if self.stopped_at is None or self.resumed_from is None:
             return None
         return self.stopped_at - self.resumed_from
@@ -65,10 +65,10 @@ class Results(Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Record, ...]:
-        """For each step the row of the newest attempt and generation, in the order of the steps.
+        """Return the valid row of each step, in order.
 
-        Where a start went on from below what an older one had reached, the older rows beyond it are history: the
-        run's state is that of the newest start.
+        Rows of older starts beyond the step that a newer start resumed from are dropped: the run's state is that of
+        the newest start.
         """
         rows: dict[int, Record] = {}
         for start in self.starts:
@@ -80,13 +80,13 @@ class Results(Struct, frozen=True, kw_only=True):
 
     @property
     def events(self) -> tuple[Record, ...]:
-        """The events of the whole run, the oldest first."""
+        """Return the events of all starts, oldest first."""
         return tuple(event for start in self.starts for event in start.events)
 
     @property
     def nonfinite(self) -> dict[str, dict[str, int]]:
-        """Of each value that was nan or infinite in a row: the first such step, and in how many steps it was. Steps
-        that the trainer skipped are not among them: it has events for these."""
+        """Return, for each value that was ever nan or infinite, its first such step and the number of such steps.
+        Steps that the trainer skipped don't count: events report them."""
         found: dict[str, dict[str, int]] = {}
         for row in self.rows:
             for name in () if "skipped" in row else contract.nonfinite(row):
@@ -94,16 +94,16 @@ class Results(Struct, frozen=True, kw_only=True):
         return found
 
     def event(self, kind: str) -> Record | None:
-        """The last event of a kind since the newest `start`, or None."""
+        """Return the last event of a kind since the newest `start` event, or None."""
         for event in reversed(self.events):
             if event["event"] in (kind, "start"):
                 return event if event["event"] == kind else None
         return None
 
     def resumption(self, attempt: int) -> Resumption:
-        """How an attempt went on after its last stop, as far as its events and rows tell.
+        """Return how an attempt resumed after its last stop, according to its events and rows.
 
-        Processes that were killed say nothing of it: then the last start that has begun is held against all before.
+        Killed processes log no event; then the newest start that has begun is compared with all earlier ones.
         """
         starts = [start for start in self.starts if start.key[0] == attempt]
         stops = [number for number, start in enumerate(starts, start=1) if start.preempted_at is not None]
@@ -117,7 +117,7 @@ class Results(Struct, frozen=True, kw_only=True):
 
 
 def figure(record: Record, name: str) -> float | int | None:
-    """The number of that name, nan and infinities included; None where the record has none."""
+    """Return a record's number of that name, including nan and infinities; None if it has none."""
     value = record.get(name)
     if value is None and (lost := contract.nonfinite(record).get(name)):
         return float(lost)
@@ -125,24 +125,23 @@ def figure(record: Record, name: str) -> float | int | None:
 
 
 def results(parts: Mapping[str, bytes]) -> Results:
-    """Read parts by name (`metrics/<attempt>-<generation>-<node>-<part>[-<variant>].jsonl`); other names are passed
-    over."""
+    """Parse parts by name (`metrics/<attempt>-<generation>-<node>-<part>[-<variant>].jsonl`); skip other names."""
     named = sorted((tuple(map(int, found.groups("0"))), name) for name in parts if (found := PART.match(name)))
     rows: dict[Key, dict[int, Record]] = {}
     events: dict[Key, list[Record]] = {}
     for numbers, name in named:
         key = (numbers[0], numbers[1])
-        kept, told = rows.setdefault(key, {}), events.setdefault(key, [])
+        start_rows, start_events = rows.setdefault(key, {}), events.setdefault(key, [])
         for record in records(parts[name]):
             if "event" in record:
-                told.append(record)
+                start_events.append(record)
             elif isinstance(record.get("step"), int):
-                kept[record["step"]] = record
+                start_rows[record["step"]] = record
     return Results(starts=tuple(Start(key=key, rows=rows[key], events=tuple(events[key])) for key in rows))
 
 
 def records(text: bytes) -> Iterator[Record]:
-    """The JSON objects of one part; a line that isn't one (cut off by a crash) is passed over."""
+    """Yield the JSON objects of one part; skip malformed lines (a crash may cut one off)."""
     for line in text.splitlines():
         try:
             record = json.loads(line)

@@ -194,5 +194,5 @@ def test_a_relative_folder_is_none_in_a_container(tmp_path: Path) -> None:
     (tmp_path / "relative.json").write_text(json.dumps(request))
     ran = launch("local", "--docker", "--request", tmp_path / "relative.json", cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
-    assert "the job writes to out, which is no whole path" in ran.err
+    assert "the job writes to out, a relative path" in ran.err
     assert not [*tmp_path.glob("out/attempts/*")]

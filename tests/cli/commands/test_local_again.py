@@ -11,7 +11,7 @@ import pytest
 
 from launch_train.common import contract
 from launcher.rehearsal import on_host
-from launcher.rehearsal.folder_lock import turn
+from launcher.rehearsal.folder_lock import lock_run_folder
 from launcher.rehearsal.supervisor import Ended
 from tests.command import Ran, launch
 from tests.e2e.running import TINY, only_run
@@ -193,7 +193,7 @@ def test_while_one_runs_a_second_is_refused_and_writes_nothing(world: World) -> 
     world.code = 1
     world.launch()
     before = world.files()
-    with turn(only_run(world.output)) as ours:
+    with lock_run_folder(only_run(world.output)) as ours:
         assert ours
         for argv in ((), ("--preempt-after", "1s")):
             ran = world.launch(*argv)

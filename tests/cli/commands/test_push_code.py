@@ -61,7 +61,7 @@ def test_a_push(place: Place, source: Path) -> None:
     ("text", "words"),
     [
         ("nothing", "nothing isn't a folder"),
-        ("project:a b", "can't be a folder on the VM"),
+        ("project:a b", "invalid folder on the VM"),
         ("/:", "/ has no name"),
         ("empty", "has no file that may go to a VM"),
     ],
@@ -75,4 +75,4 @@ def test_a_folder_with_a_colon(place: Place, source: Path) -> None:
     shutil.copytree(source, place.vms.folder / "a:b")
     out = place.launch("push-code", "dev", "a:b:c", "--dry-run").out
     assert "would go to c on dev" in out
-    assert "'a:b' can't be a folder on the VM" in place.launch("push-code", "dev", "a:b", "--dry-run", code=2).err
+    assert "invalid folder on the VM: 'a:b'" in place.launch("push-code", "dev", "a:b", "--dry-run", code=2).err

@@ -67,8 +67,8 @@ def test_a_users_error_ends_the_run_and_says_what_to_do(job: Job) -> None:
     run = job.data("status", "job")["run"]
     assert f"--resume {run}" in ran.err
     again = job.launch("vertex", "job.yaml", code=3)
-    assert "has ended, and nothing was started" in again.err
-    assert "--new starts it anew" in again.err
+    assert "has already ended, so nothing was started" in again.err
+    assert "--new starts a fresh run" in again.err
     assert len(job.created) == 1
 
 

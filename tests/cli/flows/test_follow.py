@@ -149,8 +149,8 @@ def test_a_success_that_vertex_ai_has_forgotten(job: Job) -> None:
     again = job.data("vertex", "job.yaml")
     assert (again["run"], again["state"], again["job"]) == (run, "SUCCEEDED", None)
     ran = job.launch("vertex", "job.yaml")
-    assert ran.err.count("nothing was") == 1
-    assert "--new starts it anew" in ran.err
+    assert ran.err.count("nothing to do") == 1
+    assert "--new starts a fresh run" in ran.err
     assert len(job.created) == 1
 
 
@@ -162,7 +162,7 @@ def test_the_folder_fails_once_there_is_a_job(job: Job) -> None:
     job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name=f"verdict|{contract.NOW}", times=None))
     ran = job.launch("vertex", "job.yaml")
     assert "succeeded" in ran.out
-    assert "how attempt 1 ended can't be noted" in ran.err
+    assert "could not record the end of attempt 1" in ran.err
     assert "Nothing was created" not in ran.err
 
 
@@ -171,7 +171,7 @@ def test_a_wait_whose_end_cannot_be_noted_goes_on(job: Job) -> None:
     job.cloud.jobs.script = WAITS
     job.cloud.faults.add(Fault("storage.objects.insert", Status(400), name="verdict", times=None))
     ran = job.launch("vertex", "job.yaml", code=6)
-    assert "goes on waiting" in ran.err
+    assert "was not cancelled" in ran.err
     assert job.data("status", "job")["state"] == "PENDING"
     job.cloud.faults.clear()
     scripts(job.cloud, WELL)
@@ -221,10 +221,10 @@ def test_cancel_keeps_a_run_between_two_attempts_from_another(job: Job, clock: F
     assert "nothing to do" in job.launch("cancel", run).out
     for command in (("follow", run), ("vertex", "job.yaml")):
         ran = job.launch(*command, code=3)
-        assert "cancelled before it was made (launch cancel)" in ran.err
+        assert "cancelled before a job was created (launch cancel)" in ran.err
         assert f"--resume {run}" in ran.err
     assert len(job.created) == 1
-    assert "2. standard in us-central1: cancelled before it was made" in job.launch("status", run).out
+    assert "2. standard in us-central1: cancelled before a job was created" in job.launch("status", run).out
     job.launch("vertex", "job.yaml", "--resume", run)
     assert len(job.created) == 2
 
@@ -247,7 +247,7 @@ def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monk
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", code=3)
     assert "no other attempt will be made" in cancelled[0]
-    assert "cancelled before it was made" in ran.err
+    assert "cancelled before a job was created" in ran.err
     assert len(job.created) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
 from launcher.rehearsal.attempts import End, lock, write_end
-from launcher.rehearsal.folder_lock import turn
+from launcher.rehearsal.folder_lock import lock_run_folder
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 
@@ -101,7 +101,7 @@ def test_the_state_is_that_of_the_newest_attempt(
 
 def test_a_run_that_is_under_way_runs(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "tiny-0123abcd", None)
-    with turn(folder) as ours:
+    with lock_run_folder(folder) as ours:
         assert ours
         assert json.loads(launch("status", "tiny", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out)["state"] == "RUNNING"
     assert json.loads(launch("status", "tiny", "-o", "json", cwd=tmp_path, env=NO_CLOUD).out)["state"] == "INTERRUPTED"

@@ -16,7 +16,7 @@ from launcher.cli.ui.line_printer import Cause, LinePrinter
 from launcher.cli.ui.run_summary import last_row, training
 from launcher.rehearsal import on_host
 from launcher.rehearsal.attempts import End
-from launcher.rehearsal.request import parsed, with_image
+from launcher.rehearsal.request import parse_request, with_image
 from launcher.runs.metrics.results import results
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import read
@@ -42,7 +42,7 @@ def test_the_spec_beside_the_plan_says_the_same(tmp_path: Path) -> None:
         labels={"no": "1e5"},
     )
     job = Rehearsal(request=plan.attempts[0].request, plan=plan)
-    prepare(open_storage(str(tmp_path)), job.plan, job.request, parsed(job.request), "")
+    prepare(open_storage(str(tmp_path)), job.plan, job.request, parse_request(job.request), "")
     again = read(tmp_path / contract.SPEC)
     assert again == msgspec.convert(plan.spec, JobSpec)
 
@@ -65,7 +65,7 @@ def test_an_interrupt_says_what_is_left(
 def test_in_containers_the_image_stands_for_the_code() -> None:
     plan = planned("local")
     body = with_image(plan.attempts[0].request, "host/image:1")
-    request = parsed(body)
+    request = parse_request(body)
     assert content(Rehearsal(request=body, content="digest", docker=True), request) == "host/image:1"
     assert content(Rehearsal(request=body, content="digest"), request) == "digest"
     # The image of a plan is made of that code: it is the same run, in containers or not.
@@ -73,7 +73,7 @@ def test_in_containers_the_image_stands_for_the_code() -> None:
 
 
 def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
-    request = parsed(with_image(planned("local").attempts[0].request, "host/image:1"))
+    request = parse_request(with_image(planned("local").attempts[0].request, "host/image:1"))
     for docker in (True, False):
         job = Rehearsal(request={}, docker=docker)
         shown = page(job, request, End(exit_codes={"workerpool0-0": 0}, seconds=1, time=0), None)

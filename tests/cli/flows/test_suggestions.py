@@ -22,7 +22,7 @@ COMMAND = re.compile(r"^(?:launch: )? *((?:\w+=\S+ )?(?:\S*/)?(?:launch|tensorbo
 def suggested(ran: Ran) -> list[str]:
     """The commands in what was printed: a line that begins with one, up to the words about it."""
     lines = (match[1] for line in ran.shown.splitlines() if (match := COMMAND.match(line)))
-    return [re.split(r"; | {2,}# | (?:has all|goes on|lists all|shows) ", line)[0] for line in lines]
+    return [re.split(r"; | {2,}# | (?:has all|goes on|resumes|continues|lists all|shows) ", line)[0] for line in lines]
 
 
 def typed(command: str, folder: Path, env: Mapping[str, str]) -> Ran | None:

@@ -110,7 +110,7 @@ def test_the_next_attempt_has_no_progress_yet(monkeypatch: pytest.MonkeyPatch) -
             job=JOB, number=1, diagnosis=Diagnosis(scope="region", kind="stockout", cause="no room", fix="Try more.")
         )
     )
-    tell(AttemptStarted(job=JOB, number=12, made=False))
+    tell(AttemptStarted(job=JOB, number=12, created=False))
     tell(printed("a line"))
     assert terminal.rows[:4] == ["ended     no room", "          Try more.", "TIME  step 120 of 400", terminal.rows[3]]
     assert terminal.rows[3].startswith("attempt   12: standard in us-central1, ")

@@ -17,9 +17,9 @@ from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import Job
 from launcher.runs.logs import run_folder
-from launcher.runs.logs.line import cleaned, cut
-from launcher.runs.logs.reader import Line, Lines
-from launcher.runs.logs.run_folder import line_of
+from launcher.runs.logs.line import clean_text, split_lines
+from launcher.runs.logs.reader import Line, LogReader
+from launcher.runs.logs.run_folder import decode_line
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Status
 
 LIST = "logging.entries.list"
@@ -52,11 +52,11 @@ def open_lines(
     attempt: int | None = 1,
     since: float | None = None,
     tail: int | None = None,
-) -> Lines:
+) -> LogReader:
     ours = FakeClock(5.0)
     clock = Clock(ours, ours.advance)
     options = {"folder": folder, "attempt": attempt, "clock": clock, "since": since, "tail": tail}
-    return Lines(JOB, "my-project", cloud.environ(), say=said, **options)  # type: ignore[arg-type]
+    return LogReader(JOB, "my-project", cloud.environ(), say=said, **options)  # type: ignore[arg-type]
 
 
 def part(folder: LocalFolder, number: int, data: bytes, *, attempt: int = 1, node: int = 0) -> None:
@@ -71,8 +71,8 @@ def test_cloud_logging_is_enough(cloud: GoogleCloud, said: Said, folder: LocalFo
     part(folder, 0, b"not this\n")
     cloud.logs.write("7", "workerpool0-0", "a")
     lines = open_lines(cloud, said, folder)
-    assert texts(lines.new()) == ["a"]
-    assert lines.new() == []
+    assert texts(lines.read_new()) == ["a"]
+    assert lines.read_new() == []
     assert said == []
 
 
@@ -90,23 +90,23 @@ def test_what_is_closed_to_us_is_told_once(
     cloud.faults.add(Fault(LIST, effect, times=None))
     part(folder, 0, b"a\nb\n")
     lines = open_lines(cloud, said, folder)
-    assert lines.new() == [Line(0.0, "workerpool0-0", text, "DEFAULT") for text in ("a", "b")]
+    assert lines.read_new() == [Line(0.0, "workerpool0-0", text, "DEFAULT") for text in ("a", "b")]
     asked = len(cloud.requests)
     part(folder, 1, b"c\n")
-    assert texts(lines.new()) == ["c"]
-    assert lines.new() == []
+    assert texts(lines.read_new()) == ["c"]
+    assert lines.read_new() == []
     assert len(cloud.requests) == asked
     [told] = said
     assert hint in told
-    assert told.endswith("its lines come from the run folder instead")
+    assert told.endswith("reading the run folder instead")
 
 
 def test_closed_and_no_folder(cloud: GoogleCloud, said: Said) -> None:
     cloud.faults.add(Fault(LIST, DENIED, times=None))
     lines = open_lines(cloud, said)
-    assert lines.new() == lines.new() == list(lines.past()) == []
+    assert lines.read_new() == lines.read_new() == list(lines.read_existing()) == []
     assert len(said) == 1
-    assert said[0].endswith("its lines can't be shown")
+    assert said[0].endswith("log lines are not available")
 
 
 @pytest.mark.parametrize("effect", [Reset(), Status(503), Status(429), Status(401), Status(400)])
@@ -118,8 +118,8 @@ def test_trouble_that_passes_or_is_ours_is_no_reason_to_turn(
     cloud.faults.add(Fault(LIST, effect))
     lines = open_lines(cloud, said, folder)
     with pytest.raises(LaunchError):
-        lines.new()
-    assert texts(lines.new()) == ["a"]
+        lines.read_new()
+    assert texts(lines.read_new()) == ["a"]
     assert said == []
 
 
@@ -129,11 +129,11 @@ def test_a_permission_that_is_taken_away_shows_nothing_twice(
     cloud.logs.write("7", "workerpool0-0", "a")
     part(folder, 0, b"a\n")
     lines = open_lines(cloud, said, folder)
-    assert texts(lines.new()) == ["a"]
+    assert texts(lines.read_new()) == ["a"]
     cloud.logs.denied = True
-    assert lines.new() == []
+    assert lines.read_new() == []
     part(folder, 1, b"b\n")
-    assert texts(lines.new()) == ["b"]
+    assert texts(lines.read_new()) == ["b"]
 
 
 def test_a_token_that_is_renewed(said: Said, clock: FakeClock) -> None:
@@ -141,45 +141,45 @@ def test_a_token_that_is_renewed(said: Said, clock: FakeClock) -> None:
         cloud.let_in("old")
         lines = open_lines(cloud, said)
         cloud.logs.write("7", "workerpool0-0", "a")
-        assert texts(lines.new()) == ["a"]
+        assert texts(lines.read_new()) == ["a"]
         cloud.tokens = {"new"}
         with pytest.raises(NotAuthorised, match="is refused, and no other has come"):
-            lines.new()
+            lines.read_new()
         cloud.let_in("new")
         cloud.logs.write("7", "workerpool0-0", "b")
-        assert texts(lines.new()) == ["b"]
+        assert texts(lines.read_new()) == ["b"]
     assert said == []
 
 
 def test_no_credentials(cloud: GoogleCloud, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(NotAuthorised, match="no credentials for Cloud Logging"):
-        Lines(JOB, "my-project", {}, say=said)
+        LogReader(JOB, "my-project", {}, say=said)
 
 
 def test_past_and_what_follows(cloud: GoogleCloud, said: Said) -> None:
     for text in "abc":
         cloud.logs.write("7", "workerpool0-0", text)
     lines = open_lines(cloud, said, tail=2)
-    assert texts(list(lines.past())) == ["b", "c"]
-    assert lines.new() == []
+    assert texts(list(lines.read_existing())) == ["b", "c"]
+    assert lines.read_new() == []
     cloud.logs.write("7", "workerpool0-0", "d")
-    assert texts(lines.new()) == ["d"]
-    assert texts(open_lines(cloud, said, tail=1).new()) == ["d"]
-    assert texts(list(open_lines(cloud, said, since=BEGAN - 9).past())) == list("abcd")
-    assert list(open_lines(cloud, said, since=BEGAN + 9).past()) == []
+    assert texts(lines.read_new()) == ["d"]
+    assert texts(open_lines(cloud, said, tail=1).read_new()) == ["d"]
+    assert texts(list(open_lines(cloud, said, since=BEGAN - 9).read_existing())) == list("abcd")
+    assert list(open_lines(cloud, said, since=BEGAN + 9).read_existing()) == []
 
 
 def test_past_turns_too(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
     cloud.logs.denied = True
     for number in range(20):
         part(folder, number, b"%d\n" % number)
-    assert texts(list(open_lines(cloud, said, folder).past())) == list(map(str, range(20)))
+    assert texts(list(open_lines(cloud, said, folder).read_existing())) == list(map(str, range(20)))
     lines = open_lines(cloud, said, folder, tail=2)
-    assert texts(list(lines.past())) == ["18", "19"]
+    assert texts(list(lines.read_existing())) == ["18", "19"]
     part(folder, 20, b"20\n")
-    assert texts(lines.new()) == ["20"]
-    assert texts(open_lines(cloud, said, folder, tail=0).new()) == []
+    assert texts(lines.read_new()) == ["20"]
+    assert texts(open_lines(cloud, said, folder, tail=0).read_new()) == []
     assert len(said) == 3
 
 
@@ -193,7 +193,7 @@ def test_parts_of_several_nodes_and_attempts(cloud: GoogleCloud, said: Said, fol
     folder.write("text/0002-0000-000000-1.log", b"variant\n")
     folder.write("text/0002-notes", b"?")
     lines = open_lines(cloud, said, folder, attempt=2)
-    assert [(line.replica, line.text) for line in lines.new()] == [
+    assert [(line.replica, line.text) for line in lines.read_new()] == [
         ("workerpool1-0", "other"),
         ("workerpool1-1", "third"),
         ("workerpool0-0", "one livariant"),
@@ -201,7 +201,7 @@ def test_parts_of_several_nodes_and_attempts(cloud: GoogleCloud, said: Said, fol
         ("workerpool0-0", ""),
         ("workerpool0-0", "caf\ufffd bold"),
     ]
-    assert "old" in texts(open_lines(cloud, said, folder, attempt=None).new())
+    assert "old" in texts(open_lines(cloud, said, folder, attempt=None).read_new())
 
 
 def test_a_line_without_an_end_is_shown_when_nothing_follows(
@@ -210,7 +210,7 @@ def test_a_line_without_an_end_is_shown_when_nothing_follows(
     cloud.logs.denied = True
     part(folder, 0, b"Password: ")
     lines = open_lines(cloud, said, folder)
-    assert [texts(lines.new()) for _ in range(3)] == [[], ["Password: "], []]
+    assert [texts(lines.read_new()) for _ in range(3)] == [[], ["Password: "], []]
 
 
 def test_a_look_takes_not_all_at_once(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
@@ -218,7 +218,12 @@ def test_a_look_takes_not_all_at_once(cloud: GoogleCloud, said: Said, folder: Lo
     for number in range(20):
         part(folder, number, b"%d\n" % number)
     lines = open_lines(cloud, said, folder)
-    assert [len(lines.new()) for _ in range(4)] == [run_folder.PARTS, run_folder.PARTS, 20 - 2 * run_folder.PARTS, 0]
+    assert [len(lines.read_new()) for _ in range(4)] == [
+        run_folder.PARTS_PER_POLL,
+        run_folder.PARTS_PER_POLL,
+        20 - 2 * run_folder.PARTS_PER_POLL,
+        0,
+    ]
 
 
 class Broken(LocalFolder):
@@ -248,16 +253,16 @@ def test_a_run_folder_in_trouble(
     lines = open_lines(cloud, said, folder)
     for _ in range(2):
         with pytest.raises(LaunchError) as raised:
-            lines.new()
+            lines.read_new()
         assert type(raised.value) is kind
     folder.error = None
-    assert texts(lines.new()) == ["a"], "a look that failed has lost nothing"
+    assert texts(lines.read_new()) == ["a"], "a look that failed has lost nothing"
     assert len(said) == 1
 
 
 @given(st.text(st.characters(codec=None)))
 def test_any_text_is_fit_for_a_terminal(text: str) -> None:
-    shown = cleaned(text)
+    shown = clean_text(text)
     shown.encode("utf-8")
     assert not any((char < " " and char != "\t") or "\x7f" <= char <= "\x9f" for char in shown)
 
@@ -274,7 +279,7 @@ def test_any_text_is_fit_for_a_terminal(text: str) -> None:
     ],
 )
 def test_control_characters(text: str, shown: str) -> None:
-    assert cleaned(text) == shown
+    assert clean_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -288,5 +293,5 @@ def test_control_characters(text: str, shown: str) -> None:
     ],
 )
 def test_a_progress_bar_is_its_last_state(text: str, shown: str) -> None:
-    assert list(cut(text)) == [shown]
-    assert line_of(0, text.removesuffix("\n").encode()).text == shown
+    assert list(split_lines(text)) == [shown]
+    assert decode_line(0, text.removesuffix("\n").encode()).text == shown

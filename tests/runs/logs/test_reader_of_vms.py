@@ -16,8 +16,8 @@ from launch_train.telemetry.cloud_logging import Wire
 from launch_train.telemetry.log_entry import Chunk, Entries
 from launcher.clock import Clock
 from launcher.jobs.job import Job
-from launcher.runs.logs.cloud_logging import CloudLog, nanoseconds, source
-from launcher.runs.logs.reader import Lines
+from launcher.runs.logs.cloud_logging import CloudLogReader, entry_filter, to_nanoseconds
+from launcher.runs.logs.reader import LogReader
 from tests.googlecloud import FakeClock, GoogleCloud
 
 BEGAN = 1_700_000_000.0
@@ -60,7 +60,7 @@ def print_on(cloud: GoogleCloud, number: str, node: int, text: str, *, run: str 
     machine = machine_of(environ, print)
     assert machine
     entries = Entries(f"{number}-{len(cloud.logs.entries)}")
-    at = nanoseconds(cloud.logs.clock())
+    at = to_nanoseconds(cloud.logs.clock())
     wire = Wire(source_of(machine, environ), environ)
     wire.send(list(entries.made([Chunk(at, 2 if err else 1, f"{text}\n".encode())], last=True)))
 
@@ -73,7 +73,7 @@ def test_a_vms_lines(cloud: GoogleCloud, clock: FakeClock) -> None:
     print_on(cloud, "7", 0, "", err=True)
     print_on(cloud, "8", 0, "another VM's")
     cloud.logs.write("7", "workerpool0-0", "a job's of the same number")
-    found = log_of(cloud, vm("7", "demo-1")).new()
+    found = log_of(cloud, vm("7", "demo-1")).read_new()
     assert [(line.text, line.replica, line.severity, line.time) for line in found] == [
         ("café", "workerpool0-0", "INFO", BEGAN),
         ("", "workerpool0-0", "ERROR", BEGAN),
@@ -86,42 +86,42 @@ def test_the_lines_of_several_vms(cloud: GoogleCloud, clock: FakeClock) -> None:
         clock.advance(0.1)
     print_on(cloud, "90", 1, "another run's", run="demo-2")
     log = log_of(cloud, vm("70", "demo-1-n0", "demo-1-n1", "demo-1-n2"))
-    assert [(line.replica, line.text) for line in log.new()] == [
+    assert [(line.replica, line.text) for line in log.read_new()] == [
         ("workerpool0-0", "node 0"),
         ("workerpool1-0", "node 1"),
         ("workerpool1-1", "node 2"),
     ]
-    assert log.has_some
+    assert log.has_entries
 
 
 def test_what_is_asked_for_a_vm(cloud: GoogleCloud) -> None:
     log = 'resource.type="gce_instance" AND logName="projects/my-project/logs/launch"'
-    assert source(vm("7", "demo-1"), "my-project") == f'{log} AND resource.labels.instance_id="7"'
+    assert entry_filter(vm("7", "demo-1"), "my-project") == f'{log} AND resource.labels.instance_id="7"'
     run = f'{log} AND labels."launch-run"="demo-1"'
-    assert source(vm("7", "a", "b"), "my-project") == run
-    assert source(vm("7"), "my-project") == run  # it is gone, and with it what it was told
-    assert source(replace(vm("7", "demo-1"), labels={}), "my-project").endswith('instance_id="7"')
+    assert entry_filter(vm("7", "a", "b"), "my-project") == run
+    assert entry_filter(vm("7"), "my-project") == run  # it is gone, and with it what it was told
+    assert entry_filter(replace(vm("7", "demo-1"), labels={}), "my-project").endswith('instance_id="7"')
 
 
 def test_another_attempts_lines_are_not_those_of_a_job_that_has_ended(cloud: GoogleCloud, clock: FakeClock) -> None:
     print_on(cloud, "71", 1, "mine")
     clock.advance(10)
     print_on(cloud, "72", 1, "another's")
-    assert texts(log_of(cloud, replace(vm("70", "a", "b"), ended=BEGAN + 5)).past()) == ["mine"]
+    assert texts(log_of(cloud, replace(vm("70", "a", "b"), ended=BEGAN + 5)).read_existing()) == ["mine"]
 
 
-def log_of(cloud: GoogleCloud, job: Job) -> CloudLog:
+def log_of(cloud: GoogleCloud, job: Job) -> CloudLogReader:
     """On a clock of its own: this machine's time has nothing to do with the cloud's."""
     ours = FakeClock(5.0)
-    return CloudLog(job, "my-project", cloud.environ(), Clock(ours, ours.advance))
+    return CloudLogReader(job, "my-project", cloud.environ(), Clock(ours, ours.advance))
 
 
 def open_lines(
     cloud: GoogleCloud, said: Said, folder: LocalFolder | None = None, *, ours: FakeClock | None = None, **more: Any
-) -> Lines:
+) -> LogReader:
     ours = ours or FakeClock(5.0)
     clock = Clock(ours, ours.advance)
-    return Lines(
+    return LogReader(
         vm("7", "demo-1"), "my-project", cloud.environ(), say=said, folder=folder, attempt=1, clock=clock, **more
     )
 
@@ -141,25 +141,25 @@ def test_a_vm_that_may_not_write_to_cloud_logging(cloud: GoogleCloud, said: Said
     ours = FakeClock(5.0)
     lines = open_lines(cloud, said, folder, ours=ours)
     ours.advance(1000)
-    assert lines.new() == []  # it has not printed yet
+    assert lines.read_new() == []  # it has not printed yet
     part(folder, 0, b"a\n")
-    assert lines.new() == []
+    assert lines.read_new() == []
     ours.advance(59)
-    assert lines.new() == []
+    assert lines.read_new() == []
     assert said == []
     ours.advance(1)
-    assert texts(lines.new()) == ["a"]
+    assert texts(lines.read_new()) == ["a"]
     part(folder, 1, b"b\n")
-    assert texts(lines.new()) == ["b"]
+    assert texts(lines.read_new()) == ["b"]
     assert [line.count("roles/logging.logWriter") for line in said] == [1]
 
 
 def test_what_such_a_vm_has_printed(cloud: GoogleCloud, said: Said, folder: LocalFolder) -> None:
     part(folder, 0, b"a\nb\nc\n")
-    assert texts(list(open_lines(cloud, said, folder).past())) == ["a", "b", "c"]
-    assert texts(list(open_lines(cloud, said, folder, tail=2).past())) == ["b", "c"]
-    assert list(open_lines(cloud, said, folder, since=BEGAN).past()) == []  # text has no times
-    assert list(open_lines(cloud, said).past()) == []
+    assert texts(list(open_lines(cloud, said, folder).read_existing())) == ["a", "b", "c"]
+    assert texts(list(open_lines(cloud, said, folder, tail=2).read_existing())) == ["b", "c"]
+    assert list(open_lines(cloud, said, folder, since=BEGAN).read_existing()) == []  # text has no times
+    assert list(open_lines(cloud, said).read_existing()) == []
     assert len(said) == 2
 
 
@@ -169,9 +169,9 @@ def test_a_quiet_vm_is_not_one_of_them(cloud: GoogleCloud, said: Said, folder: L
     part(folder, 0, b"a\n")
     ours = FakeClock(5.0)
     lines = open_lines(cloud, said, folder, tail=tail, ours=ours)
-    assert texts(lines.new()) == ([] if tail == 0 else ["a"])
+    assert texts(lines.read_new()) == ([] if tail == 0 else ["a"])
     ours.advance(1000)
-    assert lines.new() == []
+    assert lines.read_new() == []
     print_on(cloud, "7", 0, "b")
-    assert texts(lines.new()) == ["b"]
+    assert texts(lines.read_new()) == ["b"]
     assert said == []

@@ -14,7 +14,7 @@ from launch_train.common.storage import LocalFolder
 from launcher.clock import Clock
 from launcher.errors import NotAuthorised
 from launcher.jobs.job import GONE, Job
-from launcher.runs.logs.reader import Lines
+from launcher.runs.logs.reader import LogReader
 from launcher.runs.metrics.progress import ProgressReader
 from launcher.runs.watch.loop import (
     Event,
@@ -50,7 +50,7 @@ class Site:
         self.vertex = Vertex("my-project", cloud.environ(), self.time)
         request = planned(provisioning=["spot"], regions=["us-central1"]).attempts[0].request
         self.made = self.vertex.create_in("us-central1", request)
-        self.reader = Lines(self.made, "my-project", cloud.environ(), say=self.say, clock=self.time)
+        self.reader = LogReader(self.made, "my-project", cloud.environ(), say=self.say, clock=self.time)
         self.meter = ProgressReader(self.folder, self.made, clock=self.time)
         self.told: list[Event] = []
         self.said: list[str] = []
@@ -72,10 +72,10 @@ class Site:
         return self.vertex.get(self.made.name)
 
     def lines(self) -> list[Line]:
-        return self.reader.new()
+        return self.reader.read_new()
 
     def progress(self) -> Progress | None:
-        return self.meter.new()
+        return self.meter.read_new()
 
     def watch(self, **more: Any) -> WatchResult:
         return watch(self, self.told.append, self.time, **{"wait_seconds": 100.0, **more})

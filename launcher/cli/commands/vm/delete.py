@@ -40,10 +40,10 @@ def check_ended(machine: Machine) -> None:
     """A VM that trains is ended by its run, unless that has ended. Raises UsageError, LaunchError: its folder can't be
     read."""
     from launcher.cli.flows.find_vm import of_work
-    from launcher.compute.lifecycle import end_of
+    from launcher.compute.lifecycle import training_end
 
     try:
-        ended = not machine.trains or end_of(machine) is not None
+        ended = not machine.trains or training_end(machine) is not None
     except LaunchError as error:
         own = f"gcloud compute instances delete {machine.name} --zone={machine.zone} --project={machine.project}"
         raise LaunchError(
@@ -90,14 +90,14 @@ def deleted(compute: Compute, machine: Machine) -> str:
     from launcher.backend.base import CreateRefused, GoneError
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
-    from launcher.compute.lifecycle import begun, finished
+    from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.route import alias
 
     with waited_for(machine):
         say(f"deleting {machine.name}")
         try:
-            finished(compute, begun(lambda: compute.delete(machine)), say)
+            wait_for_operation(compute, begin_change(lambda: compute.delete(machine)), say)
             how = "deleted"
         except GoneError:
             how = "gone already"

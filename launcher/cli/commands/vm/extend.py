@@ -120,12 +120,12 @@ def moved(compute: Compute, machine: Machine, ends: int) -> Machine:
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
-    from launcher.compute.lifecycle import begun, finished
+    from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
 
     with waited_for(machine):
         try:
-            finished(compute, begun(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
+            wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
         except CreateRefused as error:
             raise explained(error, machine) from error
     return compute.instance(machine.zone, machine.id)

@@ -58,13 +58,13 @@ def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
     Raises LaunchError: the VMs can't be listed.
     """
     from launcher.cli.flows.find_vm import OURS, say, tell_unread
-    from launcher.compute.lifecycle import google_now, stock
+    from launcher.compute.lifecycle import google_now, list_disks
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
     calls: dict[str, Callable[[], Any]] = {
         "fleet": lambda: compute.instances(OURS),
-        "stock": lambda: stock(compute, OURS),
+        "stock": lambda: list_disks(compute, OURS),
         "now": lambda: google_now(compute),
     }
     found = together(calls)
@@ -129,13 +129,13 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
 
 def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
     """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
-    from launcher.compute.vm_cost import of_machine, price_of, usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
     from launcher.jobs.vm import DOWN
     from launcher.text import usd_text
 
     if machine.status in DOWN:
-        own = of_machine(disks, machine)
-        usd = usd_a_month(own) if own else None
+        own = disks_of(machine, disks)
+        usd = disks_usd_per_month(own) if own else None
         return "?" if usd is None else f"${usd:,.0f}/month"
     price = price_of(machine)
     usd = usd_so_far(machine, price, now)

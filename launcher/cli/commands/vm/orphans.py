@@ -50,13 +50,13 @@ def show_orphans(
 def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
     """How the VMs that train have ended, by their numbers; folders that can't be read are told."""
     from launcher.cli.flows.find_vm import say
-    from launcher.compute.lifecycle import end_of
+    from launcher.compute.lifecycle import training_end
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
     training = {machine.id: machine for machine in machines if machine.trains}
     found = {}
-    for number, answer in together({number: partial(end_of, one) for number, one in training.items()}).items():
+    for number, answer in together({number: partial(training_end, one) for number, one in training.items()}).items():
         if isinstance(answer, LaunchError):
             say(f"whether {training[number].name} has ended isn't known: {answer.problem}")
         elif answer is not None:
@@ -69,7 +69,7 @@ def of_machines(
 ) -> Iterator[Orphan]:
     """The VMs among them."""
     from launcher.cli.ui.vm_text import state_text
-    from launcher.compute.vm_cost import of_machine, usd_in_all
+    from launcher.compute.vm_cost import disks_of, vm_usd_per_month
     from launcher.jobs.orphans import needless
 
     for machine in machines:
@@ -82,7 +82,7 @@ def of_machines(
                 about=f"{machine.machine_type} {machine.provisioning}, {state_text(machine)}",
                 why=why,
                 because=end.cleanup if end else "",
-                usd_per_month=usd_in_all(machine, of_machine(disks, machine)),
+                usd_per_month=vm_usd_per_month(machine, disks_of(machine, disks)),
                 remove=removal(machine, has_ended=end is not None),
             )
 
@@ -96,7 +96,7 @@ def removal(machine: Machine, *, has_ended: bool) -> str:
 
 def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
     """The disks among them."""
-    from launcher.compute.vm_cost import usd_a_month
+    from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.jobs.orphans import without_vm
 
     for disk in without_vm(disks, machines):
@@ -106,7 +106,7 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -
             zone=disk.zone,
             about=f"disk, {disk.size_gb} GB {disk.kind}",
             why="it belongs to no VM",
-            usd_per_month=usd_a_month([disk]),
+            usd_per_month=disks_usd_per_month([disk]),
             remove=f"gcloud compute disks delete {disk.name} --zone={disk.zone} --project={project}",
         )
 

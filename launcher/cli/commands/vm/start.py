@@ -44,20 +44,20 @@ def started(compute: Compute, machine: Machine) -> Machine:
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
-    from launcher.compute.lifecycle import changed, settled
+    from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.jobs.vm import UP
 
     running = frozenset({"RUNNING"})
     with waited_for(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is being stopped; it starts after that")
-            machine = settled(compute, machine, STOPPED, say)
+            machine = wait_for_status(compute, machine, STOPPED, say)
         elif machine.status in UP:
-            return settled(compute, machine, running, say)
+            return wait_for_status(compute, machine, running, say)
         say(f"starting {machine.name}" + (f"; {note}" if (note := NOTES.get(machine.provisioning)) else ""))
         try:
             forget_lease(compute, machine)
-            return changed(compute, machine, lambda: compute.start(machine), running, say)
+            return change_and_wait(compute, machine, lambda: compute.start(machine), running, say)
         except CreateRefused as error:
             raise explained(error, machine) from error
 
@@ -65,11 +65,11 @@ def started(compute: Compute, machine: Machine) -> Machine:
 def forget_lease(compute: Compute, machine: Machine) -> None:
     """Take away the end that somebody has moved the last lease to: it may be a minute from now. Raises LaunchError."""
     from launcher.cli.flows.find_vm import say
-    from launcher.compute.lifecycle import begun, finished
+    from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
 
     if machine.lease_moved_to is not None:
-        finished(compute, begun(lambda: compute.set_metadata(machine, LEASE, None)), say)
+        wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, None)), say)
 
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:

@@ -59,15 +59,15 @@ def look(compute: Compute, machine: Machine) -> Seen:
     import time
 
     from launcher.cli.flows.find_vm import say
-    from launcher.compute.lifecycle import Stock, google_now, stock
-    from launcher.compute.vm_cost import of_machine, price_of
+    from launcher.compute.lifecycle import DiskList, google_now, list_disks
+    from launcher.compute.vm_cost import disks_of, price_of
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
 
     found = together(
         {
             "now": lambda: google_now(compute),
-            "disks": lambda: stock(compute, f'labels.launch-run="{machine.run}"'),
+            "disks": lambda: list_disks(compute, f'labels.launch-run="{machine.run}"'),
             "says": lambda: compute.guest_attributes(machine) if machine.status == "RUNNING" else {},
             "operations": lambda: compute.operations_of(machine.zone, machine.id),
         }
@@ -81,7 +81,7 @@ def look(compute: Compute, machine: Machine) -> Seen:
     return Seen(
         machine=machine,
         price=price_of(machine),
-        disks=of_machine(disks.disks if isinstance(disks, Stock) else (), machine),
+        disks=disks_of(machine, disks.disks if isinstance(disks, DiskList) else ()),
         says=says if isinstance(says, dict) else {},
         operations=tuple(filter(is_telling, operations if isinstance(operations, tuple) else ()))[:TOLD],
         now=now if isinstance(now, float) else time.time(),
@@ -125,7 +125,7 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
     """What it costs, and when it ends."""
     from launcher.cli.ui.text import clock_text
     from launcher.cli.ui.vm_text import price_and_end
-    from launcher.compute.vm_cost import usd_a_month, usd_so_far
+    from launcher.compute.vm_cost import disks_usd_per_month, usd_so_far
     from launcher.jobs.vm import DOWN
     from launcher.text import rough_duration, usd_text
 
@@ -135,7 +135,7 @@ def money(seen: Seen) -> Iterator[tuple[str, str]]:
     if so_far and machine.started is not None:
         yield "cost", f"{usd_text(so_far, seen.price.approx)} since its last start ({clock_text(machine.started, now)})"
     for disk in seen.disks:
-        usd = usd_a_month([disk])
+        usd = disks_usd_per_month([disk])
         costs = "price unknown" if usd is None else f"{usd_text(usd, approx=True)} a month"
         down = machine.status in DOWN
         yield "disk", f"{disk.size_gb} GB {disk.kind}, {costs}{', while it is stopped too' if not down else ''}"

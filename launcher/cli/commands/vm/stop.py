@@ -41,17 +41,19 @@ def stopped(compute: Compute, machine: Machine) -> Machine:
     from launcher.backend.base import CreateRefused
     from launcher.cli.flows.find_vm import say, waited_for
     from launcher.cli.flows.vm_errors import explained
-    from launcher.compute.lifecycle import changed, settled
+    from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.compute.vm_cost import has_local_ssd
 
     discard = has_local_ssd(machine)
     with waited_for(machine):
         if machine.status in STOPPING:
             say(f"{machine.name} is being stopped already")
-            return settled(compute, machine, STOPPED, say)
+            return wait_for_status(compute, machine, STOPPED, say)
         say(f"stopping {machine.name}{': what lies on /mnt/localssd is lost' if discard else ''}")
         try:
-            return changed(compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say)
+            return change_and_wait(
+                compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say
+            )
         except CreateRefused as error:
             raise explained(error, machine) from error
 
@@ -75,12 +77,12 @@ def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
 def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
     """The disks of a VM; none where they can't be read, which is told."""
     from launcher.cli.flows.find_vm import say
-    from launcher.compute.lifecycle import stock
-    from launcher.compute.vm_cost import of_machine
+    from launcher.compute.lifecycle import list_disks
+    from launcher.compute.vm_cost import disks_of
     from launcher.errors import LaunchError
 
     try:
-        return of_machine(stock(compute, f'labels.launch-run="{machine.run}"').disks, machine)
+        return disks_of(machine, list_disks(compute, f'labels.launch-run="{machine.run}"').disks)
     except LaunchError as error:
         say(f"its disk can't be read: {error.problem}")
         return ()
@@ -88,12 +90,12 @@ def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
 
 def disks_text(disks: Sequence[Disk]) -> str:
     """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
-    from launcher.compute.vm_cost import usd_a_month
+    from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.text import usd_text
 
     if not disks:
         return "its disk is still billed"
-    usd = usd_a_month(disks)
+    usd = disks_usd_per_month(disks)
     what = " and ".join(f"{disk.size_gb} GB {disk.kind}" for disk in disks)
     return f"its disk ({what}) " + (
         "is still billed" if usd is None else f"still costs {usd_text(usd, approx=True)} a month"

@@ -112,7 +112,7 @@ def test_cancel_removes_what_a_run_that_has_ended_left(job: Job, site: VmSite) -
     job.cloud.compute.power_off(run)
     site.clock.advance(120)
     assert f"launch cancel {run}" in job.launch("vm", "list", "--orphans").out
-    assert f"{run} is still there, stopped" in job.launch("cancel", run).err
+    assert f"{run} is stopped but not deleted" in job.launch("cancel", run).err
     assert job.cloud.compute.names() == []
 
 
@@ -130,7 +130,7 @@ def test_new_beside_a_run_that_has_ended(job: Job, site: VmSite) -> None:
     run = job.data("vm", "job.yaml", "--run", "--dry-run")["run"]
     job.launch(*RUN)
     again = job.launch(*RUN)
-    assert "has succeeded; nothing was started" in again.err
+    assert "has already succeeded" in again.err
     assert f"{run} succeeded in 1 min" in again.out
     followed = job.launch("follow", f"gs://my-bucket/runs/{run}")
     assert f"{run} succeeded in 1 min" in followed.out
