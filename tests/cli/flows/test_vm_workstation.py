@@ -35,7 +35,7 @@ def test_no_vm_is_made_that_could_not_be_reached(vms: Vms, tools: Path, missing:
 def test_no_vm_is_made_whose_user_is_unknown(vms: Vms, tools: Path) -> None:
     vms.env["CLOUDSDK_CORE_ACCOUNT"] = ""
     ran = vms.launch(*MAKE, code=2)
-    assert "gcloud has no account" in ran.err
+    assert "gcloud has none" in ran.err
     assert "launch ssh NAME --user USER" in ran.err
     assert not vms.asked("POST")
     vms.launch(*MAKE, "--detach")
