@@ -1,4 +1,4 @@
-"""`python -m launcher` is `launch`."""
+"""Run `launch` as `python -m launcher`."""
 
 from launcher.cli import main
 

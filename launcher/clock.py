@@ -1,4 +1,4 @@
-"""The clock of all code that waits; tests pass a fake one."""
+"""The clock of all code that waits; tests pass a fake clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Clock(NamedTuple):
-    """A monotonic time in seconds, and a sleep of so many seconds."""
+    """A monotonic time and a sleep, both in seconds."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -18,6 +18,9 @@ REAL: Final = Clock()
 
 
 def stopwatch(clock: Clock, wall: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that returns the seconds since now, including sleep, during which a monotonic clock stops."""
+    """Return a function that returns the seconds since this call.
+
+    Time in system sleep counts: `wall` advances during it, a monotonic clock does not.
+    """
     began, began_wall = clock.now(), wall()
     return lambda: max(clock.now() - began, wall() - began_wall)

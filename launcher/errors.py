@@ -1,7 +1,7 @@
-"""Everything that launch can fail with, on one screen.
+"""The errors of launch and the exit code of each.
 
 An error says what is wrong (`problem`), what to do next (`hint`), and which exit code a script sees. `launcher.cli`
-has the one handler; SDK errors are turned into these in `launcher.gcp` and the packages that call Google.
+prints them; SDK errors are turned into these in `launcher.gcp` and the packages that call Google.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final, NamedTuple
 
 MOST_PROBLEMS: Final = 19
-"""Problems that a SpecError's message shows, of two lines each; with the count of the others at most 40 lines."""
+"""Most problems in a SpecError's message: at two lines each, with the count of the others, 40 lines at most."""
 
 
 class LaunchError(Exception):
-    """launch's own error; the root of the tree."""
+    """Base class of launch's errors."""
 
     exit_code: ClassVar[int] = 1
     data: dict[str, Any] | None = None
-    """With `-o json`, the document of the command that failed; the error is printed in it."""
+    """The document of the failed command for `-o json`; the error is added to it."""
 
     def __init__(self, problem: str, hint: str = "", *, field: str = "") -> None:
-        """`field` is the dotted field of the spec that caused it (`machine.gpus`, `regions.0`), if one did."""
+        """`field` is the dotted spec field that caused the error (`machine.gpus`, `regions.0`); empty if none did."""
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
         self.field = field
 
     def locate(self, where: str) -> None:
-        """Put the place of the field (``file:line``, or a flag) before the problem."""
+        """Prefix the problem with its location (``file:line`` or a flag)."""
         self.problem, self.field = f"{where}: {self.problem}", ""
         self.args = (self.problem,)
 
@@ -36,16 +36,16 @@ class LaunchError(Exception):
 
 
 class UsageError(LaunchError):
-    """A flag or an argument that can't be taken."""
+    """An invalid flag or argument."""
 
     exit_code = 2
 
 
 class Problem(NamedTuple):
-    """One thing wrong in a spec.
+    """One problem in a spec.
 
-    `where` is ``file:line`` or the flag that said it; `what` names the field and the value; `fix` says what would be
-    right, and may be empty.
+    `where` is ``file:line`` or the flag that set the value; `what` names the field and the value; `fix` says what to
+    write instead (may be empty).
     """
 
     where: str
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 class SpecError(UsageError):
-    """A spec that can't be read or can't be meant: all of its problems at once."""
+    """An invalid spec, with all of its problems at once."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         more = len(problems) - MOST_PROBLEMS
@@ -67,7 +67,7 @@ class SpecError(UsageError):
 
 
 class PlanRefused(UsageError):
-    """A spec that is well-formed but can't work, or would cost more than it may."""
+    """A well-formed spec that cannot run on its target, or that could cost more than its cap."""
 
 
 class JobFailed(LaunchError):
@@ -83,13 +83,13 @@ class NotAuthorised(LaunchError):
 
 
 class NoCapacity(LaunchError):
-    """No capacity or no quota in any place that the plan may use."""
+    """No capacity or no quota in any placement of the plan."""
 
     exit_code = 5
 
 
 class StillRunning(LaunchError):
-    """A time limit ended the watch; the job goes on."""
+    """A time limit ended the watch; the job continues."""
 
     exit_code = 6
 

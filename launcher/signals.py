@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as exceptions."""
+"""Raise SIGTERM and SIGHUP as exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP was received: everything stops as after Ctrl-C. `signum` is the signal's number."""
+    """SIGTERM or SIGHUP was received: handled like Ctrl-C. `signum` is the signal's number."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -28,7 +28,7 @@ def signals_stop() -> Iterator[None]:
 
     def stop(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)
-        if len(received) == 1:  # a closed terminal sends several; the first one has begun the stop
+        if len(received) == 1:  # a closed terminal sends several; the stop has already begun
             raise Stopped(signum)
 
     main = threading.current_thread() is threading.main_thread()

@@ -1,6 +1,6 @@
-"""The `launch` command. Each command is a file of its own here; nothing below prints.
+"""The `launch` command. Each command is one file in `commands/`; only this package prints.
 
-This file loads nothing heavy: a command's own imports happen when it runs.
+Imports nothing heavy: each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from launcher.errors import INTERRUPTED, LaunchError
 
 
 def main() -> None:
-    """The console script: run the command and end this process.
+    """Run the command and exit the process: the console script's entry point.
 
-    It ends at once, without tearing the interpreter down, and nothing is collected before: that is a sixth of a dry
-    run's CPU time (benchmarks/startup.py). What must be closed is closed by then.
+    Skips garbage collection and the interpreter's shutdown, which take a sixth of a dry run's CPU time
+    (benchmarks/startup.py). Commands close their files before they return.
     """
     gc.disable()
-    os._exit(printed())
+    os._exit(run_and_flush())
 
 
-def printed() -> int:
-    """Run the command with streams of launch's own, to the last byte; the exit code is returned."""
+def run_and_flush() -> int:
+    """Run the command with UTF-8 streams, flush them, and return the exit code."""
     code = 0
     try:
         streams.prepare()
         code = run()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BrokenPipeError):  # `launch … | head`: the reader has enough
+            with suppress(BrokenPipeError):  # `launch … | head`: the reader closed the pipe
                 stream.flush()
     except LaunchError as error:
-        if not code:  # else it has failed, and has said so
+        if not code:  # else the command has already printed its error
             show_error(error)
         return code or error.exit_code
     except KeyboardInterrupt:
@@ -45,9 +45,9 @@ def printed() -> int:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run a command line (None: that in `sys.argv`); an error becomes one message, and the exit code is returned.
+    """Run a command line (default: `sys.argv`), print its error if it fails, and return the exit code.
 
-    With `-o json` the error is on stdout as well, in the command's one JSON document (docs/output.md).
+    With `-o json` the error is also printed to stdout, in the command's one JSON document (docs/output.md).
     """
     from launcher.cli.app import app
 
@@ -80,17 +80,17 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def stop_code(end: BaseException | None) -> int:
-    """128 and the number of the signal that stopped the command: Ctrl-C's, or that of `running.Stopped`. 0: none did.
+    """Return 128 plus the number of the signal that stopped the command (SIGINT, or that of `signals.Stopped`), or 0.
 
-    Typer makes an exit with 130 of either, whose cause it keeps.
+    Typer turns either into an exit with 130 and keeps the cause.
     """
-    stop = next((one for one in causes(end) if isinstance(one, KeyboardInterrupt)), None)
+    stop = next((cause for cause in causes(end) if isinstance(cause, KeyboardInterrupt)), None)
     return 128 + getattr(stop, "signum", INTERRUPTED - 128) if stop else 0
 
 
 def causes(end: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it."""
-    seen: set[int] = set()  # `raise error from error` makes a chain without an end
+    """Yield an exception and its causes, newest first."""
+    seen: set[int] = set()  # `raise error from error` makes an endless chain
     while end and id(end) not in seen:
         seen.add(id(end))
         yield end
@@ -98,8 +98,7 @@ def causes(end: BaseException | None) -> Iterator[BaseException]:
 
 
 def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
-    """With `-o json`, print why the command line was refused, or what a command that was interrupted left (the notes
-    of its KeyboardInterrupt)."""
+    """With `-o json`, print the usage error, or the notes of the KeyboardInterrupt that stopped the command."""
     for cause in causes(end):
         if isinstance(cause, KeyboardInterrupt):
             from signal import Signals
@@ -107,14 +106,16 @@ def show_exit(words: Sequence[str], end: BaseException, code: int) -> None:
             notes = "\n".join(getattr(cause, "__notes__", ()))
             show_failure(words, f"interrupted ({Signals(code - 128).name})", notes, code)
             return
-        if (message := getattr(cause, "format_message", None)) is not None:  # Typer's own error; it has printed it
+        if (
+            message := getattr(cause, "format_message", None)
+        ) is not None:  # Typer's own error, already printed as text
             context = getattr(cause, "ctx", None)
             show_failure(words, message(), f"{context.command_path} --help" if context else "", code)
             return
 
 
 def show_failure(words: Sequence[str], problem: str, hint: str, code: int, data: dict[str, Any] | None = None) -> bool:
-    """Print how the command failed as JSON. Return whether that was asked for."""
+    """Print the failure as JSON if the command line asks for JSON; return whether it does."""
     from launcher.cli.options import Output
     from launcher.cli.ui.documents import output_of, print_failure
 
@@ -124,11 +125,11 @@ def show_failure(words: Sequence[str], problem: str, hint: str, code: int, data:
 
 
 MOST_LINES: Final = 40
-"""Lines of an error's message, its hint included."""
+"""Most lines of an error message, including its hint."""
 
 
 def show_error(error: LaunchError) -> None:
-    """What is wrong, and what to do next, on stderr."""
+    """Print the problem and the hint to stderr."""
     from launcher.cli.ui.plan_page import fitted
 
     hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []
@@ -137,6 +138,6 @@ def show_error(error: LaunchError) -> None:
 
 
 def first_lines(text: str, most: int) -> list[str]:
-    """Return a text's lines; of more than `most` the first, and how many more there are."""
+    """Return the first `most` lines of a text; the last one counts the lines that were dropped."""
     lines = text.split("\n")
     return lines if len(lines) <= most else [*lines[: most - 1], f"… and {len(lines) - most + 1} more lines"]

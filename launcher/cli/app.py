@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""The root command `launch`."""
 
 from __future__ import annotations
 

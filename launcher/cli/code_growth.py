@@ -1,4 +1,4 @@
-"""How the code has grown since the newest run of the job on this machine: usually by output that a script wrote."""
+"""Detect that the code grew since the job's last local run, usually by output that a script wrote."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from launcher.plan.model import Content, Plan
 from launcher.text import plural, size_text
 
 MUCH: Final = 1_000_000
-"""Bytes more than last time that are worth a line."""
+"""Bytes of growth that are reported."""
 MOST_NAMED: Final = 3
 
 
 def grown_since(name: str, output: str, files: Sequence[File], content: Content) -> str:
-    """Return `29 kB in 10 files -> 179 MB in 11 files since a-1a2b3c4d; out/ckpt.pt (179 MB)`, or "" if it has not.
+    """Return `29 kB in 10 files -> 179 MB in 11 files since a-1a2b3c4d; out/ckpt.pt (179 MB)`, or "" without growth.
 
-    `output` is a folder with runs on this machine. The files named are younger than that run's plan.
+    `output` is a folder with local runs. The named files are newer than that run's plan.
     """
     for path in sorted(Path(output).glob(f"{glob.escape(name)}-*/{contract.PLAN}"), key=_time, reverse=True):
         plan = _plan(path)
@@ -30,8 +30,8 @@ def grown_since(name: str, output: str, files: Sequence[File], content: Content)
             continue
         if content.size - plan.image.size < MUCH:
             return ""
-        young = [file for file in files if file.link is None and _time(file.path) > _time(path)]
-        sizes = {file.name: file.path.stat().st_size for file in young}
+        newer = [file for file in files if file.link is None and _time(file.path) > _time(path)]
+        sizes = {file.name: file.path.stat().st_size for file in newer}
         largest = sorted(sizes, key=lambda one: -sizes[one])[:MOST_NAMED]
         before = f"{size_text(plan.image.size)} in {plural(plan.image.files, 'file')}"
         now = f"{size_text(content.size)} in {plural(content.files, 'file')} since {plan.run}"
@@ -46,7 +46,7 @@ def _time(path: Path) -> float:
 
 
 def _plan(path: Path) -> Plan | None:
-    """Return the plan in a file, or None if it can't be read."""
+    """Return the plan in a file, or None if it is unreadable."""
     with suppress(OSError):
         stored = read(path.read_bytes())
         return stored.plan if stored else None

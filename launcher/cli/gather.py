@@ -1,4 +1,4 @@
-"""What planning needs of the world, gathered before it starts: the spec, files and their hashes, gcloud's settings."""
+"""Gather what planning needs: the spec, the files and their hashes, gcloud's settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from launcher.workspace.user_functions import check_functions, packaged_function
 STARTUP = Path(__file__).resolve().parent.parent / "compute" / "startup.sh"
 """The startup script of every VM."""
 
-
 PROJECT_ID = re.compile(r"(([-a-z0-9]{1,63}\.)*([a-z]([-a-z0-9]{0,61}[a-z0-9])?):)?[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""What gcloud takes as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
+"""What gcloud accepts as core/project (Google Cloud SDK 528.0.0, core/properties.py: _VALID_PROJECT_REGEX)."""
 
 
 class Inputs(NamedTuple):
-    """A spec and what is around it: the folder with the user's code, if there is one, and the image's files."""
+    """The inputs of a plan: the spec, its context, the folder with the user's code (or None), and the image's files."""
 
     spec: JobSpec
     context: Context
@@ -57,20 +56,20 @@ def gather(
     in_place: bool = False,
     project_id: str | None = None,
 ) -> Inputs:
-    """Read the spec (the built-in default when `path` is None), apply the flags, look around.
+    """Read the spec (default: the built-in job), apply the flags, and collect its context.
 
-    `more` are changes of the spec beside the flags. With `image_only` nothing will run, so a project is needed only
-    where the spec names neither repository nor image. `in_place`: the processes start in the code's own folder.
-    `project_id` stands in where gcloud has no project.
+    `more` are overrides besides those of the flags. With `image_only` nothing will run, so a project is needed only if
+    the spec names neither a repository nor an image. `in_place`: the processes start in the code's own folder.
+    `project_id` is used if gcloud has no project.
 
     Raises:
-        SpecError: the spec or a flag can't be taken.
-        UsageError: no project is set, or what the spec names isn't there.
+        SpecError: the spec or a flag is invalid.
+        UsageError: no project is set, or a file that the spec names does not exist.
     """
     refuse_python(path)
     located = read_located(path or built_in(target, training=training), [*overrides(flags), *more])
     with located.naming_places():
-        return looked_around(
+        return collect_context(
             located,
             target,
             path,
@@ -83,7 +82,7 @@ def gather(
         )
 
 
-def looked_around(
+def collect_context(
     located: Located,
     target: Target,
     path: Path | None,
@@ -95,14 +94,14 @@ def looked_around(
     in_place: bool,
     project_id: str | None,
 ) -> Inputs:
-    """Gather what a spec needs besides itself. Raises UsageError."""
+    """Collect the context of a spec: project, code, hashes, warnings. Raises UsageError."""
     spec = located.spec
     if target == "local":
         spec = with_local_output(spec)
     beside = folder_of(path) if path else None
     spec = with_builtin(spec, beside)
     folder = code_folder(spec, beside) if training else None
-    left_out = no_code(spec, path, target)
+    left_out = excluded_paths(spec, path, target)
     found = own_code(spec, folder, left_out)
     if training and not image_only:
         check_data(spec, folder, [file.name for file in found.files], target, in_place=in_place)
@@ -146,16 +145,16 @@ def looked_around(
 
 
 def refuse_python(path: Path | None) -> None:
-    """Raises UsageError: it is the script, where the spec that names it is meant."""
+    """Refuse a script in place of the spec. Raises UsageError."""
     if path and path.suffix == ".py":
         raise UsageError(
-            f"{path} is a Python file, and launch takes a spec (YAML) that names it",
-            f"`launch init` writes one; in it: run: {{script: {path.name}}}",
+            f"{path} is a Python file; launch takes a spec (YAML) that names it",
+            f"launch init writes a spec; set in it: run: {{script: {path.name}}}",
         )
 
 
 def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
-    """The user's code, and what the training image has besides. Raises UsageError: a file isn't there."""
+    """Return the user's code with launch's own files of the image. Raises UsageError: a file does not exist."""
     return own._replace(
         recipe=tuple(content.recipe()),
         trainer=tuple(content.trainer()),
@@ -165,13 +164,13 @@ def with_image(own: Source, spec: JobSpec, beside: Path | None) -> Source:
 
 
 def built_in(target: Target, *, training: bool) -> Path:
-    """The spec that is meant where none is named."""
+    """Return the path of the default spec."""
     name = "default.yaml" if training or target != "vm" else "vm-default.yaml"
     return content.data_folder("job_specs") / name
 
 
 def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> code_files.Code:
-    """The user's files, which are not too many, and what `run` names is among them. Raises UsageError."""
+    """Return the user's files. Raises UsageError: a file that `run` names is missing, or they exceed the size limit."""
     if folder is None:
         return code_files.Code([], [])
     found = code_files.code(folder, without)
@@ -184,7 +183,7 @@ def own_code(spec: JobSpec, folder: Path | None, without: frozenset[Path]) -> co
 
 
 def ignored(spec: JobSpec, folder: Path, found: code_files.Code, left_out: frozenset[Path]) -> tuple[str, ...]:
-    """Return the files that the script or its arguments name, and that the image won't have."""
+    """Return the files that the script or its arguments name but that the image will not contain."""
     from launcher.workspace.ignored_files import named_but_ignored
 
     known = [path.relative_to(folder).as_posix() for path in left_out if folder in path.parents]
@@ -192,19 +191,19 @@ def ignored(spec: JobSpec, folder: Path, found: code_files.Code, left_out: froze
 
 
 def outside(spec: JobSpec, folder: Path, found: code_files.Code) -> tuple[str, ...]:
-    """Return the paths of the script or its arguments that lead out of the code's folder."""
+    """Return the paths that the script or its arguments name outside the code folder."""
     from launcher.workspace.ignored_files import named_outside
 
     return named_outside(spec, folder, [file.name for file in found.files])
 
 
 def local_runs(spec: JobSpec) -> str:
-    """Return the folder of the spec's runs on this machine: its output, or where a rehearsal writes by default."""
+    """Return the folder of the spec's runs on this machine (default: ./runs)."""
     return spec.output if spec.output and not spec.output.startswith("gs://") else "runs"
 
 
 def with_local_output(spec: JobSpec) -> JobSpec:
-    """A local output as a full path (default: ./runs), because the processes run in another folder."""
+    """Return the spec with a local output as a full path (default: ./runs): the processes run in another folder."""
     output = spec.output or "runs"
     if output.startswith("gs://"):
         return spec
@@ -212,32 +211,34 @@ def with_local_output(spec: JobSpec) -> JobSpec:
 
 
 def full_path(output: str) -> str:
-    """A local output, from the root and with `~` resolved.
+    """Return a local output as an absolute path, with `~` expanded.
 
     Raises:
-        UsageError: there is no such home, or the path can't be written as text.
+        UsageError: the home folder does not exist, or the path is not valid UTF-8.
     """
     try:
         path = Path(output).expanduser().resolve().as_posix()
         path.encode()
     except RuntimeError as error:  # no such user; links that lead to each other
-        raise UsageError(f"output {output}: {error}", "Give a full path.", field="output") from None
+        raise UsageError(f"output {output}: {error}", "Use a full path: --output /FULL/PATH", field="output") from None
     except UnicodeEncodeError:
-        hint = "Give another folder: --output DIR"
-        raise UsageError("the output's full path isn't UTF-8", hint, field="output") from None
+        hint = "Use another folder: --output DIR"
+        raise UsageError("the full path of the output is not valid UTF-8", hint, field="output") from None
     return path
 
 
 def folder_of(path: Path) -> Path | None:
-    """The spec's folder, which its paths are relative to; None where the spec comes from a pipe or a device."""
+    """Return the spec's folder, which its paths are relative to; None if the spec comes from a pipe or a device."""
     folder = path.parent.resolve()
-    device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…): whatever stands behind it
+    device = folder == Path("/dev") or folder.is_relative_to("/proc")  # /dev/stdin, <(…)
     return None if device or not path.is_file() else folder
 
 
 def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
-    """Return the spec with launch_train where `run.module` calls it by its old name, `train`: no program of the user's
-    code has that name."""
+    """Return the spec with `run.module: train`, the trainer's old name, as launch_train.
+
+    Unchanged if the user's code has a module of that name.
+    """
     package, dot, rest = (spec.run.module or "").partition(".")
     if package != OLD_BUILTIN:
         return spec
@@ -248,10 +249,10 @@ def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
 
 
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
-    """`image.code`, or the spec's own folder when it names a script, a module, functions or files of data there.
+    """Return `image.code`, or the spec's folder if it names a script, module, functions or data files there, or None.
 
     Raises:
-        UsageError: the spec lies in no folder, and one is needed.
+        UsageError: a folder is needed, but the spec was not read from a file.
     """
     if folder := below(beside, "image.code", spec.image.code):
         return Path(os.path.realpath(folder))
@@ -264,15 +265,15 @@ def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
     if beside is None:
         field, name = next(iter(own.items()))
         raise UsageError(
-            f"{field}: {name} is looked for beside the spec, and this spec lies in no folder",
-            "Say where your code is: --set image.code=/FULL/PATH",
+            f"{field}: {name} is relative to the spec's folder, but this spec was not read from a file",
+            "Set the code folder: --set image.code=/FULL/PATH",
             field=field,
         )
     return beside
 
 
 def own_requirements(spec: JobSpec, beside: Path | None) -> str:
-    """The text of `image.requirements`, empty where there is none. Raises UsageError."""
+    """Return the text of `image.requirements`, or an empty text. Raises UsageError."""
     path = below(beside, "image.requirements", spec.image.requirements)
     if path is None:
         return ""
@@ -282,66 +283,67 @@ def own_requirements(spec: JobSpec, beside: Path | None) -> str:
 
 
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:
-    """A path that the spec gives relative to itself; None where it gives none.
+    """Return the path of a field that is relative to the spec's folder; None if the field is not set.
 
     Raises:
-        UsageError: the spec lies in no folder.
+        UsageError: the path is relative, but the spec was not read from a file.
     """
     if name is None:
         return None
     if beside is None and not Path(name).is_absolute():
         raise UsageError(
-            f"{field}: {name} is relative to the spec's file, and this spec lies in no folder",
-            f"Give the full path: --set {field}=/FULL/PATH",
+            f"{field}: {name} is relative to the spec's folder, but this spec was not read from a file",
+            f"Use the full path: --set {field}=/FULL/PATH",
             field=field,
         )
     return (beside or Path("/")) / name
 
 
-def no_code(spec: JobSpec, path: Path | None, target: Target) -> frozenset[Path]:
-    """The spec's own file (another limit is not another run), and the folder that local runs are written to."""
+def excluded_paths(spec: JobSpec, path: Path | None, target: Target) -> frozenset[Path]:
+    """Return paths that are not code: the spec itself (a new limit is the same run) and the local output."""
     spec_files = [path.resolve(), path.parent.resolve() / path.name] if path else []  # it may be a link
     output = [Path(spec.output)] if target == "local" and spec.output and not spec.output.startswith("gs://") else []
     return frozenset([*spec_files, *output])
 
 
 def check_script(script: str, folder: Path, names: Sequence[str]) -> None:
-    """`run.script` is part of the code. Raises UsageError, which names what is like it."""
+    """Check that `run.script` is one of the code files. Raises UsageError, with similar names."""
     name = posixpath.normpath(script)
     if name in names:
         return
     if (forward := name.replace("\\", "/")) in names:  # as Windows writes it; the job runs on Linux
         hint = f"Write it with forward slashes: --set run.script={forward}"
     elif not name.startswith(("/", "../")) and os.path.isfile(folder / name):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
-        hint = "It is there, but .gitignore, .dockerignore or its folder's name leaves it out."
+        hint = "The file exists, but .gitignore, .dockerignore or its folder's name excludes it."
     else:
-        hint = did_you_mean(near_scripts(name, names), "It is relative to image.code.")
-    raise UsageError(f"run.script: {script} isn't among the code in {folder}", hint, field="run.script")
+        hint = did_you_mean(near_scripts(name, names), "The path is relative to image.code.")
+    raise UsageError(f"run.script: {script} not found in the code in {folder}", hint, field="run.script")
 
 
 def project(target: Target, environ: Mapping[str, str], stand_in: str | None = None) -> str:
-    """gcloud's project, or `stand_in` where it has none; a rehearsal on this machine needs none.
+    """Return gcloud's project, or `stand_in` if it has none, or `local` for a run on this machine.
 
     Raises:
-        UsageError: none is set, or it can't be a project's id.
+        UsageError: no project is set, or it is not a project ID.
     """
     found = gcloud_config.setting("core/project", environ) or stand_in
     if not found and target != "local":
         raise UsageError(
             "no Google Cloud project is set",
-            "gcloud config set project PROJECT\nor: export CLOUDSDK_CORE_PROJECT=PROJECT (any name does for a dry run)",
+            "gcloud config set project PROJECT\n"
+            "or: export CLOUDSDK_CORE_PROJECT=PROJECT (any name works for a dry run)",
         )
     if found and target != "local" and not PROJECT_ID.fullmatch(found):
         raise UsageError(
-            f"{found!r} is not a project id (lower-case letters, digits and -)",
-            "gcloud projects list shows the ids; then: gcloud config set project PROJECT_ID\n"
+            f"invalid project ID {found!r} (use lower-case letters, digits and -)",
+            "gcloud projects list shows the project IDs; then: gcloud config set project PROJECT_ID\n"
             "or: export CLOUDSDK_CORE_PROJECT=PROJECT_ID",
         )
     return found or "local"
 
 
 def owner(environ: Mapping[str, str]) -> str:
-    """For whom a run computes: gcloud's account, else the user of this machine."""
+    """Return the owner of a run: gcloud's account, else the user of this machine."""
     import getpass
 
     account = gcloud_config.setting("core/account", environ)

@@ -1,6 +1,6 @@
-"""The help of a command: its options in groups, and two examples at the end, in 80 columns.
+"""The help of a command: options in groups, then two examples, in 80 columns.
 
-Plain text: rich's panels cost 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
+Plain text: rich's panels cost 70 ms of CPU, as much as the rest of a start (benchmarks/startup.py).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ CONNECTION: Final = "Connection"
 OUTPUT: Final = "Output"
 COMMON: Final = "Common options"
 GROUPS: Final = (RUN, MACHINE, WHERE, COST, CONNECTION, OUTPUT, COMMON)
-"""In this order. --help is a common option."""
+"""In the order of the help. --help is a common option."""
 COLUMN: Final = 24
-"""Columns for an option's flags; after longer flags the text starts on the next line."""
+"""Width of the column of flags; the text of longer flags starts on the next line."""
 
 
 def option(group: str, *flags: str, help: str, **settings: Any) -> Any:  # noqa: A002 -- Typer's name
-    """Return Typer's option in a group of the help page."""
+    """Return a Typer option in a group of the help page."""
     return typer.Option(*flags, help=help, rich_help_panel=group, **settings)
 
 
 class Command(TyperCommand):
-    """A command with such a help page."""
+    """A command with this help page."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options by group."""

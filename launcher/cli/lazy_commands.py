@@ -1,5 +1,8 @@
-"""The table of commands, and `launch vm` as a command and a group in one: `launch vm --gpus 2` makes a VM, `launch vm
-stop dev` stops one. (click-default-group does that for click's classes; Typer has its own copy of them.)"""
+"""The table of commands, and `launch vm`, which is both a command and a group.
+
+`launch vm --gpus 2` creates a VM, `launch vm stop dev` stops one. click-default-group does this for click's classes;
+Typer has its own copy of them.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ from typer.core import TyperGroup
 from launcher.cli.help_page import Command, write_examples, write_groups
 
 MAKE = "make"
-"""The command of `launch vm` that runs where no other is named. A spec file called like one is ./list."""
+"""The default command of `launch vm`. A spec file with the name of a command is written ./list."""
 
 COMMANDS = (
     *("vertex", "vm", "ssh", "push-code", "local", "status", "follow", "logs", "metrics", "cancel", "bench", "build"),
     *("push", "init", "schema", "selftest"),
 )
-"""In the order in which they are needed. `push-code` is the function push_code of commands/push_code.py."""
+"""In the order of the help. `push-code` is the function push_code of commands/push_code.py."""
 MODULES = {"vm": "vm.create", "push": "build"}
-"""Of commands that don't have a module of their own name."""
+"""The modules of commands whose module has another name."""
 WITH_FLAGS = ("vertex", "vm", "local", "build", "push")
-"""They take the flags that change a spec."""
+"""Commands with the flags that override the spec."""
 PLANNED = ("vertex", "vm", "local")
-"""Their --dry-run works on Windows."""
+"""Commands whose --dry-run works on Windows."""
 FILES_ONLY = ("init", "schema")
-"""They work on Windows."""
+"""Commands that work on Windows."""
 
 VM_COMMANDS = ("list", "status", "stop", "start", "extend", "delete", "code")
 """`launch vm list` is the function vm_list of commands/vm/list.py; `launch vm` is vm of commands/vm/create.py."""
@@ -43,12 +46,12 @@ PLAIN: Final[dict[str, Any]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group whose subclasses load a command in get_command: Typer takes a millisecond to make each."""
+    """A group whose subclasses load a command in get_command: building each one takes Typer a millisecond."""
 
     names: ClassVar[tuple[str, ...]]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names in their order."""
+        """Return all names in order."""
         return list(self.names)
 
 
@@ -62,18 +65,20 @@ class Commands(LazyGroup):
         if cmd_name not in self.names:
             return None
         return (
-            VmGroup(name="vm", help=VM_HELP, rich_markup_mode=None) if cmd_name == "vm" else command(cmd_name, cmd_name)
+            VmGroup(name="vm", help=VM_HELP, rich_markup_mode=None)
+            if cmd_name == "vm"
+            else load_command(cmd_name, cmd_name)
         )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the whole command line. Raises UsageError: a value in it is empty, or it does not work on Windows."""
+        """Parse the whole command line. Raises UsageError: a value is empty, or the command needs POSIX."""
         refuse_empty(args)
         if sys.platform == "win32":
             refuse_on_windows(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; fail with the names that are nearest to an unknown one."""
+        """Find the command; fail with similar names if it is unknown."""
         if args[0] not in self.names:
             from launcher.text import did_you_mean, near
 
@@ -91,32 +96,34 @@ class Commands(LazyGroup):
         write_examples(ctx, formatter)
 
 
-def command(name: str, function: str, cls: type[Command] | None = None) -> Any:
-    """Make a command of a function: push_code of commands/push_code.py for `push-code`."""
+def load_command(name: str, function: str, cls: type[Command] | None = None) -> Any:
+    """Import and return the command of a function: push_code of commands/push_code.py for `push-code`."""
     own = function.replace("-", "_")
     module = MODULES.get(own) or own.replace("vm_", "vm.")
     called: Callable[..., Any] = getattr(import_module(f"launcher.cli.commands.{module}"), own)
     if cls is None and function in WITH_FLAGS:
-        from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- `cls` is a variable; imported here, as it is slow and others do not need it
+        from launcher.cli.options import FlagsCommand as cls  # noqa: N813 -- `cls` is a variable; a slow import
     made = typer.Typer(**PLAIN)
     made.command(name, cls=cls or Command)(called)
     return typer.main.get_command(made)
 
 
 def refuse_empty(args: Sequence[str]) -> None:
-    """Refuse empty values, which an unset shell variable leaves: `--type "$GPU"`. What follows -- is not launch's.
-    Raises UsageError."""
+    """Refuse empty values, as from an unset shell variable: `--type "$GPU"`. Words after -- are not checked.
+
+    Raises UsageError.
+    """
     from launcher.errors import UsageError
 
     own = args[: args.index("--")] if "--" in args else args
     for before, word in pairwise(["", *own]):
         if not word or (word.startswith("--") and word.endswith("=") and word.count("=") == 1):
             what = before if not word and before.startswith("-") else word.rstrip("=") or "an argument"
-            raise UsageError(f"{what} is empty", "Give it a value, or leave it out.")
+            raise UsageError(f"{what} is empty", "Set a value or remove it.")
 
 
 def refuse_on_windows(args: Sequence[str]) -> None:
-    """Refuse what needs POSIX (file locks, process groups, ssh). Raises UsageError."""
+    """Refuse commands that need POSIX (file locks, process groups, ssh). Raises UsageError."""
     from launcher.errors import UsageError
 
     own = args[: args.index("--")] if "--" in args else args
@@ -134,25 +141,25 @@ VM_HELP = "Create and manage VMs with GPUs."
 
 
 class VmGroup(LazyGroup):
-    """`launch vm`. What does not begin with a command's name is for `make`."""
+    """`launch vm`. Arguments that do not start with a command's name go to `make`."""
 
     names = (MAKE, *VM_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command, or None if there is none of that name."""
         if cmd_name == MAKE:
-            return command(MAKE, "vm", make_command())
-        return command(cmd_name, f"vm-{cmd_name}") if cmd_name in self.names else None
+            return load_command(MAKE, "vm", make_command())
+        return load_command(cmd_name, f"vm-{cmd_name}") if cmd_name in self.names else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with the command that they leave out."""
+        """Parse the arguments, with the default command added."""
         if args[:1] and (args[0] in self.names or args[0] in ctx.help_option_names):
             return super().parse_args(ctx, args)
         self.refuse_typo(args)
         return super().parse_args(ctx, [MAKE, *args])
 
     def refuse_typo(self, args: list[str]) -> None:
-        """Raises UsageError: what stands where a spec may is no file, and nearly a command."""
+        """Refuse a spec that does not exist and looks like a misspelled command. Raises UsageError."""
         from pathlib import Path
 
         from launcher.errors import UsageError
@@ -163,27 +170,27 @@ class VmGroup(LazyGroup):
             raise UsageError(f"launch vm has no command {args[0]!r}", did_you_mean([f"launch vm {close[0]}"]))
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help of `make`, which lists the other commands."""
+        """Return the help of `make`, which also lists the other commands."""
         make = self.get_command(ctx, MAKE)
         return str(make.get_help(type(ctx)(make, info_name=ctx.info_name, parent=ctx.parent)))
 
 
 def make_command() -> type[Command]:
-    """Return the class of `launch vm` itself."""
+    """Return the class of the default command."""
     from launcher.cli.options import FlagsCommand
 
     class Make(FlagsCommand):
-        """Its usage and help show it as the group."""
+        """The default command; its usage and help show it as the group."""
 
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            """Make the context in the place of the group's own."""
+            """Create the context in place of the group's own."""
             return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
             """Write the options, then the group's other commands."""
             super().format_options(ctx, formatter)
             with formatter.section("Commands (launch vm COMMAND --help)"):
-                made = [command(name, f"vm-{name}") for name in VM_COMMANDS]
+                made = [load_command(name, f"vm-{name}") for name in VM_COMMANDS]
                 formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in made])
 
     return Make

@@ -1,4 +1,4 @@
-"""The flags that every launching command has, declared once, and how they change a spec."""
+"""The options that several commands share, and the spec overrides they stand for."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Flags:
     ] = field(default=None)
 
 
-PLAIN = {
+FIELDS = {
     "type": "machine.type",
     "gpus": "machine.gpus",
     "nodes": "machine.nodes",
@@ -103,33 +103,33 @@ PLAIN = {
     "price": "limits.price",
     "name": "name",
 }
-"""Flag -> the field of the spec that it sets as it is."""
+"""Flag -> the spec field that it sets unchanged."""
 
 
 def overrides(flags: Flags) -> list[Override]:
-    """The flags as changes of the spec, in this order: what they rule out, `--set`, the plain flags (which beat it).
+    """Return the flags as overrides of the spec: the fields they clear, then `--set`, then the other flags, which win.
 
     Raises:
-        UsageError: flags that can't go together.
-        SpecError: a `--set` that can't be read.
+        UsageError: flags that cannot be combined.
+        SpecError: an invalid `--set`.
     """
     from launcher.spec.reader import Override, parse_set
 
-    changes = [*ruled_out(flags), *(parse_set(text) for text in flags.set or ())]
-    for flag, path in PLAIN.items():
+    changes = [*cleared_fields(flags), *(parse_set(text) for text in flags.set or ())]
+    for flag, path in FIELDS.items():
         value = getattr(flags, flag)
         if value is not None:
             changes.append(Override(path, value, f"--{flag}"))
-    if flags.image is not None:  # an image of one's own takes the place of all that the spec would put together
+    if flags.image is not None:  # a custom image replaces the whole image section
         changes.append(Override("image", {"uri": flags.image}, "--image"))
     models = provisioning(flags)
     if models:
         changes.append(Override("provisioning", models, provisioning_flag(flags)))
-    return [*changes, *places(flags)]
+    return [*changes, *place_overrides(flags)]
 
 
 def words(flags: Flags) -> list[str]:
-    """The flags as they are typed, less `--output`."""
+    """Return the flags as command-line arguments, without `--output`."""
     typed: list[str] = []
     for one in fields(flags):
         value, flag = getattr(flags, one.name), f"--{one.name.replace('_', '-')}"
@@ -139,17 +139,16 @@ def words(flags: Flags) -> list[str]:
     return typed
 
 
-def ruled_out(flags: Flags) -> list[Override]:
-    """What the spec says beside a field that a flag sets, and that only fits the spec's own value of it."""
+def cleared_fields(flags: Flags) -> list[Override]:
+    """Return overrides that clear fields of the spec which do not fit the value of a flag."""
     from launcher import catalog
     from launcher.spec.reader import Override
 
     changes = []
     if flags.type is not None:
         changes.append(Override("machine.accelerator", None, "--type"))
-        if (
-            flags.type.lower() not in catalog.load().gpus
-        ):  # a machine type brings its own GPUs; of another GPU as many are meant
+        # A machine type has its own number of GPUs; with the name of a GPU, the spec's number stays.
+        if flags.type.lower() not in catalog.load().gpus:
             changes.append(Override("machine.gpus", None, "--type"))
     if flags.region and not flags.zone:
         changes.append(Override("zones", None, "--region"))
@@ -157,30 +156,32 @@ def ruled_out(flags: Flags) -> list[Override]:
 
 
 def provisioning(flags: Flags) -> list[str]:
-    """`--provisioning` in its order, then flex-start (cheaper to lose nothing), then spot."""
+    """Return the provisioning models in fallback order: `--provisioning`, then flex-start, then spot."""
     named = [*(flags.provisioning or ()), *(["flex-start"] * flags.flex_start), *(["spot"] * flags.spot)]
     return list(dict.fromkeys(named))
 
 
 def provisioning_flag(flags: Flags) -> str:
-    """The flag that an error about provisioning names."""
+    """Return the flag to name in an error about provisioning."""
     return "--provisioning" if flags.provisioning else "--flex-start" if flags.flex_start else "--spot"
 
 
-def places(flags: Flags) -> list[Override]:
-    """`--zone` alone sets the regions too: who names a zone means that zone and no other.
+def place_overrides(flags: Flags) -> list[Override]:
+    """Return the overrides of `--region` and `--zone`; `--zone` alone also sets the regions.
 
     Raises:
-        UsageError: `--region any` beside a region.
+        UsageError: `--region any` with another region.
     """
     from launcher.spec.reader import Override
 
     if "any" in (flags.region or ()) and len(set(flags.region or ())) > 1:
-        raise UsageError("--region any can't go with another --region", "Name the regions to try, or any: all of them.")
+        raise UsageError(
+            "--region any cannot be combined with another --region", "List the regions to try, or use any alone."
+        )
     zones = flags.zone or []
     changes = [Override("zones", zones, "--zone")] if zones else []
-    whole = [zone for zone in zones if zone.count("-") == 2]  # what is no zone says so itself
-    regions: list[str] | str = flags.region or list(dict.fromkeys(zone.rpartition("-")[0] for zone in whole))
+    valid = [zone for zone in zones if zone.count("-") == 2]  # others are reported with the spec's problems
+    regions: list[str] | str = flags.region or list(dict.fromkeys(zone.rpartition("-")[0] for zone in valid))
     if "any" in regions:
         regions = "any"
     if regions:

@@ -65,6 +65,6 @@ def test_what_set_says_stays(tmp_path: Path) -> None:
 def test_any_region_and_one_region() -> None:
     ran = launch("vertex", "--region", "any", "--region", "us-central1", "--dry-run")
     assert (ran.code, ran.out) == (2, "")
-    assert "--region any can't go with another --region" in ran.err
+    assert "--region any cannot be combined with another --region" in ran.err
     once, twice = ("--region", "any"), ("--region", "any", "--region", "any")
     assert attempts("vertex", *twice) == attempts("vertex", *once)

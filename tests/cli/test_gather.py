@@ -84,7 +84,7 @@ def test_a_spec_behind_a_link_is_no_code(tmp_path: Path) -> None:
 def test_a_script_that_is_not_there(tmp_path: Path, target: tuple[str, ...]) -> None:
     spec = project(tmp_path, SCRIPT.replace("mine.py", "mien.py"))
     err = refused(*target, spec)
-    assert f"run.script: mien.py isn't among the code in {tmp_path}" in err
+    assert f"run.script: mien.py not found in the code in {tmp_path}" in err
     assert "Did you mean mine.py?" in err
 
 
@@ -92,8 +92,8 @@ def test_a_script_that_is_not_there(tmp_path: Path, target: tuple[str, ...]) -> 
     ("script", "hint"),
     [
         ("src/mine.py", "Did you mean mine.py?"),
-        ("left/out.py", "leaves it out"),
-        ("venv/x.py", "leaves it out"),
+        ("left/out.py", "excludes it"),
+        ("venv/x.py", "excludes it"),
         ("../mine.py", "Did you mean mine.py?"),
         ("/etc/passwd", "relative to image.code"),
         ("x" * 300, "relative to image.code"),
@@ -123,8 +123,8 @@ def test_a_spec_from_a_pipe_lies_in_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "vertex", "/dev/stdin", "--dry-run"]
     for source in (SCRIPT.encode(), spec):  # a pipe, and a file that stands behind /dev/stdin
         for more, code, words in (
-            ([], 2, "this spec lies in no folder"),
-            (["--set", "image.code=."], 2, "image.code: . is relative to the spec's file"),
+            ([], 2, "was not read from a file"),
+            (["--set", "image.code=."], 2, "image.code: . is relative to the spec's folder"),
             (["--set", f"image.code={tmp_path}"], 0, ""),
         ):
             ran = piped([*command, *more], source)
@@ -148,7 +148,7 @@ def test_where_a_specs_paths_start(tmp_path: Path) -> None:
 
 def test_a_script_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
     project(tmp_path)
-    assert "lies in no folder" in refused("vertex", "--set", "run={script: mine.py}", cwd=tmp_path)
+    assert "was not read from a file" in refused("vertex", "--set", "run={script: mine.py}", cwd=tmp_path)
 
 
 def test_code_in_links_that_go_round(tmp_path: Path) -> None:

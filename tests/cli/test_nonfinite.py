@@ -41,7 +41,7 @@ def test_a_scripts_loss_that_is_no_number(tmp_path: Path, last: str, shown: str)
     assert "step 3: loss is nan" in ran.err
     assert "step 4: worst is -inf" in ran.err
 
-    assert f"the last (5): loss {shown}, lr 0.01" in ran.out
+    assert f"last (step 5): loss {shown}, lr 0.01" in ran.out
     count = 2 if shown == "0.5" else 3
     assert f"loss was nan or infinite in {count} of 5 steps, first in step 3" in " ".join(ran.out.split())
 

@@ -155,7 +155,7 @@ def test_two_replicas_see_each_other_by_their_names(engine: Docker) -> None:
     ran = engine.local(engine.request(LISTENS, CONNECTS))
     assert ran.returncode == 0, ran.stderr
     assert "[workerpool0-0] from workerpool1-0 to workerpool0-0" in ran.stderr
-    assert f"in containers of {engine.image}; image, command" in ran.stderr
+    assert f"running in containers of {engine.image}\n" in ran.stderr
     assert f"image     {engine.image}" in ran.stdout
 
 
@@ -193,7 +193,7 @@ def test_a_preemption_reaches_pid_1_which_saves_as_who_asked(engine: Docker, tmp
     ran = engine.local(engine.request(PREEMPTED, image=image, output=folder), "--preempt-after", "6s")
     assert ran.returncode == 0, ran.stderr
     assert "[workerpool0-0] pid 1 saves" in ran.stderr
-    assert "workerpool0-0 exited with 75 (saved)" in ran.stderr
+    assert "workerpool0-0 exited with 75 (checkpoint saved)" in ran.stderr
     assert (folder / "saved").stat().st_uid == os.getuid()
     assert (folder / "saved").stat().st_gid == os.getgid()
     assert "preempted after 6 s" in ran.stdout

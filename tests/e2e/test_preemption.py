@@ -53,10 +53,10 @@ def check_told(ran: CompletedProcess[str], found: Results) -> int:
     resumed = found.event("resumed")
     assert resumed
     assert resumed["step"] == stopped
-    assert f"at step {stopped}; on again behind step {stopped}, 0 steps lost\n" in ran.stdout
-    assert "launch: preempting now (SIGTERM, 30 s, SIGKILL)\n" in ran.stderr
+    assert f"at step {stopped}; resumed from step {stopped}; 0 steps lost\n" in ran.stdout
+    assert "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)\n" in ran.stderr
     assert "exited with 75 (saved)\n" in ran.stderr
-    assert "launch: starting again\n" in ran.stderr
+    assert "launch: restarting\n" in ran.stderr
     return int(stopped)
 
 
@@ -99,7 +99,7 @@ def test_the_quickstart_preempted(tmp_path: Path) -> None:
     assert "preempted" not in plain
     assert [path.name for path in sorted((again / "attempts").glob("*.json"))] == ["0001.end.json", "0001.json"]
     ended = succeeded(*command, "--output", "out", cwd=tmp_path)
-    assert "this run had ended" in ended.stderr
+    assert "this run finished on" in ended.stderr
     assert "step " not in ended.stderr
 
 
@@ -126,7 +126,7 @@ def test_two_nodes_preempted_with_their_run_in_a_bucket(
         assert b"stopped from outside after saving" in said
         assert said.rstrip().endswith(b"launch: done")
     assert any(name.startswith("logs/events.out.tfevents") for name in content)
-    assert "this run had ended" in start(output, "99s").stderr
+    assert "this run finished on" in start(output, "99s").stderr
     check_same(found, check_whole(parts_of(only_run(tmp_path / "plain")), STEPS))
 
 

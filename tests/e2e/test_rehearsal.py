@@ -141,7 +141,7 @@ def test_a_users_error_is_told_in_a_line_and_not_tried_again(tmp_path: Path) -> 
     assert "Traceback" not in ran.stderr
     assert (only_run(tmp_path / "out") / "terminal").exists()
     again = run("local", "job.yaml", "--output", "out", cwd=tmp_path)  # typed again, it is tried again
-    assert "ended for good" in again.stderr
+    assert "failed permanently" in again.stderr
     assert "exited with 2" in again.stderr
 
 
@@ -169,7 +169,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"everything was stopped. The run folder is {only_run(tmp_path / 'out')}." in err.splitlines()[-1]
+    assert f"all processes were stopped; the run folder is {only_run(tmp_path / 'out')}" in err.splitlines()[-1]
     deadline = time.monotonic() + 5
     while left := [pid for pid in mine if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, left

@@ -41,7 +41,7 @@ def test_it_shows_what_it_creates_and_costs(world: World) -> None:
         assert resource in ran.err
     assert "us-docker.pkg.dev/my-project/launch-selftest-" in ran.err
     assert "at most $3." in ran.err
-    assert "boot disks included" in ran.err
+    assert "including boot disks" in ran.err
     assert "launch selftest --clean --project my-project" in ran.err
     assert not [one for one in world.cloud.requests if one.method != "GET"]
     assert max(map(len, ran.err.splitlines())) <= 80
@@ -72,7 +72,7 @@ def test_it_asks(world: World, monkeypatch: pytest.MonkeyPatch, answer: str, cod
         ((), "no region is set"),
         (("--region", "us-central7"), "us-central7"),
         (("a.zip",), "needs --compare"),
-        (("--compare", "a.zip"), "can't read the bundle"),
+        (("--compare", "a.zip"), "cannot read the bundle"),
     ],
 )
 def test_what_is_refused(world: World, words: tuple[str, ...], said: str) -> None:
@@ -103,7 +103,7 @@ def test_a_machine_without_a_known_bound_is_refused(world: World) -> None:
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_made(world: World) -> None:
     world.folder = Path("/proc/self")
     ran = world.selftest("--only", "push")
-    assert (ran.code, "can't be written" in ran.err) == (2, True), ran.shown
+    assert (ran.code, "cannot write the bundle" in ran.err) == (2, True), ran.shown
     assert not world.cloud.requests
 
 

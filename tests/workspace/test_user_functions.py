@@ -203,4 +203,4 @@ def test_an_image_of_ones_own_has_its_own_functions(tmp_path: Path) -> None:
 
 def test_a_function_needs_a_spec_of_ones_own(tmp_path: Path) -> None:
     said = refused("vertex", "--set", "run={config: {model: 'mine:build', data: {block_size: 8}}}", cwd=tmp_path)
-    assert "run.config.model: mine:build is looked for beside the spec, and this spec lies in no folder" in said
+    assert "run.config.model: mine:build is relative to the spec's folder, but" in said

@@ -1,4 +1,4 @@
-"""`launch bench`: what this machine can do."""
+"""`launch bench`: measure this machine."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def bench(
     from importlib.util import find_spec
 
     if output_format is Output.yaml:
-        raise UsageError("-o yaml: the figures come as text or json")
+        raise UsageError("-o yaml is not available for the bench", "Use -o text or -o json.")
     if find_spec("torch") is None:
-        raise LaunchError("measuring takes PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
+        raise LaunchError("launch bench needs PyTorch, which is not installed here", 'pip install "gcp-launch[train]"')
     check_parts(only)
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
-    print(measured([*program(gpus), *words], output_format), end="")
+    print(run_bench([*program(gpus), *words], output_format), end="")
 
 
 def check_parts(only: str | None) -> None:
@@ -59,18 +59,18 @@ def check_parts(only: str | None) -> None:
 
 
 def program(gpus: int | None) -> list[str]:
-    """What runs the bench: this Python, with torchrun in between where processes are asked for."""
+    """Return the command of the bench; with --gpus it runs under torchrun."""
     if gpus is None:
         return [sys.executable, "-P", "-m", "launch_train.bench"]
     rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
     return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "launch_train.bench"]
 
 
-def measured(argv: Sequence[str], output: Output) -> str:
-    """What it printed; what it says on the way goes to stderr. Raises UsageError, JobFailed or LaunchError."""
+def run_bench(argv: Sequence[str], output: Output) -> str:
+    """Run the bench and return its stdout. Raises UsageError, JobFailed or LaunchError."""
     import subprocess
 
-    # One thread each, as the node has it; a train.py in this folder is not ours to run.
+    # One thread per process, as on a node. PYTHONSAFEPATH: modules in the current folder are not imported.
     env = {"OMP_NUM_THREADS": "1", **os.environ} if TORCHRUN in argv else os.environ
     done = subprocess.run(argv, stdout=subprocess.PIPE, env={**env, "PYTHONSAFEPATH": "1"}, text=True, check=False)
     if done.returncode == contract.Exit.USAGE:

@@ -1,4 +1,4 @@
-"""`launch build` and `launch push`: the training image, without a Docker engine where that is possible."""
+"""`launch build` and `launch push`: build and push the training image."""
 
 from __future__ import annotations
 

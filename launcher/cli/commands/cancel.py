@@ -1,4 +1,4 @@
-"""`launch cancel`: end a run in the cloud."""
+"""`launch cancel`: cancel a run in the cloud."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def cancel(
     found = one_run(cloud, run, searched(regions))
     service = cloud.of_run(storage_of(run_folder_of(found.job)))
     active = [job for job in found.jobs if not job.is_over]
-    ended, errors = cancelled(service, cloud.clock, active)
+    ended, errors = cancel_jobs(service, cloud.clock, active)
     for job in ended:
-        note(cloud, job)
-    errors += not_removed(service, [job for job in found.jobs if job.is_over])
+        record_end(cloud, job)
+    errors += release_ended(service, [job for job in found.jobs if job.is_over])
     done = bool(active) or block_next(cloud, found)
     if found.unread:
         errors.append(
             UnreachableError(
-                f"whether {found.id} has a job in {', '.join(found.unread)} isn't known: that couldn't be read",
-                f"launch cancel {found.id} again, once it can be.",
+                f"{', '.join(found.unread)} could not be read; {found.id} may have a job there",
+                f"Run launch cancel {found.id} again later.",
             )
         )
     error = errors[0] if errors else None
     jobs = ended or ([] if active else [found.job])
-    show(found, jobs, output_format, error, done=done, only_barred=done and not active)
+    show(found, jobs, output_format, error, done=done, only_blocked=done and not active)
     if error:
         raise error
 
 
-def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
-    """The jobs once they have ended, and what went wrong with others: one that can't be cancelled keeps none alive."""
+def cancel_jobs(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[list[Job], list[LaunchError]]:
+    """Cancel all jobs, also after a failure; return those that ended, and the errors."""
     from launcher.cli.ui.event_printer import EventPrinter
     from launcher.runs.endings import cancel_and_confirm
 
@@ -70,14 +70,14 @@ def cancelled(service: Services, clock: Clock, active: Sequence[Job]) -> tuple[l
         except LaunchError as error:
             errors.append(error)
         except KeyboardInterrupt as stop:
-            stop.add_note(f"{job.run} may end all the same\nlaunch status {job.run} shows that")
+            stop.add_note(f"{job.run} may still be cancelled\nlaunch status {job.run} shows its state")
             say(f"interrupted; {stop.__notes__[-1]}")
             raise
     return ended, errors
 
 
-def note(cloud: CloudContext, job: Job) -> None:
-    """Note how the attempt ended, in the run's folder: nobody may ever launch the run again."""
+def record_end(cloud: CloudContext, job: Job) -> None:
+    """Record in the run's folder how the attempt ended; no later launch may do it."""
     from launcher.backend.request import tried_by
     from launcher.cli.ui.event_printer import EventPrinter
     from launcher.cli.ui.job_text import run_folder_of
@@ -93,11 +93,11 @@ def note(cloud: CloudContext, job: Job) -> None:
             if entry.job == job.name and entry.is_open:
                 settle(ledger, entry.number, job, of_end(job, tried_by(job, cloud.project)))
     except LaunchError as error:
-        EventPrinter(None).say(f"that {job.run} was cancelled can't be noted in its folder: {error.problem}")
+        EventPrinter(None).say(f"cannot record in its folder that {job.run} was cancelled: {error.problem}")
 
 
-def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
-    """What jobs that had ended before have left and could not be removed: a VM that was stopped, say."""
+def release_ended(service: Services, over: Sequence[Job]) -> list[LaunchError]:
+    """Delete what ended jobs left, such as a stopped VM; return the errors."""
     errors: list[LaunchError] = []
     for job in over:
         try:
@@ -108,7 +108,7 @@ def not_removed(service: Services, over: Sequence[Job]) -> list[LaunchError]:
 
 
 def block_next(cloud: CloudContext, run: Run) -> bool:
-    """Whether a run without a job was kept from making another: some launch may be between two attempts."""
+    """Block the next attempt of a run without an active job; return whether one was blocked."""
     from launcher.backend.request import tried_by
     from launcher.cli.ui.event_printer import EventPrinter
     from launcher.cli.ui.job_text import run_folder_of
@@ -123,31 +123,31 @@ def block_next(cloud: CloudContext, run: Run) -> bool:
             BucketLedger.open(folder or "", cloud.clock, say, project=cloud.project), run.job, diagnosis
         )
     except LaunchError as error:
-        say(f"whether some launch is about to make another job of {run.id} can't be seen: {error.problem}")
+        say(f"cannot check whether another attempt of {run.id} is about to start: {error.problem}")
         return False
 
 
 def show(
-    run: Run, jobs: Sequence[Job], output: Output, error: LaunchError | None, *, done: bool, only_barred: bool
+    run: Run, jobs: Sequence[Job], output: Output, error: LaunchError | None, *, done: bool, only_blocked: bool
 ) -> None:
-    """The jobs as they have ended; `error` ends the command. `done`: by this command; `only_barred`: it had no more to
-    do than to keep the run from another attempt."""
+    """Print the ended jobs; `error` ends the command. `done`: this command ended the run; `only_blocked`: by blocking
+    its next attempt."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
 
     if output is Output.text:
         for job in jobs:
             print(f"{'' if done else 'nothing to do: '}{end_text(run, job)}")
-        if only_barred:
-            print("no other attempt will be made")
+        if only_blocked:
+            print("no further attempt will be made")
     elif jobs:
         data = [job_data(run.id, job) for job in jobs]
         printed({**data[0], "jobs": data}, output, error)
 
 
 def end_text(run: Run, job: Job) -> str:
-    """`my-job-0123abcd was cancelled after 3 min 20 s (us-central1)`."""
+    """Return `my-job-0123abcd cancelled after 3 min 20 s (us-central1)`."""
     from launcher.cli.ui.event_printer import STATES, after
 
-    folder = f"\nits folder: {job.folder}" if job.folder else ""  # by that a VM's run is found from now on
+    folder = f"\nits folder: {job.folder}" if job.folder else ""  # a run on VMs is found by its folder from now on
     return f"{run.id} {STATES.get(job.state, job.state)}{after(job)} ({job.place}){folder}"

@@ -1,4 +1,4 @@
-"""`launch follow`: watch a run in the cloud, and take its attempts up where another launch left them."""
+"""`launch follow`: watch a run in the cloud and start its remaining attempts."""
 
 from __future__ import annotations
 

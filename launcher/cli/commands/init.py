@@ -1,4 +1,4 @@
-"""`launch init`: a starter spec in the current folder."""
+"""`launch init`: write a starter spec."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def init(
         with path.open("x", encoding="utf-8") as file:
             file.write(starter())
     except FileExistsError:
-        raise UsageError(f"{path} is there already", "launch init never overwrites: name another file.") from None
+        raise UsageError(
+            f"{path} already exists", "launch init does not overwrite files; choose another name."
+        ) from None
     except OSError as error:
-        raise UsageError(f"{path} can't be written: {error.strerror}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
     name = shlex.quote(path.as_posix())
     print(f"Wrote {path}. Next:")
-    print(f"  {program()} local {name} --gpus 2      # the same job on this machine")
-    print(f"  {in_project(f'{program()} vertex {name} --dry-run')}    # what would be sent, and what it would cost")
+    print(f"  {program()} local {name} --gpus 2      # runs the job on this machine")
+    print(f"  {in_project(f'{program()} vertex {name} --dry-run')}    # shows the plan and its cost")

@@ -1,4 +1,4 @@
-"""`launch local`: the rendered Vertex request, on this machine."""
+"""`launch local`: run the rendered Vertex AI request on this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def local(
         option(RUN, "--preempt-after", help="Preempt the job after this time (15s), then restart it.", metavar="TIME"),
     ] = None,
     docker: Annotated[bool, option(RUN, "--docker", help="Run the image: one container for each replica.")] = False,
-    # For who plays the platform: the run folder is that of whoever submitted the job, and so are its locks.
+    # For a test double of Vertex AI: the submitter owns the run folder and its locks.
     as_job: Annotated[str | None, typer.Option("--as-job", hidden=True, metavar="ID")] = None,
     dry_run: Annotated[bool, option(OUTPUT, "--dry-run", help="Print the request; start nothing.")] = False,
     output_format: OutputFormat = Output.text,
@@ -55,35 +55,35 @@ def local(
     seconds = preemption_seconds(preempt_after)
     if request:
         if docker and code:
-            raise UsageError("--docker runs the image, which has its own code: --code can't go with it")
-        of_request(request, spec, code, in_place, flags, dry_run, seconds, docker, as_job, output_format)
+            raise UsageError("--code cannot be combined with --docker", "The image contains its own code.")
+        run_request(request, spec, code, in_place, flags, dry_run, seconds, docker, as_job, output_format)
     elif as_job:
-        raise UsageError("--as-job goes with --request alone")
+        raise UsageError("--as-job requires --request")
     elif code:
-        raise UsageError("--code goes with --request alone", "A spec names its code itself: image.code.")
+        raise UsageError("--code requires --request", "In a spec, image.code sets the code folder.")
     else:
-        of_spec(spec, flags, dry_run, new, seconds, docker, in_place, output_format)
+        run_spec(spec, flags, dry_run, new, seconds, docker, in_place, output_format)
 
 
 def check_start(dry_run: bool, new: bool, preempt_after: str | None, flags: Flags, request: Path | None) -> None:
-    """Flags about how a job is started that can't go together. Raises UsageError."""
+    """Check combinations of flags. Raises UsageError."""
     if dry_run and (preempt_after is not None or new):
         flag = "--new" if new else "--preempt-after"
-        raise UsageError(f"--dry-run starts nothing: {flag} can't go with it", "Leave one of them out.")
+        raise UsageError(f"{flag} cannot be combined with --dry-run", "Remove one of them.")
     if new and flags.run_id is not None:
-        raise UsageError("--new chooses the run's id: --run-id can't go with it", "Leave one of them out.")
+        raise UsageError("--run-id cannot be combined with --new", "--new chooses the run ID. Remove one of them.")
     if new and request:
-        raise UsageError("--request is run as it stands: --new can't go with it", "--output DIR runs it anew there.")
+        raise UsageError("--new cannot be combined with --request", "To run it again, use another folder: --output DIR")
 
 
 def check_in_place(in_place: bool, docker: bool) -> None:
-    """Raises UsageError."""
+    """Check that --in-place runs without a container. Raises UsageError."""
     if in_place and docker:
-        raise UsageError("--docker runs the image, which has its own code: --in-place can't go with it")
+        raise UsageError("--in-place cannot be combined with --docker", "The image contains its own code.")
 
 
 def preemption_seconds(text: str | None) -> float | None:
-    """When to preempt. Raises UsageError."""
+    """Return the value of --preempt-after in seconds, or None. Raises UsageError."""
     if text is None:
         return None
     from launcher.cli.ui.text import flag_seconds
@@ -91,7 +91,7 @@ def preemption_seconds(text: str | None) -> float | None:
     return flag_seconds(text, "--preempt-after")
 
 
-def of_request(
+def run_request(
     path: Path,
     spec: Path | None,
     code: Path | None,
@@ -103,7 +103,7 @@ def of_request(
     as_job: str | None,
     output_format: Output,
 ) -> None:
-    """Show a request from a file, or run it."""
+    """Run a request from a file, or with `dry_run` show it."""
     from launcher.cli.flows import rehearse, request_file
     from launcher.cli.flows.rehearse import Rehearsal
     from launcher.rehearsal.workdirs import Code
@@ -125,7 +125,7 @@ def of_request(
     rehearse.run(job, output_format)
 
 
-def of_spec(
+def run_spec(
     spec: Path | None,
     flags: Flags,
     dry_run: bool,
@@ -135,7 +135,7 @@ def of_spec(
     in_place: bool,
     output_format: Output,
 ) -> None:
-    """Plan a spec; show the plan, or run it."""
+    """Plan a spec and run it, or with `dry_run` show the plan."""
     from launcher.cli.flows import rehearse
     from launcher.cli.flows.plan import planned
     from launcher.cli.flows.preemption import say
@@ -148,24 +148,24 @@ def of_spec(
     inputs = gather("local", spec, flags, in_place=in_place)
     if docker:
         inputs = for_this_machine(inputs)
-    made = planned(inputs)
+    plan = planned(inputs)
     if dry_run:
-        show(made, output_format, image=docker)
+        show(plan, output_format, image=docker)
         return
     with inputs.located.naming_places():
         check_kernels(inputs)
     if new:
-        made = anew(made, inputs)
-    for warning in made.warnings:
+        plan = as_fresh_run(plan, inputs)
+    for warning in plan.warnings:
         say(f"warning: {warning}")
     image = None
     if docker:
-        made, image = in_engine(made, inputs)
+        plan, image = with_local_image(plan, inputs)
     job = Rehearsal(
-        request=made.attempts[0].request,
+        request=plan.attempts[0].request,
         code=Code(inputs.source.code, inputs.code if in_place else None),
         content=inputs.context.code.digest,
-        plan=made,
+        plan=plan,
         typed=Typed(spec, flags),
         preempt_after=preempt_after,
         docker=docker,
@@ -174,26 +174,26 @@ def of_spec(
     rehearse.run(job, output_format)
 
 
-GPUS_ALONE = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
-"""What only a GPU has of what `run.config` can ask for."""
+GPU_ONLY = {"precision": ("fp16", "tf32"), "attention": ("efficient", "cudnn")}
+"""Values of `run.config` that need a GPU."""
 
 
 def check_kernels(inputs: Inputs) -> None:
-    """Numbers and kernels that only a GPU has, on a machine without one. Raises UsageError."""
+    """Refuse precisions and attention kernels that need a GPU if this machine has none. Raises UsageError."""
     from launcher.rehearsal.on_host import visible_gpus
 
     run = inputs.spec.run
-    for key, kinds in GPUS_ALONE.items() if run.is_builtin else ():
+    for key, kinds in GPU_ONLY.items() if run.is_builtin else ():
         if (asked := run.config.get(key)) in kinds and not visible_gpus(os.environ):
             raise UsageError(
                 f"run.config.{key}: {asked} needs a GPU, and this machine has none",
-                f"Rehearse with --set run.config.{key}=auto",
+                f"To run on the CPU: --set run.config.{key}=auto",
                 field=f"run.config.{key}",
             )
 
 
 def for_this_machine(inputs: Inputs) -> Inputs:
-    """Where there are no GPUs, PyTorch without CUDA: gigabytes less, and all that can be used."""
+    """Return the inputs with the CPU build of PyTorch if this machine has no GPU: it is gigabytes smaller."""
     from msgspec.structs import replace
 
     from launcher.rehearsal.on_host import visible_gpus
@@ -204,8 +204,8 @@ def for_this_machine(inputs: Inputs) -> Inputs:
     return inputs._replace(spec=replace(inputs.spec, image=replace(image, wheel="cpu")))
 
 
-def in_engine(made: Plan, inputs: Inputs) -> tuple[Plan, str]:
-    """The plan with its image in this machine's engine, and the name that it has there. Raises LaunchError."""
+def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
+    """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
     from launcher.cli.flows.image import wanted
     from launcher.cli.ui.progress_bars import progress, report
     from launcher.images import pipeline
@@ -213,15 +213,15 @@ def in_engine(made: Plan, inputs: Inputs) -> tuple[Plan, str]:
 
     with progress() as bars:
         found = pipeline.here(wanted(inputs), os.environ, report(bars))
-    return (with_digest(made, found.reference) if "@" in found.reference else made), found.reference
+    return (with_digest(plan, found.reference) if "@" in found.reference else plan), found.reference
 
 
-def anew(made: Plan, inputs: Inputs) -> Plan:
-    """The plan of the same job as a run of its own."""
+def as_fresh_run(plan: Plan, inputs: Inputs) -> Plan:
+    """Return the plan of the same job under the next free run ID."""
     from msgspec.structs import replace
 
     from launcher.cli.flows.plan import planned
     from launcher.cli.flows.rehearsal_folder import new_run
 
-    run = new_run(made.run, made.run_folder or "")
+    run = new_run(plan.run, plan.run_folder or "")
     return planned(inputs._replace(context=replace(inputs.context, run_id=run)))

@@ -1,4 +1,4 @@
-"""`launch logs`: all that a run's job has printed."""
+"""`launch logs`: print the log of a run's job."""
 
 from __future__ import annotations
 

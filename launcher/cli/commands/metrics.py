@@ -1,4 +1,4 @@
-"""`launch metrics`: the figures of a run's steps, as a table or as data."""
+"""`launch metrics`: print the metrics of a run, as a table or as data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Record, Results
 
 ROWS = 20
-"""Steps in the table, spread over the whole run, unless all are asked for."""
+"""Steps in the table without --all, spread over the run."""
 FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
-"""The built-in trainer's columns, in this order; a script's own come after them."""
+"""The built-in trainer's columns, in order; a script's own metrics follow."""
 WIDTH = 80
 NAMED = 10
-"""Skipped steps that are named."""
-LEFT_OUT = frozenset({"time"})
+"""Most skipped steps to list."""
+HIDDEN = frozenset({"time"})
 
 
 def metrics(
@@ -53,9 +53,9 @@ def metrics(
     found = read_results(folder)
     if found is None:
         fix = (
-            f"launch status {run} says how it is."
+            f"launch status {run} shows its state."
             if folder.url.startswith("gs://")
-            else "The first rows come with a run's first steps."
+            else "The first rows appear after the first steps."
         )
         raise LaunchError(f"{name} has written no metrics yet, in {folder.url}", fix)
     nodes = read_nodes(folder)
@@ -68,11 +68,11 @@ def metrics(
 
 
 def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
-    """The run's name and its folder, on this machine or where its job says.
+    """Return the run's ID and its folder.
 
     Raises:
-        UsageError: there is no such run, or the path is not a run folder.
-        LaunchError: it has no folder, or none that can be read.
+        UsageError: no such run, or the path is not a run folder.
+        LaunchError: the run has no folder, or it is unreadable.
     """
     from launcher.cli.flows.find_local_run import LocalRun
     from launcher.cli.flows.find_run import find_run
@@ -84,17 +84,17 @@ def folder_of(run: str, regions: Sequence[str] | None) -> tuple[str, Storage]:
         return found.id, open_folder(str(found.folder))
     folder = run_folder_of(found.job)
     if not folder:
-        raise LaunchError(f"{found.id} has no run folder, so its metrics were kept nowhere", "Give the spec an output.")
+        raise LaunchError(f"{found.id} has no run folder, so no metrics were stored", "Set output in the spec.")
     return found.id, open_folder(folder)
 
 
 def lines(run: str, found: Results, most: int) -> Iterator[str]:
-    """The table, of at most 80 columns, and the evaluations."""
+    """Yield the table of steps, of at most 80 columns, and the evaluations."""
     from launcher.runs.metrics.results import figure
 
     rows = spread(found.rows, most)
     if not rows:
-        yield f"{run}: no step is done yet"
+        yield f"{run}: no steps yet"
     names = fitting(rows)
     table = [names, *([cell(figure(row, name)) for name in names] for row in rows)]
     yield from columns(table, ">") if rows else ()
@@ -109,13 +109,13 @@ def lines(run: str, found: Results, most: int) -> Iterator[str]:
 
 
 def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
-    """What happened in the run, and the newest looks at its GPUs, in at most 80 columns."""
-    from launcher.cli.ui.gpu_monitor import lines as looks
+    """Yield the events of the run and the state of its GPUs, in at most 80 columns."""
+    from launcher.cli.ui.gpu_monitor import lines as gpu_lines
     from launcher.cli.ui.plan_page import wrapped
     from launcher.cli.ui.run_summary import nonfinite
 
-    told = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
-    for texts in ([*nonfinite(found), *happened(found.events)], [*looks(nodes, told)]):
+    reported = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
+    for texts in ([*nonfinite(found), *event_texts(found.events)], [*gpu_lines(nodes, reported)]):
         if texts:
             yield ""
         for text in texts:
@@ -123,39 +123,39 @@ def remarks(found: Results, nodes: Sequence[Node]) -> Iterator[str]:
             yield from (first, *(f"  {line}" for line in more))
 
 
-def happened(events: Sequence[Record]) -> Iterator[str]:
-    """Steps that were skipped, memory that ran out, errors of GPUs; what is the same is told once, and how often."""
+def event_texts(events: Sequence[Record]) -> Iterator[str]:
+    """Yield the skipped steps, the steps that ran out of memory, and the GPU errors, with the count of equal ones."""
     skipped = sorted({event["step"] for event in events if event["event"] == "non_finite" and "step" in event})
     if skipped:
         some = listed([str(step) for step in skipped], NAMED)
-        yield f"skipped, as their gradients were not finite: {'step' if len(skipped) == 1 else 'steps'} {some}"
+        yield f"skipped because of non-finite gradients: {'step' if len(skipped) == 1 else 'steps'} {some}"
     for event in events:
         if event["event"] == "out_of_memory":
-            yield f"step {event.get('step')}: out of memory; from then on micro-batches of {event.get('micro_batch')}"
+            yield f"step {event.get('step')}: out of memory; micro-batch reduced to {event.get('micro_batch')}"
     for text, count in Counter(gpu_error(one) for one in events if one["event"] == "gpu_error").items():
         yield f"{text} ({count} times)" if count > 1 else text
 
 
 def gpu_error(event: Record) -> str:
-    """`node 1, GPU 3: Xid 94: an uncorrectable memory error of this program alone`."""
+    """Return `node 1, GPU 3: Xid 94: an uncorrectable memory error of this program alone`."""
     gpu = "a GPU" if event.get("gpu") is None else f"GPU {event['gpu']}"
     xid = f"Xid {event['xid']}: " if "xid" in event else ""
-    doubt = "; the results since then are in doubt" if event.get("doubtful") else ""
+    doubt = "; results since then may be wrong" if event.get("doubtful") else ""
     return f"node {event.get('node', 0)}, {gpu}: {xid}{event.get('meaning', 'an error')}{doubt}"
 
 
 def spread(rows: Sequence[Record], most: int) -> list[Record]:
-    """At most so many, at equal distances, the first and the last among them."""
+    """Return at most `most` rows at equal distances, with the first and the last."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
 
 
 def fitting(rows: Sequence[Record]) -> list[str]:
-    """The columns that have figures and fit the width."""
+    """Return the columns that have values and fit the width."""
     from launcher.runs.metrics.results import figure
 
-    known = {name for row in rows for name in row if figure(row, name) is not None} - LEFT_OUT
+    known = {name for row in rows for name in row if figure(row, name) is not None} - HIDDEN
     names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]
     chosen: list[str] = []
     used = -2
@@ -168,7 +168,7 @@ def fitting(rows: Sequence[Record]) -> list[str]:
 
 
 def cell(value: float | None) -> str:
-    """A figure as it is shown; nothing where there is none."""
+    """Return a value as text; an empty text for None."""
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

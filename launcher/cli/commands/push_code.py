@@ -1,4 +1,4 @@
-"""`launch push-code`: a folder's code, on a VM."""
+"""`launch push-code`: copy a folder's code to a VM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.workspace.code_files import Code
 
 SHOWN = 10
-"""Names that are shown, unless all are asked for."""
+"""Most file names to print without --dry-run."""
 
 
 def push_code(
@@ -45,23 +45,23 @@ def push_code(
     here, there = source_of(folder)
     found = code(here)
     if not found.files:
-        raise UsageError(f"{here} has no file that may go to a VM", "See its .gitignore and .dockerignore.")
+        raise UsageError(f"{here} has no files to copy", "See its .gitignore and .dockerignore.")
     if dry_run:
         show(found, every=True)
-        print(f"nothing was sent: {total(found)} would go to {there} on {name}")
+        print(f"nothing was copied: {total(found)} would be copied to {name}:{there}")
         return
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     vm = remote(compute, machine, user=user, port=port, tunnel=iap)
     show(found, every=False)
     done = push(vm, here, found.files, there, delete=delete, say=say)
-    for gone in done.removed:
-        print(f"removed there: {printable(gone)}")
-    print(f"{machine.name}:{there} has {total(found)}")
+    for removed in done.removed:
+        print(f"deleted on {machine.name}: {printable(removed)}")
+    print(f"copied {total(found)} to {machine.name}:{there}")
 
 
 def source_of(text: str) -> tuple[Path, str]:
-    """DIR, or DIR:DEST, as the folder here and the one there. Raises UsageError."""
+    """Parse DIR or DIR:DEST into the local folder and its destination. Raises UsageError."""
     from launcher.ssh.sync import parse_destination
 
     path, sign, destination = text.rpartition(":")
@@ -69,26 +69,26 @@ def source_of(text: str) -> tuple[Path, str]:
         path, destination = text, ""
     folder = Path(path)
     if not folder.is_dir():
-        raise UsageError(f"{path} isn't a folder", "launch push-code NAME DIR, or DIR:DEST")
+        raise UsageError(f"{path} is not a folder", "Use launch push-code NAME DIR, or DIR:DEST.")
     folder = folder.resolve()
     if not destination and not folder.name:
-        raise UsageError(f"{path} has no name", "Say where to: DIR:DEST")
+        raise UsageError(f"{path} has no name", "Add the destination: DIR:DEST")
     return folder, parse_destination(destination or folder.name)
 
 
 def show(found: Code, *, every: bool) -> None:
-    """What goes, and what stays because it looks like a secret."""
+    """Print the files to copy, and the files that are not copied because they look like secrets."""
     names = [file.name for file in found.files]
     for name in names if every else names[:SHOWN]:
         print(f"  {printable(name)}")
     if not every and len(names) > SHOWN:
         print(f"  … and {len(names) - SHOWN} more (--dry-run lists all)")
     for name in found.secrets:
-        print(f"  {printable(name)} stays here: it looks like a secret")
+        print(f"  {printable(name)} not copied: it looks like a secret")
 
 
 def total(found: Code) -> str:
-    """`12 files, 0.3 MB`."""
+    """Return `12 files, 0.3 MB`."""
     from launcher.text import plural, size_text
     from launcher.workspace.code_files import size_of
 
@@ -97,5 +97,5 @@ def total(found: Code) -> str:
 
 
 def printable(name: str) -> str:
-    """A name for the terminal, whatever is in it."""
+    """Return a file name that is safe to print."""
     return name if name.isprintable() else repr(name)

@@ -1,4 +1,4 @@
-"""`launch schema`: the JSON Schema of a spec, for editors."""
+"""`launch schema`: print the JSON Schema of a spec, for editors."""
 
 from __future__ import annotations
 

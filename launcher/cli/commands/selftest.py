@@ -161,7 +161,7 @@ def confirm(kit: Kit, found: Sequence[Item], yes: bool) -> None:
         say(f"  {item.kind:12}{item.name}")
         if item.usd is not None:
             say(f"  {'':12}at most {usd_text(item.usd)}")
-    say(f"\nat most {usd_text(total(found))} in all, boot disks included; network traffic is not")
+    say(f"\nat most {usd_text(total(found))} in all, including boot disks, excluding network traffic")
     say(f"Everything is removed at the end. If this process is killed:\n  {clean_command(kit)}")
     if yes:
         return
@@ -280,7 +280,7 @@ def bundled(
 
 
 def revision(root: Path) -> str:
-    """The commit of launch's own checkout. Empty: launch is installed, maybe inside a repository of the user's."""
+    """Return the commit of launch's checkout, or an empty text if launch is installed."""
     from launcher.workspace.git import commit
 
     project = root / "pyproject.toml"
@@ -291,7 +291,7 @@ def revision(root: Path) -> str:
 
 
 def version_of(package: str) -> str:
-    """A package's version; empty where it isn't installed."""
+    """Return a package's version, or an empty text if it is not installed."""
     from importlib import metadata
 
     try:
@@ -301,16 +301,14 @@ def version_of(package: str) -> str:
 
 
 def check_folder() -> None:
-    """Raises UsageError: the bundle can't be written to the current folder."""
+    """Check that the bundle can be written to the current folder. Raises UsageError."""
     import tempfile
 
     try:
         with tempfile.TemporaryFile(dir=Path.cwd()):
             pass
     except OSError as error:
-        raise UsageError(
-            f"the bundle can't be written here: {error}", "cd to a folder that you may write to."
-        ) from error
+        raise UsageError(f"cannot write the bundle here: {error}", "cd to a writable folder.") from error
 
 
 def known_values(kit: Kit) -> dict[str, str]:
@@ -343,7 +341,7 @@ def known_values(kit: Kit) -> dict[str, str]:
 
 
 def attempt(read: Callable[[], str]) -> str:
-    """A name of this machine; empty where it has none, as for a uid in some containers."""
+    """Return what `read` returns, or an empty text if this machine has no such name (as a uid in some containers)."""
     try:
         return read()
     except (KeyError, OSError, ImportError, RuntimeError, ValueError):
@@ -354,7 +352,7 @@ def attempt(read: Callable[[], str]) -> str:
 
 
 def check_checkout() -> None:
-    """Raise UsageError if this is no checkout: the loopback cloud is part of the tests."""
+    """Check that launch runs from a checkout: the loopback cloud is part of the tests. Raises UsageError."""
     if not (ROOT / "tests" / "selftest" / "loopback.py").is_file():
         raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
 
@@ -370,7 +368,7 @@ def show_differences(path: Path) -> None:
     try:
         _, calls = bundle.read(path)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"can't read the bundle {path}: {error}", "launch selftest writes one.") from error
+        raise UsageError(f"cannot read the bundle {path}: {error}", "launch selftest writes one.") from error
     say("launch: running the same steps against the loopback cloud …")
     with tempfile.TemporaryDirectory(prefix="launch-selftest-") as folder:
         ours = Path(folder) / "ours.zip"

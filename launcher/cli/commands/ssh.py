@@ -1,4 +1,4 @@
-"""`launch ssh`: a shell on a VM, one command there, or its ports here."""
+"""`launch ssh`: open a shell on a VM, run a command there, or forward its ports."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ def ssh(
     if dry_run:
         print(shlex.join(ssh_command(there.target, command or (), forwards=forwards, shell=shell, tty=tty)))
         return
-    tell_ports(forwards, machine.name, shell=shell)
+    report_ports(forwards, machine.name, shell=shell)
     if code := there.run_attached(command or (), forwards=forwards, shell=shell, tty=tty):
         raise typer.Exit(code)
 
 
-def tell_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
-    """Say where the VM's ports are. Raises UsageError: one is taken here."""
+def report_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
+    """Print where the VM's ports are forwarded. Raises UsageError: a local port is in use."""
     from launcher.cli.flows.find_vm import say
 
     for each in forwards:
-        refuse_taken(each)
+        check_port(each)
     for each in forwards:
         say(f"http://127.0.0.1:{each.local} is port {each.remote} of {name}")
     if not shell:
-        say("Ctrl-C ends it")
+        say("press Ctrl-C to stop")
 
 
-def refuse_taken(wanted: Forward) -> None:
-    """Raises UsageError: the port is somebody else's already."""
+def check_port(wanted: Forward) -> None:
+    """Check that a local port is free. Raises UsageError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind(("127.0.0.1", wanted.local))
         except OSError as error:
-            problem = f"port {wanted.local} of this machine can't be taken: {error.strerror}"
+            problem = f"local port {wanted.local} is not available: {error.strerror}"
             other = wanted.local + 1 if wanted.local < 65535 else 8889
-            raise UsageError(problem, f"Another one here: --port-forward {other}:{wanted.remote}") from error
+            raise UsageError(problem, f"Use another local port: --port-forward {other}:{wanted.remote}") from error

@@ -1,4 +1,4 @@
-"""`launch status`: a run as the cloud has it, or all of them."""
+"""`launch status`: show a run, or list the runs in the cloud."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Progress
 
 SHOWN = 30
-"""Runs in the list, unless all are asked for."""
+"""Most runs in the list without --all."""
 ANSWER_SECONDS = 20.0
-"""For one question to the run's folder."""
+"""Timeout of one request to the run's folder."""
 
 
 def status(
@@ -56,15 +56,15 @@ def status(
             show_run(found, output_format)
         return
     runs = all_runs(here(), searched(regions))
-    whole = everything or output_format is not Output.text  # nobody sees that data was cut
-    show_list(runs if whole else runs[:SHOWN], len(runs), output_format)
+    show_all = everything or output_format is not Output.text  # JSON must not be cut silently
+    show_list(runs if show_all else runs[:SHOWN], len(runs), output_format)
 
 
 # --- The list --------------------------------------------------------------------------------------------------------
 
 
 def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
-    """The runs, the newest first."""
+    """Print the runs, newest first."""
     if output is not Output.text:
         from launcher.cli.ui.data import job_data
         from launcher.cli.ui.documents import printed
@@ -73,11 +73,11 @@ def show_list(runs: Sequence[Run], total: int, output: Output) -> None:
         return
     print("\n".join(list_lines(runs)))
     if total > len(runs):
-        print(f"… and {total - len(runs)} older ones (--all)")
+        print(f"… and {total - len(runs)} older runs (--all)")
 
 
 def list_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """A table of at most 80 columns, as far as names allow that."""
+    """Yield a table of at most 80 columns, if the names are short enough."""
     from launcher.cli.ui.job_text import machine_of, provisioning_of
 
     if not runs:
@@ -94,8 +94,8 @@ def list_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def show_run(run: Run, output: Output) -> None:
-    """The run with its attempts, how far it is, and how its GPUs do; what can't be read of its folder is told."""
-    entries, progress, nodes, problem = look_into(run.job)
+    """Print a run with its attempts, progress and GPUs, and what could not be read of its folder."""
+    entries, progress, nodes, problem = read_run_folder(run.job)
     if output is Output.text:
         print("\n".join(lines(run, entries, progress, nodes, problem)))
         return
@@ -107,7 +107,7 @@ def show_run(run: Run, output: Output) -> None:
     data = job_data(run.id, run.job)
     data["progress"] = progress_data(progress)
     data["nodes"] = [node.to_dict() for node in nodes]
-    data["attempts"] = [attempt_data(one) for one in entries]
+    data["attempts"] = [attempt_data(entry) for entry in entries]
     data["jobs"] = [job_data(run.id, job) for job in run.jobs]
     printed(data, output)
 
@@ -115,7 +115,7 @@ def show_run(run: Run, output: Output) -> None:
 def lines(
     run: Run, entries: Sequence[Entry], progress: Progress | None, nodes: Sequence[Node], problem: str
 ) -> Iterator[str]:
-    """The page, in at most 80 columns."""
+    """Yield the page, in at most 80 columns."""
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES, after, attempted, progress_text
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
@@ -124,7 +124,7 @@ def lines(
     yield from wrapped(f"{run.id}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
     for label, text in facts(run):
-        yield f"{label:{LABEL}}{text}"  # names and addresses in one piece, to be copied
+        yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
     if job.error:
         yield from labelled("error", job.error.message)
     if progress:
@@ -138,7 +138,7 @@ def lines(
 
 
 def facts(run: Run) -> Iterator[tuple[str, str]]:
-    """What the job's request says, and its times."""
+    """Yield the facts of the job's request, and its times."""
     from launcher.cli.ui.job_text import console_url, image_of, machine_of, provisioning_of, run_folder_of
     from launcher.cli.ui.text import stamp
 
@@ -155,8 +155,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "ended", stamp(job.ended)
 
 
-def look_into(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
-    """What the run's folder says: its attempts, how far it is, how its nodes do, and why it can't be read (further)."""
+def read_run_folder(job: Job) -> tuple[tuple[Entry, ...], Progress | None, tuple[Node, ...], str]:
+    """Read the attempts, progress and nodes from the run's folder; the last item is why reading failed, if it did."""
     from launcher.cli.ui.gpu_monitor import read_nodes
     from launcher.cli.ui.job_text import run_folder_of
     from launcher.errors import LaunchError

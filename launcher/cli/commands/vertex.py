@@ -1,4 +1,4 @@
-"""`launch vertex`: a training job on Vertex AI, from its spec to its end."""
+"""`launch vertex`: run a training job on Vertex AI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.cli.options import DryRun, Flags, Output, OutputFormat, SpecFile, 
 from launcher.errors import UsageError
 
 CpuMachine = Annotated[str | None, typer.Option("--cpu-machine", hidden=True)]
-"""A machine type without GPUs in place of the spec's: for `launch selftest`."""
+"""A machine type without GPUs, in place of the spec's, for `launch selftest`."""
 
 
 def vertex(
@@ -59,16 +59,18 @@ def vertex(
 
 
 def check(dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags) -> None:
-    """Flags about how a job is started that can't go together. Raises UsageError."""
+    """Check combinations of flags. Raises UsageError."""
     given = {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for}
     if dry_run and (flag := next((name for name, value in given.items() if value), None)):
-        raise UsageError(f"--dry-run sends nothing: {flag} can't go with it", "Leave one of them out.")
+        raise UsageError(f"{flag} cannot be combined with --dry-run", "Remove one of them.")
     if resume is not None and resume.startswith("-"):  # a flag that stood where the run should
-        raise UsageError(f"--resume needs a run, and {resume!r} is none", "launch status lists all that there are.")
+        raise UsageError(f"--resume needs a run, not {resume!r}", "launch status lists the runs.")
     if new and (resume or flags.run_id is not None):
         other = "--resume" if resume else "--run-id"
-        raise UsageError(f"--new chooses the run's id: {other} can't go with it", "Leave one of them out.")
+        raise UsageError(f"{other} cannot be combined with --new", "--new chooses the run ID. Remove one of them.")
     if resume and flags.run_id is not None:
-        raise UsageError("--resume names the run: --run-id can't go with it", "Leave one of them out.")
+        raise UsageError("--run-id cannot be combined with --resume", "--resume names the run. Remove one of them.")
     if detach and watch_for:
-        raise UsageError("--detach watches nothing: --watch-for can't go with it", "Leave one of them out.")
+        raise UsageError(
+            "--watch-for cannot be combined with --detach", "--detach watches nothing. Remove one of them."
+        )

@@ -1,4 +1,4 @@
-"""The cloud as commands have it: what runs jobs, in which project, by which clock."""
+"""The cloud that a command works with: the services that run jobs, the project, the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CloudContext(Struct, frozen=True, kw_only=True):
-    """The cloud, as seen from here."""
+    """The services that run jobs in one project, and the clock."""
 
     vertex: Vertex
     vms: Vms
@@ -32,22 +32,22 @@ class CloudContext(Struct, frozen=True, kw_only=True):
 
     @property
     def service(self) -> Services:
-        """Whatever runs jobs."""
+        """Return the services that run jobs."""
         return Services(self.vertex, self.vms)
 
     @property
     def compute(self) -> Compute:
-        """Compute Engine's VMs."""
+        """Return the Compute Engine client."""
         return self.vms.compute
 
     def of_run(self, folder: Storage | None) -> Services:
-        """The same, where a run's folder tells of VMs that are gone."""
+        """Return the services with a run's folder, which records how deleted VMs ended."""
         return Services(self.vertex, self.vms.for_run(folder))
 
 
 def of_project(name: str) -> CloudContext:
-    """That of a project. Endpoints and credentials are those of the environment."""
-    gc.enable()  # from here on this process may live for days
+    """Return the context of a project; endpoints and credentials come from the environment."""
+    gc.enable()  # the process may run for days from here on
     clock = launcher.clock.REAL
 
     def notice(text: str) -> None:
@@ -59,5 +59,5 @@ def of_project(name: str) -> CloudContext:
 
 
 def here() -> CloudContext:
-    """That of gcloud's own project. Raises UsageError: none is set."""
+    """Return the context of gcloud's project. Raises UsageError: none is set."""
     return of_project(project("vertex", os.environ))

@@ -1,4 +1,4 @@
-"""Runs of `launch local`: found by id or name in ./runs, or by the path of their folder."""
+"""Find runs of `launch local`: by ID or name in ./runs, or by path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
 SHOWN = 10
-"""Runs that an error lists."""
+"""Most runs that an error lists."""
 
 
 class LocalRun(Struct, frozen=True):
@@ -25,12 +25,12 @@ class LocalRun(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The folder is named after the run."""
+        """Return the run ID: the folder's name."""
         return self.folder.name
 
 
 def exact_run(text: str) -> LocalRun | None:
-    """Return the run of a path, or of an id in ./runs. Raises UsageError: a path that is not a run folder."""
+    """Return the run at a path, or with an ID in ./runs. Raises UsageError: a path that is not a run folder."""
     if text.startswith(("gs://", "projects/")):
         return None
     for path in (Path(text), Path(RUNS, text)):
@@ -42,12 +42,12 @@ def exact_run(text: str) -> LocalRun | None:
 
 
 def named_runs(name: str) -> tuple[LocalRun, ...]:
-    """Return the runs of a name in ./runs, the newest first."""
+    """Return the runs with a name in ./runs, newest first."""
     return tuple(one for one in runs_below(Path(RUNS)) if is_named(one.id, name))
 
 
 def no_run_folder(path: Path) -> tuple[str, str]:
-    """Return the problem and the hint for a path at which there is no run folder."""
+    """Return the problem and the hint for a path that is not a run folder."""
     inside = runs_below(path) or runs_below(path.parent)
     problem = f"{path} is not a run folder" if is_there(path) else f"folder {path} does not exist"
     if not inside:
@@ -56,29 +56,29 @@ def no_run_folder(path: Path) -> tuple[str, str]:
 
 
 def only(text: str, found: Sequence[LocalRun]) -> LocalRun:
-    """Return the one run. Raises UsageError: there are several."""
+    """Return the run if it is the only one. Raises UsageError: there are several."""
     if len(found) == 1:
         return found[0]
-    raise UsageError(f"{len(found)} runs are named {text}", f"Name one by its id:\n{listed(found)}")
+    raise UsageError(f"{len(found)} runs are named {text}", f"Use a run ID:\n{listed(found)}")
 
 
 def is_named(run: str, text: str) -> bool:
-    """Whether `text` is a run's id, or its name without the digest."""
+    """Return whether `text` is a run's ID, or its name without the digest."""
     return run == text or re.fullmatch(rf"{re.escape(text)}-[0-9a-f]{{8}}(-\d+)?", run) is not None
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a run has written there: attempts, metrics, or a plan without either."""
+    """Return whether a folder has attempts, metrics or a plan."""
     return any(is_there(path / name) for name in (contract.ATTEMPTS, contract.METRICS, contract.PLAN))
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path exists and can be seen: what people type may be too long for a path."""
+    """Return whether a path exists; False for text that is too long for a path."""
     return os.path.exists(path)  # noqa: PTH110 -- Path.exists raises on such a name
 
 
 def runs_below(folder: Path) -> tuple[LocalRun, ...]:
-    """Return the run folders in a folder, the newest first."""
+    """Return the run folders in a folder, newest first."""
     try:
         inside = [one for one in folder.iterdir() if is_run_folder(one)]
         inside.sort(key=lambda one: (-one.stat().st_mtime, one.name))
@@ -88,14 +88,14 @@ def runs_below(folder: Path) -> tuple[LocalRun, ...]:
 
 
 def listed(found: Sequence[LocalRun]) -> str:
-    """Return the runs, one a line."""
+    """Return the runs, one per line."""
     lines = [f"  {shown(one)}" for one in found[:SHOWN]]
     more = [f"  … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     return "\n".join([*lines, *more])
 
 
 def shown(run: LocalRun) -> str:
-    """Return what to type for a run: its path from here."""
+    """Return the path of a run relative to the current folder."""
     from launcher.cli.ui.run_summary import relative
 
     return relative(str(run.folder))

@@ -1,5 +1,4 @@
-"""Runs that are in the cloud, found by what a person types: a run's name, id or folder, a job's number or its
-resource name."""
+"""Find a run in the cloud by its name, ID or folder, or by a job's number or resource name."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 
 ENGINE = "Compute Engine"
 RUN_ID = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{8}(-\d+)?")
-"""`<name>-<8 hex>`, and the number that `--new` gives. One that was set by hand may look otherwise."""
+"""`<name>-<8 hex>`, with the number that `--new` adds. An ID set with --run-id may differ."""
 
 
 class NoSuchRun(UsageError):
-    """Nothing that can be seen belongs to such a run."""
+    """No such run was found."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -38,28 +37,28 @@ class Run(Struct, frozen=True, kw_only=True):
     id: str
     jobs: tuple[Job, ...]
     unread: tuple[str, ...] = ()
-    """Regions that couldn't be read: it may have a job there too."""
+    """Regions that could not be read; the run may have a job there."""
 
     @property
     def job(self) -> Job:
-        """The one that counts: the active one, else the newest."""
+        """Return the active job, else the newest."""
         return next((job for job in self.jobs if not job.is_over), self.jobs[0])
 
     @property
     def is_active(self) -> bool:
-        """Whether a job of it waits or runs."""
+        """Return whether a job of the run is waiting or running."""
         return not self.job.is_over
 
 
 def find_run(text: str, regions: Sequence[str] | None) -> find_local_run.LocalRun | Run:
-    """Return the run that a person means by an id, a name, a path, or a job's number.
+    """Return the run with an ID, name or path, or of a job's number.
 
-    A path or an id in ./runs is a run on this machine. A name means the run in the cloud if one exists there: a
-    rehearsal must not hide the job that is billed. With `regions` only the cloud is searched.
+    A path, or an ID in ./runs, is a run on this machine. A name means the run in the cloud if one exists there: a
+    local run must not hide a billed job. With `regions` only the cloud is searched.
 
     Raises:
-        UsageError: no such run, a folder that is not a run's, or a name that several runs have.
-        LaunchError: the cloud can't be searched, and no run on this machine has that name.
+        UsageError: no such run, not a run folder, or a name that several runs have.
+        LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
     from launcher.gcp.api import UnreachableError
     from launcher.workspace.gcloud_config import setting
@@ -78,7 +77,7 @@ def find_run(text: str, regions: Sequence[str] | None) -> find_local_run.LocalRu
             print(f"launch: the cloud was not searched: {error.problem}", file=sys.stderr)
         return find_local_run.only(text, found)
     if found:
-        print(f"launch: {find_local_run.shown(found[0])} on this machine has that name too", file=sys.stderr)
+        print(f"launch: {find_local_run.shown(found[0])} on this machine has the same name", file=sys.stderr)
     return run
 
 
@@ -94,11 +93,11 @@ def cloud_run(text: str, regions: Sequence[str] | None) -> Run:
 
 
 def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Run, ...]:
-    """The runs that `text` may mean, the newest first; the regions that couldn't be read are told.
+    """Return the runs that match `text`, newest first; print the regions that could not be read.
 
     Raises:
-        UsageError: there is none.
-        UnreachableError: there is none in the regions that could be read.
+        UsageError: none matches.
+        UnreachableError: none matches in the regions that could be read.
         LaunchError: no region could be read.
     """
     if text.startswith("gs://"):
@@ -107,12 +106,12 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Run
         job = cloud.service.get(text)
         wanted, regions = f'labels.{RUN_LABEL}="{job.run}"', [job.region, *regions]
         if not job.run:
-            raise UsageError(f"{text} isn't a job of launch's", f"gcloud ai custom-jobs describe {text}")
+            raise UsageError(f"{text} was not created by launch", f"gcloud ai custom-jobs describe {text}")
     else:
         wanted = f'labels.{RUN_LABEL}="{text}"' if RUN_ID.fullmatch(text) else f"labels.{RUN_LABEL}:*"
-    listing = everywhere(cloud, wanted, list(dict.fromkeys(regions)))
+    listing = find_jobs(cloud, wanted, list(dict.fromkeys(regions)))
     exact = RESOURCE.fullmatch(text) is not None
-    runs = tuple(run for run in grouped(listing.jobs) if exact or is_meant(run, text))
+    runs = tuple(run for run in grouped(listing.jobs) if exact or matches(run, text))
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
@@ -121,26 +120,28 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Run
         count = len(listing.unread.keys() - {ENGINE})
         unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
         where = " and ".join(unread)
-        raise UnreachableError(f"no run {text} was found, but {where} couldn't be read", "Try again in a moment.")
+        raise UnreachableError(f"no run {text} was found, but {where} could not be read", "Try again in a moment.")
     if not runs:
         where = f"in {regions[0]}" if len(regions) == 1 else f"in {len(regions)} regions"
         raise NoSuchRun(
-            f"there is no run {text} {where} of project {cloud.project}",
+            f"no run {text} {where} of project {cloud.project}",
             f"{find_local_run.here_instead(text)}"
-            "launch status lists all that there are; a run on VMs that has ended is found\n"
-            "by its folder, gs://…/RUN. A VM to work on: launch vm status NAME",
+            "launch status lists the runs. A finished run on VMs is found by its folder,\n"
+            "gs://…/RUN. For a VM to work on: launch vm status NAME",
         )
     return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
 
 
 def all_runs(cloud: CloudContext, regions: Sequence[str]) -> tuple[Run, ...]:
-    """All of launch's runs, the newest first. Raises LaunchError: no region could be read."""
-    return grouped(everywhere(cloud, f"labels.{RUN_LABEL}:*", regions).jobs)
+    """Return all of launch's runs, newest first. Raises LaunchError: no region could be read."""
+    return grouped(find_jobs(cloud, f"labels.{RUN_LABEL}:*", regions).jobs)
 
 
-def everywhere(cloud: CloudContext, filter_: str, regions: Sequence[str]) -> Listing:
-    """The jobs of these regions, VMs that train among them; what couldn't be read is told. Raises LaunchError: nothing
-    could be."""
+def find_jobs(cloud: CloudContext, filter_: str, regions: Sequence[str]) -> Listing:
+    """Return the jobs in these regions, on Vertex AI and on VMs; print what could not be read.
+
+    Raises LaunchError: nothing could be read.
+    """
     from launcher.backend.base import Listing
 
     found = cloud.vertex.find(filter_, regions, partly=True)
@@ -152,36 +153,37 @@ def everywhere(cloud: CloudContext, filter_: str, regions: Sequence[str]) -> Lis
     except LaunchError as error:
         if "is disabled" not in error.problem:  # without that API there are no VMs
             unread[ENGINE] = error
-    tell_unread(unread, [*regions, ENGINE] if ENGINE in unread else regions)
+    report_unread(unread, [*regions, ENGINE] if ENGINE in unread else regions)
     return Listing(tuple(sorted((*found.jobs, *vms), key=lambda job: (-job.created, job.name))), unread)
 
 
 def one_run(cloud: CloudContext, text: str, regions: Sequence[str]) -> Run:
-    """The run that is meant: the only one, or the only active one. Raises UsageError: it could be several."""
+    """Return the only matching run, or the only active one. Raises UsageError: several match."""
     runs = look_up(cloud, text, regions)
     active = [run for run in runs if run.is_active]
     if len(runs) == 1 or len(active) == 1:
         return (active or runs)[0]
     listed = "\n".join(f"  {run.id}  {run.job.state}  {run.job.place}" for run in runs[:10])
-    raise UsageError(f"{text} could be each of {len(runs)} runs", f"Name one by its id:\n{listed}")
+    raise UsageError(f"{text} matches {len(runs)} runs", f"Use a run ID:\n{listed}")
 
 
 def one_job(cloud: CloudContext, text: str, regions: Sequence[str]) -> Job:
-    """The job that is meant: by its own name or number, else the one that counts of a run. Raises UsageError."""
+    """Return the job with a name or number, else the active or newest job of the run. Raises UsageError."""
     run = one_run(cloud, text, regions)
     return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
 
 
 def of_folder(cloud: CloudContext, folder: str) -> Run:
-    """The run that writes to a folder, by what lies there. Raises UsageError: none does, and LaunchError."""
+    """Return the run of a folder. Raises UsageError: it is not a run folder; LaunchError."""
     if run := in_folder(cloud, folder.rstrip("/")):
         return run
-    raise UsageError(f"{folder} is no run's folder, or its run has had no job", "It is OUTPUT/RUN, with a plan.json.")
+    raise UsageError(
+        f"{folder} is not a run folder, or its run never had a job", "A run folder is OUTPUT/RUN, with a plan.json."
+    )
 
 
 def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
-    """Find a run by its id in the default output. None: it doesn't exist or isn't readable, or the bucket isn't the
-    project's."""
+    """Find a run by its ID in the default output. None: not there, not readable, or not the project's bucket."""
     from launcher.gcp.default_bucket import check_default_bucket
     from launcher.plan.names import default_output
 
@@ -195,8 +197,10 @@ def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
 
 
 def in_folder(cloud: CloudContext, folder: str) -> Run | None:
-    """The run that a folder holds the plan of, with its newest attempt's job: VMs that train are gone when they have
-    ended, and nothing but the folder tells of them. None: it holds none, or its plan or its job is another run's."""
+    """Return the run in a folder, with its newest attempt's job, or None if the plan or the job is of another run.
+
+    Only the folder knows runs on VMs that have ended: these VMs are deleted.
+    """
     from launcher.backend.base import GoneError
     from launcher.gcp.storage import open_folder
     from launcher.runs.ledger import BucketLedger
@@ -218,34 +222,34 @@ def in_folder(cloud: CloudContext, folder: str) -> Run | None:
 
 
 def grouped(jobs: Sequence[Job]) -> tuple[Run, ...]:
-    """The jobs by their run, the newest run first."""
+    """Group jobs by run, newest run first."""
     runs: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: -job.created):
         runs.setdefault(job.run, []).append(job)
     return tuple(Run(id=name, jobs=tuple(found)) for name, found in runs.items())
 
 
-def is_meant(run: Run, text: str) -> bool:
-    """By id, by name, or by a job's number."""
+def matches(run: Run, text: str) -> bool:
+    """Return whether `text` is the run's ID or name, or the number of one of its jobs."""
     return find_local_run.is_named(run.id, text) or any(job.id == text for job in run.jobs)
 
 
-def tell_unread(unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
-    """The regions that couldn't be read, those alike together. Raises the first error if none could."""
+def report_unread(unread: dict[str, LaunchError], regions: Sequence[str]) -> None:
+    """Print the regions that could not be read, grouped by reason. Raises the first error if none could be read."""
     if unread and len(unread) == len(set(regions)):
         raise next(iter(unread.values()))
-    alike: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for region, error in unread.items():
-        alike.setdefault(error.problem, []).append(region)
-    for problem, names in alike.items():
-        print(f"launch: {', '.join(names)} couldn't be read: {problem}", file=sys.stderr)
+        groups.setdefault(error.problem, []).append(region)
+    for problem, names in groups.items():
+        print(f"launch: {', '.join(names)} could not be read: {problem}", file=sys.stderr)
 
 
 def searched(named: Sequence[str] | None) -> tuple[str, ...]:
-    """The regions to look in: those named, else all that Vertex AI trains in. Raises UsageError: no such region."""
+    """Return the regions to search: those named, else all with Vertex AI training. Raises UsageError."""
     known = catalog.load().training_regions
     for region in named or ():
         if region not in known and region != "any":
-            hint = did_you_mean(near(region, known, most=3), f"There are {', '.join(known)}.")
-            raise UsageError(f"--region {region}: Vertex AI trains in no such region", hint)
+            hint = did_you_mean(near(region, known, most=3), f"Available: {', '.join(known)}")
+            raise UsageError(f"--region: Vertex AI training is not available in {region}", hint)
     return known if not named or "any" in named else tuple(dict.fromkeys(named))

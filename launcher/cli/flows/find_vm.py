@@ -1,4 +1,4 @@
-"""VMs that are in the cloud, found by what a person types."""
+"""Find a VM by name, number or resource name."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RESOURCE = re.compile(
     r"(?:https://[\w.]+/compute/v1/)?(?:projects/(?P<project>[^/]+)/)?zones/(?P<zone>[a-z0-9-]+)/instances/(?P<name>[^/]+)"
 )
 OURS = f"labels.{RUN_LABEL}:*"
-LIST = "launch vm list shows all that there are."
+LIST = "launch vm list shows all VMs."
 
 
 def open_compute() -> Compute:
-    """Compute Engine for gcloud's own project. Raises UsageError: none is set."""
+    """Return the Compute Engine client of gcloud's project. Raises UsageError: none is set."""
     from launcher.cli.gather import project
     from launcher.compute.client import Compute
 
@@ -35,17 +35,17 @@ def open_compute() -> Compute:
 
 
 def say(text: str) -> None:
-    """A line of launch's own, or several, beside the result."""
+    """Print a message of one or more lines to stderr."""
     for line in text.splitlines():
         print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 class NoSuchVm(UsageError):
-    """There is no such VM, nor one with a name like that."""
+    """No VM has this name or a similar one."""
 
 
-def shown_now(compute: Compute) -> float:
-    """Google's time for what is shown; this machine's where that can't be asked: what was done is done."""
+def display_time(compute: Compute) -> float:
+    """Return Google's time for display, or this machine's if Google's is not available."""
     from launcher.compute.lifecycle import google_now
 
     try:
@@ -54,18 +54,18 @@ def shown_now(compute: Compute) -> float:
         return time.time()
 
 
-# --- Which one is meant ----------------------------------------------------------------------------------------------
+# --- Look up one VM --------------------------------------------------------------------------------------------------
 
 
 def one_machine(compute: Compute, text: str, zone: str | None = None) -> Machine:
-    """The VM that is meant by its name, number or resource name; launch's own alone.
+    """Return launch's VM with a name, number or resource name.
 
     Raises:
-        UsageError: there is none, or several have that name.
-        UnreachableError: there is none in the zones that could be read.
+        UsageError: none exists, or several have that name.
+        UnreachableError: none exists in the zones that could be read.
         LaunchError: no zone could be read.
     """
-    name, zone = named(text, zone, compute.project)
+    name, zone = parse_name(text, zone, compute.project)
     fleet = compute.instances(OURS)
     ours = [machine for machine in fleet.machines if machine.run]
     found = [one for one in ours if name in (one.name, one.id) and zone in (None, one.zone)]
@@ -73,62 +73,61 @@ def one_machine(compute: Compute, text: str, zone: str | None = None) -> Machine
         return found[0]
     if found:
         places = ", ".join(machine.zone for machine in found)
-        raise UsageError(f"{len(found)} VMs are called {name}: in {places}", f"Say which: --zone {found[0].zone}")
-    raise missing(name, zone, ours, fleet, compute)
+        raise UsageError(f"{len(found)} VMs are named {name}: in {places}", f"Choose one: --zone {found[0].zone}")
+    raise not_found(name, zone, ours, fleet, compute)
 
 
-def named(text: str, zone: str | None, project: str) -> tuple[str, str | None]:
-    """A VM's name or number, and its zone where that was said. Raises UsageError: it is another project's."""
+def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | None]:
+    """Return a VM's name or number, and its zone if given. Raises UsageError: it is in another project."""
     found = RESOURCE.fullmatch(text)
     if not found:
         return text, zone
     if found["project"] not in (None, project):
-        raise UsageError(
-            f"{text} is a VM of another project than {project}", f"gcloud config set project {found['project']}"
-        )
+        raise UsageError(f"{text} is not in project {project}", f"gcloud config set project {found['project']}")
     return found["name"], found["zone"]
 
 
-def missing(name: str, zone: str | None, ours: Sequence[Machine], fleet: Fleet, compute: Compute) -> Exception:
-    """That there is no such VM, or that it can't be said."""
+def not_found(name: str, zone: str | None, ours: Sequence[Machine], fleet: Fleet, compute: Compute) -> Exception:
+    """Return the error for a VM that was not found, or that may be in a zone that could not be read."""
     from launcher.gcp.api import UnreachableError
 
     where = f"in {zone}" if zone else f"in project {compute.project}"
     if unread := [place for place in fleet.unread if zone in (None, place)]:
         return UnreachableError(
-            f"no VM {name} was found {where}, but {', '.join(unread)} couldn't be read", "Try again in a moment."
+            f"no VM {name} was found {where}, but {', '.join(unread)} could not be read", "Try again in a moment."
         )
     elsewhere = sorted({machine.zone for machine in ours if name in (machine.name, machine.id)})
     if elsewhere:
-        return UsageError(f"there is no VM {name} {where}", f"It is in {', '.join(elsewhere)}.")
+        return UsageError(f"no VM {name} {where}", f"It is in {', '.join(elsewhere)}.")
     if close := near(name, sorted({machine.name for machine in ours}), most=3):
-        return UsageError(f"launch has no VM {name} {where}", f"{did_you_mean(close)} {LIST}")
-    return NoSuchVm(f"launch has no VM {name} {where}", LIST)
+        return UsageError(f"no VM {name} {where}", f"{did_you_mean(close)} {LIST}")
+    return NoSuchVm(f"no VM {name} {where}", LIST)
 
 
-def tell_unread(unread: Mapping[str, str]) -> None:
-    """The zones that couldn't be read, those alike together."""
-    alike: dict[str, list[str]] = {}
+def report_unread(unread: Mapping[str, str]) -> None:
+    """Print the zones that could not be read, grouped by reason."""
+    groups: dict[str, list[str]] = {}
     for zone, why in unread.items():
-        alike.setdefault(why, []).append(zone)
-    for why, zones in alike.items():
-        say(f"{', '.join(zones)} couldn't be read: {why}")
+        groups.setdefault(why, []).append(zone)
+    for why, zones in groups.items():
+        say(f"{', '.join(zones)} could not be read: {why}")
 
 
-def of_work(machine: Machine, but: str, hint: str = "") -> Machine:
-    """The VM, if it is one to work on; else UsageError says what doesn't happen to one that trains."""
+def check_workstation(machine: Machine, problem: str, hint: str = "") -> Machine:
+    """Return the VM if it is one to work on. Raises UsageError with `problem`: it runs a job."""
     if machine.trains:
-        hint = hint or f"launch cancel {machine.run} ends the run, after it has saved"
-        raise UsageError(f"{machine.name} trains for {machine.run}: {but}", hint)
+        hint = hint or f"launch cancel {machine.run} saves a checkpoint and ends the run"
+        raise UsageError(f"{machine.name} runs the job of {machine.run}: {problem}", hint)
     return machine
 
 
 @contextmanager
-def waited_for(machine: Machine) -> Iterator[None]:
-    """Ctrl-C takes nothing back: what Compute Engine has begun goes on."""
+def explain_interrupt(machine: Machine) -> Iterator[None]:
+    """On Ctrl-C, print that the operation of Compute Engine continues."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        stop.add_note(f"what was begun goes on\nlaunch vm status {machine.name} shows how far it is")
-        say(f"interrupted; what was begun goes on\nlaunch vm status {machine.name} shows how far it is")
+        text = f"the operation continues\nlaunch vm status {machine.name} shows its progress"
+        stop.add_note(text)
+        say(f"interrupted; {text}")
         raise

@@ -1,4 +1,4 @@
-"""A run in the cloud, followed from this terminal to its end."""
+"""Follow a run in the cloud to its end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Event, JobView
 
 
-class Screen:
-    """The driver's watcher: eyes for each job, and a teller. `job` is the newest that was seen."""
+class RunWatcher:
+    """The driver's watcher: opens a view of each job and prints events. `job` is the last job seen."""
 
     def __init__(self, service: Services, cloud: CloudContext, printer: EventPrinter, folder: Storage | None) -> None:
         self._service, self._cloud = service, cloud
@@ -44,16 +44,16 @@ class Screen:
         self.job: Job | None = None
 
     def view(self, job: Job, number: int) -> JobView:
-        """Fresh ones for each job."""
+        """Return a new view of a job."""
         return CloudJobView(self._service, self._cloud, job, number, self._folder, self._printer.say)
 
     def report(self, event: Event | AttemptStarted | AttemptFailed) -> None:
-        """On to the terminal."""
+        """Print an event."""
         self.job = getattr(event, "job", None) or self.job
         self._printer(event)
 
     def error_in_output(self) -> str:
-        """The first error in the job's lines."""
+        """Return the first error in the job's log lines."""
         return self._printer.error
 
 
@@ -68,7 +68,7 @@ def follow(
     detach: bool = False,
     watch_seconds: float | None = None,
 ) -> None:
-    """See a plan's run to its end, and show that. Raises LaunchError: see `drive`."""
+    """Follow a plan's run to its end and print its result. Raises LaunchError: see `drive`."""
     printer = EventPrinter(made)
     folder = made.run_folder
     ledger: Ledger = MemoryLedger(cloud.clock)
@@ -78,18 +78,18 @@ def follow(
         )
     storage = storage_of(folder)
     service = cloud.of_run(storage)
-    screen = Screen(service, cloud, printer, storage)
+    watcher = RunWatcher(service, cloud, printer, storage)
     driver = RunDriver(
-        plan=made, service=service, ledger=ledger, watcher=screen, say=printer.say, ready=ready, clock=cloud.clock
+        plan=made, service=service, ledger=ledger, watcher=watcher, say=printer.say, ready=ready, clock=cloud.clock
     )
-    with errors_shown(screen, printer, made, made.run, output):
-        printer.say(f"looking for jobs of {made.run}")  # the network may be slow, and nothing else would be said
+    with errors_shown(watcher, printer, made, made.run, output):
+        printer.say(f"looking for jobs of {made.run}")  # the search may take a while
         try:
             job = driver.drive(fresh=fresh, resume=resume, detach=detach, watch_seconds=watch_seconds)
         except RunSucceeded as ended:
-            if fresh:  # who only follows has asked for nothing to be started
+            if fresh:  # launch follow was not asked to start anything
                 printer.say(f"{ended.problem}\n{ended.hint}")
-            if ended.job is None:  # Vertex AI keeps no job for ever
+            if ended.job is None:  # Vertex AI deletes old jobs
                 show_gone(made, output)
                 return
             job = ended.job
@@ -98,24 +98,28 @@ def follow(
 
 def follow_run(cloud: CloudContext, run: Run, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
-    were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan can't be trusted."""
+    were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
     made, refused = checked_plan(cloud, run)
     if made and not refused:
         follow(cloud, made, output, ready=with_its_own_image, fresh=False, watch_seconds=watch_seconds)
         return
     printer = EventPrinter(None)
     if run.is_active:
-        why = "has a plan that can't be trusted" if refused else "has no plan that can be read"
-        printer.say(f"its folder {why}: following this job only, no further attempts")
+        why = "has a plan that cannot be trusted" if refused else "has no readable plan"
+        printer.say(f"its folder {why}; following this job only, without further attempts")
     storage = storage_of(run_folder_of(run.job))
-    screen = Screen(cloud.of_run(storage), cloud, printer, storage)
-    with errors_shown(screen, printer, None, run.id, output):
-        job = watch_job(cloud, screen, run.job, watch_seconds, refused)
+    watcher = RunWatcher(cloud.of_run(storage), cloud, printer, storage)
+    with errors_shown(watcher, printer, None, run.id, output):
+        job = watch_job(cloud, watcher, run.job, watch_seconds, refused)
         show_end(job, None, output)
 
 
 def watch_job(
-    cloud: CloudContext, screen: Screen, job: Job, watch_seconds: float | None, refused: NotAuthorised | None = None
+    cloud: CloudContext,
+    watcher: RunWatcher,
+    job: Job,
+    watch_seconds: float | None,
+    refused: NotAuthorised | None = None,
 ) -> Job:
     """Watch one job until it ends. Raises LaunchError: the job or `watch` failed; `refused` if another attempt is
     due."""
@@ -123,59 +127,61 @@ def watch_job(
     from launcher.diagnosis import of_end
     from launcher.runs.watch.loop import watch
 
-    screen.report(AttemptStarted(job=job, number=0, created=False))
-    view = screen.view(job, 0)
-    ended = watch(view, screen.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
-    diagnosis = of_end(ended, tried_by(ended, cloud.project), screen.error_in_output())
+    watcher.report(AttemptStarted(job=job, number=0, created=False))
+    view = watcher.view(job, 0)
+    ended = watch(view, watcher.report, cloud.clock, wait_seconds=None, watch_seconds=watch_seconds).job
+    diagnosis = of_end(ended, tried_by(ended, cloud.project), watcher.error_in_output())
     if diagnosis.kind == "succeeded":
         return ended
     if refused and not ends_run(diagnosis):
-        screen.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
+        watcher.report(AttemptFailed(job=ended, number=0, diagnosis=diagnosis))
         raise refused
     raise end_error(ended, diagnosis)
 
 
 def with_its_own_image(made: Plan) -> Plan:
-    """The image is the plan's own."""
+    """Return the plan unchanged: its image was pushed when the run was launched."""
     return made
 
 
 @contextmanager
-def errors_shown(screen: Screen, printer: EventPrinter, made: Plan | None, run: str, output: Output) -> Iterator[None]:
-    """A failure with what there is to show of its job; and what Ctrl-C, SIGTERM and SIGHUP leave behind."""
+def errors_shown(
+    watcher: RunWatcher, printer: EventPrinter, made: Plan | None, run: str, output: Output
+) -> Iterator[None]:
+    """Print the state of the job on a failure, and what continues after Ctrl-C, SIGTERM or SIGHUP."""
     try:
         with signals_stop():
             yield
     except LaunchError as error:
         close_printer(printer)
-        job = error.job if isinstance(error, RunEnded) else screen.job
+        job = error.job if isinstance(error, RunEnded) else watcher.job
         if job and isinstance(error, JobFailed | RunEnded):
             show_end(job, made, output, error)
         elif job:
             show_job(job, output, error)
         raise
     except KeyboardInterrupt as stop:
-        stop.add_note(interrupted_text(screen.job, run))
-        close_printer(printer, interrupted_text(screen.job, run))
+        stop.add_note(interrupted_text(watcher.job, run))
+        close_printer(printer, interrupted_text(watcher.job, run))
         raise
-    except BrokenPipeError:  # `launch … 2>&1 | head`: nobody reads on, and no success may be told of
+    except BrokenPipeError:  # `launch … 2>&1 | head`: the pipe is closed, so success must not be reported
         raise Stopped(signal.SIGPIPE) from None
     finally:
         close_printer(printer)
 
 
 def interrupted_text(job: Job | None, run: str) -> str:
-    """What goes on when nobody watches any longer."""
+    """Return what continues after the watch was interrupted, and the commands for it."""
     if job is None:
-        return f"interrupted before a job was seen\nlaunch status {run} shows whether one was made all the same"
+        return f"interrupted before a job was found\nlaunch status {run} shows whether one was created"
     if job.is_over:
-        return f"interrupted; its job has ended\nlaunch follow {run} shows the end, or makes the next attempt"
-    what = "is being cancelled" if job.state == "CANCELLING" else "goes on"
-    return f"no longer watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} ends it"
+        return f"interrupted; its job has ended\nlaunch follow {run} shows how, or starts the next attempt"
+    what = "is being cancelled" if job.state == "CANCELLING" else "continues"
+    return f"stopped watching; the job {what}\nlaunch follow {run} watches it; launch cancel {run} cancels it"
 
 
 def close_printer(printer: EventPrinter, text: str = "") -> None:
-    """Leave the terminal in order. It may have gone: then nobody is told."""
+    """Finish the progress line and print `text`. The terminal may be closed: then nothing is printed."""
     try:
         printer.close()
         if text:
@@ -192,15 +198,15 @@ def stored_plan(cloud: CloudContext, run: Run) -> Plan:
         raise refused
     if made is None:
         raise UsageError(
-            f"the folder of {run.id} ({run_folder_of(run.job) or 'none'}) has no plan that can be read",
-            f"Name the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
+            f"the folder of {run.id} ({run_folder_of(run.job) or 'none'}) has no readable plan",
+            f"Add the spec: {command(vm=run.job.zone is not None)} --resume {run.id}",
         )
     return made
 
 
 def checked_plan(cloud: CloudContext, run: Run) -> tuple[Plan | None, NotAuthorised | None]:
     """Return the plan in a run's folder (None: no readable one), and the error if it must not be submitted. Raises
-    LaunchError: the records to check it against can't be read."""
+    LaunchError: the records to check it against cannot be read."""
     folder = run_folder_of(run.job)
     try:
         ledger = BucketLedger.open(folder) if folder else None

@@ -1,4 +1,4 @@
-"""What `launch build` and `launch push` share: which image, what it says of itself, and what is shown."""
+"""Build or push the image of a spec and print the result: `launch build` and `launch push`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CreateRepository = Annotated[
 
 
 def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_repository: bool, output: Output) -> None:
-    """Make the image of a spec and show it. Raises LaunchError."""
+    """Build or push the image of a spec with `make` and print it. Raises LaunchError."""
     from launcher.cli.gather import gather
     from launcher.cli.ui.progress_bars import progress, report
 
@@ -50,19 +50,19 @@ def run(make: Any, spec: Path | None, flags: Flags, builder: str, create_reposit
         try:
             made = make(job, os.environ, report(bars))
         except KeyboardInterrupt:
-            bars.line("interrupted; no half of an image can be seen, and the same command goes on from there")
+            bars.line("interrupted; no incomplete image was published; the same command continues")
             raise
     show(job, made, time.monotonic() - begun, output)
 
 
 def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
-    """The image of a spec, and what goes into it. Raises UsageError: there is no such builder."""
+    """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
     from launcher.cli.flows.plan import planned_image
     from launcher.images.dependency_image import BUILDERS, Wanted
 
     known = next((one for one in BUILDERS if one == builder), None)
     if known is None:
-        raise UsageError(f"--builder {builder}: there is no such way", f"There are {', '.join(BUILDERS)}.")
+        raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
     made = planned_image(inputs)
     return Wanted(
         image=made,
@@ -75,12 +75,12 @@ def wanted(inputs: Inputs, builder: str = "auto") -> Wanted:
 
 
 def bucket_of(output: str | None) -> str:
-    """Return gs://NAME of an output in a bucket; empty if it is not in one."""
+    """Return gs://NAME of an output in a bucket, else an empty text."""
     return "/".join((output or "").split("/")[:3]) if (output or "").startswith("gs://") else ""
 
 
 def stamp(inputs: Inputs) -> Stamp:
-    """The labels of the OCI image specification; the commit is that of the user's code."""
+    """Return the labels of the OCI image specification, with the commit of the user's code."""
     from launcher.images.append import OCI, Stamp
     from launcher.images.dependency_image import NO_TIME
     from launcher.workspace.git import commit
@@ -93,23 +93,23 @@ def stamp(inputs: Inputs) -> Stamp:
 
 
 def warnings(inputs: Inputs) -> tuple[str, ...]:
-    """What the image doesn't get."""
+    """Return the warnings about files that the image will not contain."""
     from launcher.plan.warnings import about_code
 
     return tuple(about_code(inputs.context))
 
 
 def create(job: Wanted, say: Callable[[str], None]) -> None:
-    """Make the repository unless it is there. Raises LaunchError."""
+    """Create the repository unless it exists. Raises LaunchError."""
     from launcher.images import artifact_registry
 
     repository = job.image.uri.rpartition("/")[0]
     made = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
-    say(f"{repository} {'was made' if made else 'is there'}")
+    say(f"repository {repository} {'created' if made else 'already exists'}")
 
 
 def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
-    """The result on stdout."""
+    """Print the result to stdout."""
     if output is Output.text:
         print("\n".join(lines(job, made, seconds)))
         return
@@ -134,30 +134,30 @@ def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
 
 
 def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
-    """The result for a person."""
+    """Return the result as text."""
     image = job.image
-    told = [f"{'image':{LABEL}}{image.uri}"]
+    shown = [f"{'image':{LABEL}}{image.uri}"]
     if "@" in made.reference and made.reference != image.uri:
-        told.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
+        shown.append(f"{'digest':{LABEL}}{made.reference.partition('@')[2]}")
     if not image.pinned:
         from launcher.cli.ui.plan_page import code_text
 
-        code = code_text(image) if image.files else "none of your own"
-        told.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
-    return [*told, "", how(made, seconds)]
+        code = code_text(image) if image.files else "none"
+        shown.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
+    return [*shown, "", how(made, seconds)]
 
 
 def how(made: Made, seconds: float) -> str:
-    """How it came about, in a sentence."""
+    """Return how the image was made, in a sentence."""
     from launcher.text import size_text
 
     took = f"{seconds:.1f} s"
-    made_too = "The dependency image was made and pushed; t" if made.dependencies else "T"
+    start = "The dependency image was built and pushed; t" if made.dependencies else "T"
     return {
-        "own": "Nothing to do: the spec names an image that is there.",
-        "there": f"Nothing to do: the registry has it already ({took}).",
-        "appended": f"{made_too}he code was appended in the registry: {size_text(made.sent or 0)} sent, {took}.",
+        "own": "Nothing to do: the spec names an existing image.",
+        "there": f"Nothing to do: the registry already has the image ({took}).",
+        "appended": f"{start}he code was appended in the registry: {size_text(made.sent or 0)} uploaded in {took}.",
         "docker": f"Built by the Docker engine{' and pushed' if made.pushed else ''} in {took}."
-        + ("" if made.pushed else "\nIt is on this machine alone; `launch push` sends it."),
+        + ("" if made.pushed else "\nIt is only on this machine; launch push uploads it."),
         "pulled": f"Pulled in {took}.",
     }[made.how]

@@ -1,4 +1,4 @@
-"""What a job is looked at with: the service that runs it, Cloud Logging and the run folder."""
+"""A view of one job: its state, log lines (Cloud Logging or the run folder) and progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CloudJobView:
-    """The JobView of one job. `number` is its attempt's, 0 where that isn't known."""
+    """The JobView of one job. `number` is that of its attempt, 0 if unknown."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class CloudJobView:
         self._progress = ProgressReader(folder, job, attempt=number or 1, clock=clock) if folder else None
 
     def job(self) -> Job:
-        """As its service has it now."""
+        """Return the job's current state."""
         return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
-        """New ones, from Cloud Logging or the run folder."""
+        """Return the new log lines."""
         return self._lines.read_new()
 
     def progress(self) -> Progress | None:
-        """From the run folder, if there is one that can be read."""
+        """Return the newest progress, or None."""
         return self._progress.read_new() if self._progress else None

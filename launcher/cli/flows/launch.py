@@ -1,4 +1,4 @@
-"""From a spec to a job in the cloud that is followed to its end."""
+"""Launch a spec as a run in the cloud, or resume a run, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import CloudContext, of_project
-from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, everywhere, one_run, searched
+from launcher.cli.flows.find_run import RUN_ID, NoSuchRun, find_jobs, one_run, searched
 from launcher.cli.flows.plan import planned
 from launcher.cli.gather import Inputs, gather, project
 from launcher.cli.options import Flags, Output, words
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """How it shall be launched."""
+    """How to launch a run."""
 
     detach: bool = False
     watch_seconds: str | None = None
@@ -42,21 +42,21 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     preflight: bool = True
     target: Target = "vertex"
     inputs: Callable[[Path | None, Flags], Inputs] = partial(gather, "vertex")
-    """Gathers all that planning needs from a spec and flags. Raises SpecError, UsageError."""
+    """Gathers the inputs of a plan from a spec and flags. Raises SpecError, UsageError."""
     create_repository: bool = False
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
 
     @property
     def seconds(self) -> float | None:
-        """How long to watch. Raises UsageError."""
+        """Return how long to watch. Raises UsageError."""
         return None if self.watch_seconds is None else flag_seconds(self.watch_seconds, "--watch-for")
 
 
 def launch_or_resume(
     spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, resume: str | None, new: bool
 ) -> None:
-    """Launch a spec, or go on with the run `resume`. Raises LaunchError."""
+    """Launch a spec, or resume the run `resume`. Raises LaunchError."""
     if resume:
         resume_run(resume, spec, flags, options, output)
     else:
@@ -64,7 +64,7 @@ def launch_or_resume(
 
 
 def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output: Output, *, new: bool) -> None:
-    """Plan a spec, and see its run to its end. Raises LaunchError."""
+    """Plan a spec and follow its run to its end. Raises LaunchError."""
     seconds = options.seconds
     inputs = options.inputs(spec, flags)
     made = planned(inputs)
@@ -79,9 +79,9 @@ def launch_spec(spec: Path | None, flags: Flags, options: LaunchOptions, output:
 
 
 def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOptions, output: Output) -> None:
-    """Go on with a run that has ended: in its folder, with its image. Raises LaunchError.
+    """Resume a run that has ended, in its folder and with its image. Raises LaunchError.
 
-    Without a spec the plan is the one that the run was launched with, from its folder.
+    Without a spec, uses the plan in the run's folder.
     """
     seconds = options.seconds
     cloud = of_project(project(options.target, os.environ))
@@ -93,8 +93,8 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
         check_run_exists(made, cloud)
     elif typed := [*words(with_field(flags, region=None)), *(["--output"] if flags.output is not None else [])]:
         raise UsageError(
-            f"--resume without a spec goes on as the run was launched: {typed[0]} can't go with it",
-            "Name the spec too: launch … SPEC --resume RUN …",
+            f"{typed[0]} requires a spec: --resume without one repeats the run's own plan",
+            "Add the spec: launch … SPEC --resume RUN …",
         )
     else:
         run = one_run(cloud, name, searched(flags.region))
@@ -105,7 +105,7 @@ def resume_run(name: str, spec: Path | None, flags: Flags, options: LaunchOption
 
 
 def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
-    """The run's id. Nothing but its folder knows a run whose VMs are gone, and its id leads there."""
+    """Return the run's ID. If only the run's folder is left, `name` must be the ID."""
     if RUN_ID.fullmatch(name):
         return name
     try:
@@ -115,7 +115,7 @@ def run_id_of(name: str, flags: Flags, cloud: CloudContext) -> str:
 
 
 def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> Plan:
-    """The plan after what was looked at before it costs anything. Raises PlanRefused."""
+    """Return the plan after the preflight checks (VMs only). Raises PlanRefused."""
     if options.target != "vm" or not options.preflight:
         return made
     from launcher.cli.flows.preflight import preflight
@@ -124,31 +124,31 @@ def after_preflight(made: Plan, cloud: CloudContext, options: LaunchOptions) -> 
 
 
 def check_run_exists(made: Plan, cloud: CloudContext) -> None:
-    """Raises UsageError: nobody has ever launched the run that is to be resumed."""
-    found = everywhere(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
+    """Check that the run to resume was launched before. Raises UsageError."""
+    found = find_jobs(cloud, f'labels.{RUN_LABEL}="{made.run}"', searched(None))
     if not found.jobs and is_free(made, made.run, cloud):
-        raise UsageError(f"there is no run {made.run} to go on with", "launch status lists all that there are.")
+        raise UsageError(f"no run {made.run} to resume", "launch status lists the runs.")
 
 
 def as_fresh_run(made: Plan, inputs: Inputs, cloud: CloudContext) -> Plan:
-    """The plan as a run of its own, under the first number that is free; the newest one while that is active."""
+    """Return the plan under the next free run ID, or under the ID of its newest fresh run while that is active."""
     identity = identity_of(made.attempts[0])
-    found = everywhere(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
+    found = find_jobs(cloud, f'labels.{IDENTITY_LABEL}="{identity}"', searched(None))
     same = (job for job in reversed(found.jobs) if job.labels.get(IDENTITY_LABEL) == identity)
     newest = {number_of(job.run, made.run): job for job in same}
-    newest.pop(0, None)  # under a name of its own (--run-id)
+    newest.pop(0, None)  # set by --run-id
     number = max(newest, default=0)
     if number < 2 or newest[number].is_over:
         beside = [job for job in newest.values() if not job.is_over]
         for job in beside:
-            EventPrinter(made).say(f"{job.run} is {job.state} in {job.place}; this is another run, beside it")
+            EventPrinter(made).say(f"{job.run} is {job.state} in {job.place}; starting another run beside it")
         number = next(one for one in count(number + 1) if is_free(made, numbered_id(made.run, one), cloud))
     run_id = numbered_id(made.run, number)
     return planned(inputs._replace(context=replace(inputs.context, run_id=run_id)))
 
 
 def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
-    """Whether nobody has made an attempt of a run beside the plan's, as far as its folder says it."""
+    """Return whether the folder of run `run`, beside the plan's, has no attempts."""
     from launcher.runs.ledger import BucketLedger
 
     beside = (made.run_folder or "").rpartition("/")[0]
@@ -158,26 +158,25 @@ def is_free(made: Plan, run: str, cloud: CloudContext) -> bool:
 
 
 def numbered_id(run: str, number: int) -> str:
-    """RUN, RUN-2, RUN-3 …"""
+    """Return RUN, RUN-2, RUN-3 …"""
     return run if number == 1 else f"{run}-{number}"
 
 
 def number_of(run: str, first: str) -> int:
-    """1 for the run itself, N for RUN-N, 0 for anything else."""
+    """Return 1 for the run itself, N for RUN-N, 0 for anything else."""
     found = re.fullmatch(rf"{re.escape(first)}(?:-(\d+))?", run)
     return int(found[1] or 1) if found else 0
 
 
 def report_warnings(made: Plan) -> None:
-    """The plan's warnings, on stderr: who doesn't ask for a dry run must see them too."""
+    """Print the plan's warnings to stderr."""
     say = EventPrinter(made).say
     for warning in made.warnings:
         say(warning)
 
 
 def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) -> Callable[[Plan], Plan]:
-    """What looks whether it can work, and puts the plan's image into the registry, once it is known that something is
-    to be created."""
+    """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
     def ready(made: Plan) -> Plan:
         from launcher.cli.flows.image import create, wanted
@@ -194,9 +193,9 @@ def image_preparer(inputs: Inputs, options: LaunchOptions, cloud: CloudContext) 
             except NotAuthorised as error:
                 if not job.image.pinned:
                     raise
-                bars.line(f"whether {job.image.uri} is there can't be seen from here: {error.problem}")
+                bars.line(f"cannot check that {job.image.uri} exists: {error.problem}")
                 return made
-            bars.line(f"image {found.reference}" + (" (it was there)" if found.how == "there" else ""))
+            bars.line(f"image {found.reference}" + (" (already exists)" if found.how == "there" else ""))
         return with_digest(made, found.reference)
 
     return ready

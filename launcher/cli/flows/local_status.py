@@ -1,4 +1,4 @@
-"""`launch status` of a run on this machine."""
+"""Show a run on this machine: `launch status`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt: its number, the facts in its lock, and how it ended (None: nothing was noted)."""
+    """One attempt: its number, the facts in its lock, and how it ended (None: not recorded)."""
 
     number: int
     facts: Mapping[str, Any]
     end: End | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts; times in Unix seconds."""
+        """Return the attempt for scripts; times in Unix seconds."""
         return {
             "number": self.number,
             "machine": self.facts.get("machine"),
@@ -37,8 +37,8 @@ class Attempt(Struct, frozen=True):
         }
 
 
-class Seen(Struct, frozen=True, kw_only=True):
-    """A run folder as it is now."""
+class LocalSnapshot(Struct, frozen=True, kw_only=True):
+    """A snapshot of a run folder."""
 
     attempts: tuple[Attempt, ...]
     is_running: bool
@@ -47,7 +47,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """In the cloud's words; INTERRUPTED: its process ended without noting how."""
+        """Return the state, as in the cloud; INTERRUPTED: the process ended without recording how."""
         if self.is_running:
             return "RUNNING"
         if not self.attempts:
@@ -57,17 +57,17 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 def show_local(run: LocalRun, output: Output) -> None:
-    """Show a run on this machine. Raises LaunchError: its folder can't be read."""
+    """Show a run on this machine. Raises LaunchError: its folder is unreadable."""
     from launcher.cli.ui.documents import printed
 
-    seen = look(run)
+    snapshot = read_snapshot(run)
     if output is Output.text:
-        print("\n".join(lines(run, seen)))
+        print("\n".join(lines(run, snapshot)))
     else:
-        printed(as_data(run, seen), output)
+        printed(as_data(run, snapshot), output)
 
 
-def look(run: LocalRun) -> Seen:
+def read_snapshot(run: LocalRun) -> LocalSnapshot:
     """Read a run folder. Raises LaunchError."""
     from launcher.cli.ui.gpu_monitor import read_nodes
     from launcher.gcp.storage import use_errors
@@ -83,33 +83,33 @@ def look(run: LocalRun) -> Seen:
             Attempt(number, read_facts(storage, number), read_end(storage, number)) for number in range(1, last + 1)
         )
     progress = ProgressReader(storage, attempt=max(1, last)).read_new()
-    return Seen(attempts=attempts, is_running=is_running, progress=progress, nodes=read_nodes(storage))
+    return LocalSnapshot(attempts=attempts, is_running=is_running, progress=progress, nodes=read_nodes(storage))
 
 
-def lines(run: LocalRun, seen: Seen) -> Iterator[str]:
-    """The page, in at most 80 columns."""
+def lines(run: LocalRun, snapshot: LocalSnapshot) -> Iterator[str]:
+    """Yield the page, in at most 80 columns."""
     from launcher.cli.ui import gpu_monitor
     from launcher.cli.ui.event_printer import STATES, progress_text
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
     from launcher.cli.ui.run_summary import relative
     from launcher.cli.ui.text import stamp
 
-    end = seen.attempts[-1].end if seen.attempts else None
-    after = f" after {ended_after(end)}" if end and not seen.is_running else ""
-    yield from wrapped(f"{run.id}  {STATES.get(seen.state, seen.state.lower())}{after}", WIDTH)
+    end = snapshot.attempts[-1].end if snapshot.attempts else None
+    after = f" after {ended_after(end)}" if end and not snapshot.is_running else ""
+    yield from wrapped(f"{run.id}  {STATES.get(snapshot.state, snapshot.state.lower())}{after}", WIDTH)
     yield ""
     yield from labelled("machine", "this machine")
     yield f"{'folder':{LABEL}}{relative(str(run.folder))}"
-    if seen.attempts and (time := seen.attempts[-1].facts.get("time")):
+    if snapshot.attempts and (time := snapshot.attempts[-1].facts.get("time")):
         yield f"{'started':{LABEL}}{stamp(time)}"
-    if end and not seen.is_running:
+    if end and not snapshot.is_running:
         yield f"{'ended':{LABEL}}{stamp(end.time)}"
-    if seen.progress:
-        yield from labelled("progress", progress_text(seen.progress))
-    for number, text in enumerate(gpu_monitor.lines(seen.nodes)):
+    if snapshot.progress:
+        yield from labelled("progress", progress_text(snapshot.progress))
+    for number, text in enumerate(gpu_monitor.lines(snapshot.nodes)):
         yield from labelled("" if number else "GPUs", text)
-    for attempt in seen.attempts:
-        how = attempt_text(attempt, is_running=seen.is_running and attempt is seen.attempts[-1])
+    for attempt in snapshot.attempts:
+        how = attempt_text(attempt, is_running=snapshot.is_running and attempt is snapshot.attempts[-1])
         yield from labelled("" if attempt.number > 1 else "attempts", f"{attempt.number}. {how}")
 
 
@@ -130,14 +130,14 @@ def ended_after(end: End) -> str:
     return elapsed(end.seconds)
 
 
-def as_data(run: LocalRun, seen: Seen) -> dict[str, Any]:
-    """The keys of a run in the cloud; what only a cloud has is null."""
+def as_data(run: LocalRun, snapshot: LocalSnapshot) -> dict[str, Any]:
+    """Return the run for scripts, with the keys of a run in the cloud; those that need a cloud are null."""
     import msgspec
 
-    first, last = (seen.attempts[0], seen.attempts[-1]) if seen.attempts else (None, None)
+    first, last = (snapshot.attempts[0], snapshot.attempts[-1]) if snapshot.attempts else (None, None)
     return {
         "run": run.id,
-        "state": seen.state,
+        "state": snapshot.state,
         "job": None,
         "region": "local",
         "zone": None,
@@ -147,12 +147,12 @@ def as_data(run: LocalRun, seen: Seen) -> dict[str, Any]:
         "output": str(run.folder),
         "created": first.facts.get("time") if first else None,
         "started": last.facts.get("time") if last else None,
-        "ended": last.end.time if last and last.end and not seen.is_running else None,
+        "ended": last.end.time if last and last.end and not snapshot.is_running else None,
         "error": None,
         "console": None,
         "labels": {},
-        "progress": msgspec.to_builtins(seen.progress),
-        "nodes": [node.to_dict() for node in seen.nodes],
-        "attempts": [attempt.to_dict() for attempt in seen.attempts],
+        "progress": msgspec.to_builtins(snapshot.progress),
+        "nodes": [node.to_dict() for node in snapshot.nodes],
+        "attempts": [attempt.to_dict() for attempt in snapshot.attempts],
         "jobs": [],
     }

@@ -1,4 +1,4 @@
-"""The plan of a spec. What is refused names the line of the spec, or the flag, that caused it."""
+"""Plan a spec; errors name the line of the spec, or the flag, that caused them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from launcher.plan.model import Image, Plan
 
 
 def planned(inputs: Inputs) -> Plan:
-    """Return everything that a launch will do. Raises PlanRefused."""
+    """Return the plan of a launch. Raises PlanRefused."""
     with inputs.located.naming_places():
         return build.plan(inputs.spec, catalog.load(), inputs.context)
 
 
 def planned_image(inputs: Inputs) -> Image:
-    """Return the image alone. Raises PlanRefused."""
+    """Return the plan of the image only. Raises PlanRefused."""
     with inputs.located.naming_places():
         return build.image(inputs.spec, catalog.load(), inputs.context)

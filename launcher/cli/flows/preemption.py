@@ -1,6 +1,6 @@
-"""`--preempt-after`: a rehearsal of what a preempted Spot job goes through, and the words about it.
+"""`--preempt-after`: preempt a local run as Vertex AI preempts a Spot job, and report how it resumed.
 
-Vertex AI starts a preempted job again as it was: the same request, job id and attempt, on other machines.
+Vertex AI restarts a preempted job unchanged, on other machines: same request, job ID and attempt.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Ran(Struct, frozen=True, kw_only=True):
-    """How a job ended, and how it had ended when it was preempted (None: it wasn't): an exit code for each replica."""
+    """Exit codes by replica at the end, and those at the preemption (None: not preempted)."""
 
     exit_codes: dict[str, int]
     preempted: dict[str, int] | None = None
 
 
 class Preempted(Struct, frozen=True, kw_only=True):
-    """A preemption in figures: after how many seconds, with what exit codes, and how the run went on."""
+    """A preemption: seconds after the start, exit codes, and how the run resumed."""
 
     after: float
     exit_codes: dict[str, int]
@@ -35,24 +35,24 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> bool:
-        """Whether all had ended well in spite of it, so that nothing was started again."""
+        """Return whether all replicas still succeeded, so that nothing was restarted."""
         return not any(self.exit_codes.values())
 
     def text(self) -> str:
-        """`after 15 s at step 152; on again behind step 152, 0 steps lost`."""
+        """Return `after 15 s at step 152; resumed from step 152; 0 steps lost`."""
         when = f"after {exact_duration(self.after)}"
         if self.done:
-            return f"{when}; all ended with 0 all the same, so the job was not started again"
+            return f"{when}; all processes still exited with 0, so the job was not restarted"
         stopped, resumed, lost = self.went_on.stopped_at, self.went_on.resumed_from, self.went_on.lost
         if stopped is not None:
             when = f"{when} at step {stopped}"
         if resumed is None:
-            return f"{when}; started again"
-        told = "" if lost is None else f", {plural(lost, 'step')} lost"
-        return f"{when}; on again {f'behind step {resumed}' if resumed > 0 else 'from the beginning'}{told}"
+            return f"{when}; restarted"
+        loss = "" if lost is None else f"; {plural(lost, 'step')} lost"
+        return f"{when}; {f'resumed from step {resumed}' if resumed > 0 else 'restarted from scratch'}{loss}"
 
     def as_data(self) -> dict[str, Any]:
-        """The same for `-o json`."""
+        """Return the preemption for `-o json`."""
         return {
             "after_seconds": self.after,
             "exit_codes": self.exit_codes,
@@ -63,47 +63,49 @@ class Preempted(Struct, frozen=True, kw_only=True):
 
 
 def run(start: Callable[[Preemption | None], Ended], after: float | None, *, builtin: bool = True) -> Ran:
-    """Start a job; with `after` preempt it then, and start it again unless it was done. A script may save by itself,
-    which only the trainer (`builtin`) can be known not to have done."""
+    """Run a job; with `after`, preempt it after that many seconds and restart it unless it succeeded.
+
+    Only for the built-in trainer (`builtin`) does the exit code tell that nothing was saved.
+    """
     from launcher.rehearsal.supervisor import GRACE_SECONDS, Preemption
 
     if after is None:
         return Ran(exit_codes=start(None).codes)
-    words = f"preempting now (SIGTERM, {GRACE_SECONDS:.0f} s, SIGKILL)"
-    first = start(Preemption(after, lambda: say(words)))
+    text = f"preempting the job (SIGTERM, then SIGKILL after {GRACE_SECONDS:.0f} s)"
+    first = start(Preemption(after, lambda: say(text)))
     if first.preempted is None:
         what = "a replica failed" if any(first.codes.values()) else "the job ended"
-        say(f"{what} before {exact_duration(after)} were over; the job was not preempted")
+        say(f"{what} within {exact_duration(after)}; the job was not preempted")
         return Ran(exit_codes=first.codes)
-    say(f"all were gone after {first.preempted:.1f} s: {'; '.join(endings(first.codes, builtin))}")
+    say(f"all processes exited after {first.preempted:.1f} s: {'; '.join(endings(first.codes, builtin))}")
     if not any(first.codes.values()):
-        say("nothing is left to do; it is not started again")
+        say("the job is complete; not restarting")
         return Ran(exit_codes=first.codes, preempted=first.codes)
-    say("starting again")
+    say("restarting")
     return Ran(exit_codes=start(None).codes, preempted=first.codes)
 
 
-def say(words: str) -> None:
-    """A line on stderr; on a terminal, lines that fit it."""
+def say(text: str) -> None:
+    """Print a message to stderr, wrapped to the width of a terminal."""
     from launcher.cli.ui.plan_page import fitted
 
-    for line in fitted(words, len("launch: ")).splitlines():
+    for line in fitted(text, len("launch: ")).splitlines():
         print(f"launch: {line}", file=sys.stderr, flush=True)
 
 
 def endings(codes: Mapping[str, int], builtin: bool) -> list[str]:
-    """How the replicas ended, those that ended alike together, and what it means for the work."""
-    alike: dict[int, list[str]] = {}
+    """Return how the replicas ended, grouped by exit code."""
+    groups: dict[int, list[str]] = {}
     for name, code in codes.items():
-        alike.setdefault(code, []).append(name)
-    return [f"{listed(names, 3)} {ending(code, builtin)}" for code, names in alike.items()]
+        groups.setdefault(code, []).append(name)
+    return [f"{listed(names, 3)} {ending(code, builtin)}" for code, names in groups.items()]
 
 
 def ending(code: int, builtin: bool) -> str:
-    """What an exit code says of the work at a preemption."""
+    """Return the meaning of an exit code at a preemption."""
     if code == Exit.PREEMPTED:
-        return f"exited with {code} (saved)"
+        return f"exited with {code} (checkpoint saved)"
     if code == 0:
         return "exited with 0 (done)"
-    how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-    return f"{how} (nothing was saved)" if builtin else how
+    how = f"killed by signal {-code}" if code < 0 else f"exited with {code}"
+    return f"{how} (no checkpoint saved)" if builtin else how

@@ -1,4 +1,4 @@
-"""A job's lines on stdout."""
+"""Print the log of a job to stdout."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Progress
 
 
-class LinesAlone:
-    """The JobView of who wants the lines and nothing else."""
+class LogView:
+    """A JobView of a job's state and log lines."""
 
     def __init__(self, service: Services, job: Job, lines: LogReader) -> None:
         self._service, self._name, self._lines = service, job.name, lines
 
     def job(self) -> Job:
-        """As its service has it now."""
+        """Return the job's current state."""
         return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
-        """New ones."""
+        """Return the new log lines."""
         return self._lines.read_new()
 
     def progress(self) -> Progress | None:
-        """Not asked for."""
+        """Return None: logs show no progress."""
         return None
 
 
 def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, follow: bool) -> None:
-    """Print all lines, or the last ones; with `follow` go on until the job has ended. Raises LaunchError."""
+    """Print all lines, or the last `tail`; with `follow`, print new ones until the job ends. Raises LaunchError."""
     if output is Output.yaml:
-        raise UsageError("-o yaml: lines come as text or json")
+        raise UsageError("-o yaml is not available for logs", "Use -o text or -o json.")
     folder = storage_of(run_folder_of(job))
     printer = EventPrinter(None)
     lines = LogReader(job, cloud.project, os.environ, say=printer.say, folder=folder, tail=tail, clock=cloud.clock)
@@ -60,9 +60,9 @@ def show(cloud: CloudContext, job: Job, output: Output, *, tail: int | None, fol
             put(line, output)
         sys.stdout.flush()
 
-    watch(LinesAlone(cloud.of_run(folder), job, lines), tell, cloud.clock, wait_seconds=None)
+    watch(LogView(cloud.of_run(folder), job, lines), tell, cloud.clock, wait_seconds=None)
 
 
 def put(line: Line, output: Output) -> None:
-    """One line."""
+    """Print one log line."""
     print(json.dumps(line._asdict(), ensure_ascii=False) if output is Output.json else f"[{line.replica}] {line.text}")

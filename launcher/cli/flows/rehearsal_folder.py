@@ -1,4 +1,4 @@
-"""The folder of a rehearsed run: who has it, what was there before, and what is noted in it."""
+"""The run folder of `launch local`: lock it, read earlier attempts, record attempts and their ends."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Results
 
 READERS = 8
-"""Parts of the metrics that are read at once."""
+"""Metrics files read in parallel."""
 
 
 @contextmanager
 def opened(folder: str | None) -> Iterator[Storage | None]:
-    """The run folder, ours alone as far as this machine goes; None when the request names none.
+    """Open the run folder and lock it against other processes of this machine; None if the request has none.
 
-    In a bucket, where several machines may write, the trainer itself sees to it that one start of the run goes on.
+    A folder in a bucket is not locked: there the trainer's checkpoint lease lets one start continue.
 
     Raises:
-        UsageError: it can't be used, or another `launch local` of this run is under way.
+        UsageError: the folder is unusable, or another `launch local` of this run is running.
         NotAuthorised: there are no credentials for its bucket.
     """
     from launcher.gcp.storage import open_folder
@@ -45,15 +45,15 @@ def opened(folder: str | None) -> Iterator[Storage | None]:
         try:
             storage = open_folder(folder) if folder else None
         except NotAuthorised as error:
-            raise NotAuthorised(error.problem, "Or write into a folder here: --output runs") from error
+            raise NotAuthorised(error.problem, "Or write to a local folder: --output runs") from error
         if (
             storage
             and not storage.url.startswith("gs://")
             and not stack.enter_context(lock_run_folder(Path(storage.url)))
         ):
             raise UsageError(
-                f"another launch local of this run is under way on this machine, in {storage.url}",
-                "Wait for its end, or stop it there (Ctrl-C). --new starts the job beside it, as a run of its own.",
+                f"this run is already running on this machine, in {storage.url}",
+                "Wait for it or stop it (Ctrl-C), or start a separate run with --new.",
             )
         if storage:
             check_format(storage)
@@ -70,7 +70,7 @@ def check_format(storage: Storage) -> None:
 
 
 def ended_well(storage: Storage, fingerprint: str) -> End | None:
-    """How the run ended, if nothing is left to do: its newest attempt did this very job, and ended with 0."""
+    """Return the end of the newest attempt if it ran this same job and succeeded, else None."""
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import newest_attempt, read_end, read_facts
 
@@ -82,17 +82,16 @@ def ended_well(storage: Storage, fingerprint: str) -> End | None:
 
 
 def say_ended(end: End, *, has_plan: bool) -> None:
-    """That nothing is started, and how it would be."""
+    """Print that the run is complete, and how to run it again."""
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(end.time))
-    say(f"this run had ended on {when} UTC; nothing was started")
-    anew = "--new starts it anew, under the next number" if has_plan else "--output DIR runs it anew, somewhere else"
-    say(anew)
+    again = "--new" if has_plan else "--output DIR"
+    say(f"this run finished on {when} UTC; nothing to do ({again} runs it again)")
 
 
 def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], request: Job, fingerprint: str) -> int:
-    """The attempt's lock, with the plan and spec beside it; the attempt's number is returned.
+    """Write the attempt's lock, the plan and the spec; return the attempt's number.
 
-    Who types the command again wants it tried again, so a `terminal` of an earlier attempt is told and removed.
+    Repeating the command asks for a retry, so a `terminal` file of an earlier attempt is reported and removed.
     """
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import lock
@@ -100,11 +99,11 @@ def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], reques
     with use_errors():
         with suppress(FileNotFoundError):
             reason = storage.read(contract.TERMINAL).decode(errors="replace").strip()
-            say(f"the attempt before ended for good: {reason}")
+            say(f"the previous attempt failed permanently: {reason}")
             storage.delete(contract.TERMINAL)
         attempt = lock(storage, {**attempt_facts(plan, body), "job": fingerprint})
         if attempt > 1:
-            say(f"attempt {attempt} of this run; {goes_on(storage, request)}")
+            say(f"attempt {attempt} of this run; {start_text(storage, request)}")
         if plan:
             from launcher.cli.ui.plan_page import as_yaml
 
@@ -113,20 +112,20 @@ def prepare(storage: Storage, plan: Plan | None, body: Mapping[str, Any], reques
     return attempt
 
 
-def goes_on(storage: Storage, request: Job) -> str:
-    """Where the next attempt begins, as far as we know: a script of the user's may have ways of its own."""
+def start_text(storage: Storage, request: Job) -> str:
+    """Return where the next attempt starts; a script decides that itself."""
     from launcher.rehearsal.attempts import newest_checkpoint
 
     if not request.is_builtin:
         return "it writes to the same run folder"
     step = newest_checkpoint(storage)
     if step is None:
-        return "it has no checkpoint yet: from step 1"
-    return f"it goes on from its newest checkpoint (step {step})"
+        return "it has no checkpoint yet and starts at step 1"
+    return f"it resumes from its newest checkpoint (step {step})"
 
 
 def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the lock says about the attempt."""
+    """Return the facts that the lock records about the attempt."""
     planned = plan.attempts[0] if plan else None
     return {
         "spec": body.get("labels", {}).get("launch-spec"),
@@ -137,8 +136,8 @@ def attempt_facts(plan: Plan | None, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def note(storage: Storage, attempt: int, end: End) -> None:
-    """Write how the attempt ended. Where that fails, it is told: the job's own end matters more."""
+def record_end(storage: Storage, attempt: int, end: End) -> None:
+    """Record how the attempt ended. A failure to do so is only printed: the job's own result matters more."""
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import write_end
 
@@ -146,11 +145,11 @@ def note(storage: Storage, attempt: int, end: End) -> None:
         with use_errors():
             write_end(storage, attempt, end)
     except LaunchError as error:
-        say(f"how the attempt ended can't be noted: {error.problem}")
+        say(f"cannot record how the attempt ended: {error.problem}")
 
 
 def read_results(storage: Storage | None) -> Results | None:
-    """The run's metrics, or None when it wrote none."""
+    """Return the run's metrics, or None if it wrote none."""
     if storage is None:
         return None
     from concurrent.futures import ThreadPoolExecutor
@@ -165,7 +164,7 @@ def read_results(storage: Storage | None) -> Results | None:
 
 
 def restarts(storage: Storage) -> int:
-    """How often the run's processes were started again."""
+    """Return how often the run's processes were restarted."""
     from launcher.gcp.storage import use_errors
     from launcher.rehearsal.attempts import count_restarts as counted
 
@@ -174,7 +173,7 @@ def restarts(storage: Storage) -> int:
 
 
 def new_run(run: str, folder: str) -> str:
-    """The first of RUN, RUN-2, RUN-3 … whose folder, beside the run's own `folder`, has no attempts."""
+    """Return the first of RUN, RUN-2, RUN-3 … without attempts; their folders are siblings of `folder`."""
     from launcher.gcp.storage import open_folder, use_errors
     from launcher.rehearsal.attempts import newest_attempt
 

@@ -1,4 +1,4 @@
-"""A rehearsal from the request to the page at its end."""
+"""Run a request on this machine and print the result."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 WORKDIRS = "workdirs"
-"""In a run folder on this machine: what starts left in their working directories, numbered. No start reads it."""
+"""Folder in a local run folder: the files that each start left in its working directory, numbered."""
 MOST_NAMED = 3
-"""Files that a line names."""
+"""Most files that a message names."""
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run: a request, the user's code, and the plan it came from, if it did."""
+    """A job to run: a request, the user's code, and the plan that the request comes from (or None)."""
 
     request: dict[str, Any]
     code: Code = Code()
@@ -52,43 +52,43 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the code."""
     plan: Plan | None = None
     typed: Typed | None = None
-    """The spec and the flags of the command line, to type them again; a request from a file has none."""
+    """The spec and the flags of the command line, for suggested commands; None for a request from a file."""
     preempt_after: float | None = None
     """Seconds from the replicas' start to a preemption."""
     docker: bool = False
-    """In containers, instead of as processes: the user's code is the image's then."""
+    """Run containers of the image, with the code in the image, instead of processes."""
     image: str | None = None
-    """The image that the containers are of; None: what the request says."""
+    """The image to run (default: the request's)."""
     job_id: str | None = None
-    """The job that is played: somebody else submitted it, and has its run folder and its locks. None: one of ours."""
+    """The ID of a job that another process submitted, which owns the run folder and its locks (--as-job)."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown at the end. `end` may be that of an earlier command."""
+    """The result to print. `end` may be that of an earlier command."""
 
     run: str
     folder: str | None
     end: End
     found: Results | None
     images: tuple[str, ...] = ()
-    """What was run in containers."""
+    """The images that ran in containers."""
     left: tuple[WrittenFiles, ...] = ()
-    """What each start wrote into its working directories."""
+    """Files that each start left in its working directories."""
     preempted: Preempted | None = None
     restarts: int = 0
-    """How often the run's processes were started again after a failure or a preemption."""
+    """How often the run's processes were restarted after a failure or a preemption."""
 
 
 def run(job: Rehearsal, output: Output) -> None:
-    """Run it to its end and show how it went; a run that has ended well already is only shown.
+    """Run a job to its end and print the result. A run that has already succeeded is only printed.
 
     Raises:
-        UsageError: the request can't be rehearsed here, or its run folder can't be used, or is in use.
-        JobFailed: a replica ended with something else than 0.
+        UsageError: the request cannot run here, or its run folder is unusable or in use.
+        JobFailed: a replica exited with a code other than 0.
     """
     from launcher.rehearsal.request import fingerprint, parse_request, with_image
 
-    gc.enable()  # from here on this process lives as long as the job
+    gc.enable()  # the process lives as long as the job from here on
     request = parse_request(with_image(job.request, job.image) if job.image else job.request)
     if job.job_id:
         run_attempt(job, request, None, 0, output)
@@ -100,7 +100,7 @@ def run(job: Rehearsal, output: Output) -> None:
             rehearsal_folder.say_ended(before, has_plan=job.plan is not None)
             show(page(job, request, before, storage), job, output)
         else:
-            if job.docker:  # before anything is written: no attempt without an engine or an image
+            if job.docker:  # before anything is written: without an engine or an image there is no attempt
                 from launcher.rehearsal.in_docker import ensure_images
 
                 ensure_images(request, os.environ, say)
@@ -109,24 +109,24 @@ def run(job: Rehearsal, output: Output) -> None:
 
 
 def content(job: Rehearsal, request: Job) -> str:
-    """What stands for the code: its digest, or the images that alone have it."""
+    """Return the identity of the code: its digest, or the images that contain it."""
     return " ".join(request.images) if job.docker and not job.plan else job.content
 
 
 def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: int, output: Output) -> None:
-    """Run one attempt (0 without a run folder), note how it ended, and show it. Raises JobFailed."""
+    """Run one attempt (0 without a run folder), record its end, and print the result. Raises JobFailed."""
     from launcher.rehearsal.attempts import End
 
     if job.docker:
-        say_what_is_run(request)
+        say_images(request)
     else:
-        say_what_is_left_out(job)
+        say_substitutes(job)
     printer, begun = LinePrinter(), time.monotonic()
     left: list[WrittenFiles] = []
     ran = rehearse(job, request, printer, left.append)
     end = End(exit_codes=ran.exit_codes, seconds=time.monotonic() - begun, time=time.time())
     if storage:
-        rehearsal_folder.note(storage, attempt, end)
+        rehearsal_folder.record_end(storage, attempt, end)
     shown = page(job, request, end, storage, printer.restarts)
     shown = msgspec.structs.replace(shown, left=tuple(left))
     if ran.preempted is not None and job.preempt_after is not None:
@@ -139,28 +139,28 @@ def run_attempt(job: Rehearsal, request: Job, storage: Storage | None, attempt: 
         raise error
 
 
-def say_what_is_run(request: Job) -> None:
-    """The image is rehearsed too."""
+def say_images(request: Job) -> None:
+    """Print the images that run in containers."""
     for image in request.images:
-        say(f"in containers of {image}; image, command, environment and topology are rehearsed")
+        say(f"running in containers of {image}")
 
 
-def say_what_is_left_out(job: Rehearsal) -> None:
-    """A rehearsal without an image has this Python's packages and this machine's files."""
-    from launcher.cli.ui.plan_page import REHEARSED
+def say_substitutes(job: Rehearsal) -> None:
+    """Print what is used in place of the image: this Python's packages and this machine's files."""
+    from launcher.cli.ui.plan_page import NO_IMAGE
 
     if job.code.in_place:
-        say(f"in {job.code.in_place} itself, also with files that the image would not have")
-    say(f"no image; {REHEARSED.partition(': ')[2]}")
+        say(f"running in {job.code.in_place} itself, including files that the image would exclude")
+    say(f"image {NO_IMAGE}")
     image = job.plan.spec.get("image", {}) if job.plan else {}
     if image.get("requirements"):
-        say(f"{image['requirements']} isn't installed here; what this Python has is used")
+        say(f"{image['requirements']} is not installed here; using this Python's packages")
     if image.get("uri"):
-        say("the code in your own image isn't here; the job runs in an empty folder")
+        say("the code in your custom image is not available here; running in an empty folder")
 
 
 def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callable[[WrittenFiles], None]) -> Ran:
-    """Run the replicas, their lines on stderr; after Ctrl-C say what is left."""
+    """Run the replicas and print their output to stderr; after Ctrl-C, name the run folder."""
     job_id = job.job_id or str(time.time_ns())
 
     def say_left(left: WrittenFiles) -> None:
@@ -177,15 +177,15 @@ def rehearse(job: Rehearsal, request: Job, printer: LinePrinter, on_left: Callab
 
             return preemption.run(start, job.preempt_after, builtin=request.is_builtin)
     except KeyboardInterrupt as stop:
-        where = f"The run folder is {request.run_folder}." if request.run_folder else "There is no run folder."
-        stop.add_note(f"everything was stopped. {where}")
-        print(f"launch: interrupted; everything was stopped. {where}", file=sys.stderr)
+        where = f"the run folder is {request.run_folder}" if request.run_folder else "there is no run folder"
+        stop.add_note(f"all processes were stopped; {where}")
+        print(f"launch: interrupted; all processes were stopped; {where}", file=sys.stderr)
         raise
 
 
 @contextmanager
 def starter(job: Rehearsal, request: Job, on_left: Callable[[WrittenFiles], None]) -> Iterator[Callable[..., Ended]]:
-    """Yield what starts the replicas: as containers, or as processes that have the user's code."""
+    """Yield the function that starts the replicas: as containers, or as processes with the user's code."""
     if job.docker:
         from launcher.rehearsal.in_docker import rehearse as in_containers
 
@@ -200,7 +200,7 @@ def starter(job: Rehearsal, request: Job, on_left: Callable[[WrittenFiles], None
 
 
 def folder_for_left(run_folder: str | None) -> Path:
-    """Make and return the folder for what a start left: in a run folder on this machine, else a temporary one."""
+    """Create the folder for files that a start left: in a local run folder, else a temporary one."""
     from launcher.rehearsal.workdirs import make_numbered_folder
 
     if run_folder and not run_folder.startswith("gs://"):
@@ -209,7 +209,7 @@ def folder_for_left(run_folder: str | None) -> Path:
 
 
 def left_text(left: WrittenFiles) -> str:
-    """`left in the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
+    """Return `written to the working directory, which a job loses: out/ckpt.pt (10 MB); moved to runs/a/workdirs/1`."""
     from launcher.text import size_text
 
     largest = sorted(left.files, key=lambda name: -left.files[name])[:MOST_NAMED]
@@ -218,18 +218,18 @@ def left_text(left: WrittenFiles) -> str:
     )
     more = f" and {len(left.files) - MOST_NAMED} more" if len(left.files) > MOST_NAMED else ""
     where = f"moved to {relative(str(left.folder))}" if left.folder else "not kept"
-    where += f", but not all: {left.problem}" if left.problem else ""
+    where += f", except some: {left.problem}" if left.problem else ""
     return f"written to the working directory, which a job loses: {named}{more}; {where}"
 
 
 def left_data(left: WrittenFiles) -> dict[str, Any]:
-    """For scripts; `problem` only where some files could not be moved."""
+    """Return the left files for scripts; `problem` only if some could not be moved."""
     data = {"folder": left.folder and str(left.folder), "files": left.files}
     return {**data, "problem": left.problem} if left.problem else data
 
 
 def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restarts: int = 0) -> Page:
-    """What there is to show of a run; `restarts` are those of this command, where no run folder has counted."""
+    """Return the result of a run; `restarts` counts this command's restarts and is used without a run folder."""
     return Page(
         run=request.name or "the job",
         folder=request.run_folder,
@@ -241,45 +241,45 @@ def page(job: Rehearsal, request: Job, end: End, storage: Storage | None, restar
 
 
 def preemption_result(after: float, exit_codes: dict[str, int], found: Results | None, attempt: int) -> Preempted:
-    """What the metrics say about the preemption of an attempt."""
+    """Return the preemption of an attempt with the resumption that the metrics show."""
     from launcher.runs.metrics.results import Results
 
     return Preempted(after=after, exit_codes=exit_codes, went_on=(found or Results(starts=())).resumption(attempt))
 
 
 def failure(end: End, folder: str | None, cause: Cause | None) -> JobFailed:
-    """Why it failed, where its lines say so, and what the replica exited with."""
+    """Return the error of a failed job: its cause, if its output names one, and the replica's exit code."""
     failed = {name: code for name, code in end.exit_codes.items() if code}
     name = cause.replica if cause and cause.replica in failed else next(iter(failed))
     code = failed[name]
-    how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}{meaning(code)}"
     ended = "the job was stopped" if code == contract.Exit.PREEMPTED else "the job failed"
     hint = [f"{name} {how}"] if cause else []
     if cause and NEEDS_GPU in cause.text:
-        hint += ["This machine has none: use the CPU where torch.cuda.is_available() is false,"]
+        hint += ["This machine has no GPU. Use the CPU if torch.cuda.is_available() is false,"]
         hint += ["or run the job on Google Cloud (launch vertex, launch vm)."]
-    hint += ["The same command goes on from there."] if code == contract.Exit.PREEMPTED else []
-    hint += [f"Its output stands above{f'; the run folder is {folder}' if folder else ''}."]
+    hint += ["The same command resumes from there."] if code == contract.Exit.PREEMPTED else []
+    hint += [f"See the output above{f'; the run folder is {folder}' if folder else ''}."]
     return JobFailed(f"{ended}: {cause.text if cause else f'{name} {how}'}", "\n".join(hint))
 
 
 def meaning(code: int) -> str:
-    """What one of the contract's codes says, in words, or the signal that ended a container."""
+    """Return the meaning of an exit code of the contract, or the signal that killed a container, or nothing."""
     words = {
-        contract.Exit.USAGE: "its config or code can't work",
-        contract.Exit.UNFIT: "this machine is not fit for it",
-        contract.Exit.PREEMPTED: "preempted: stopped from outside, after saving",
+        contract.Exit.USAGE: "invalid config or code",
+        contract.Exit.UNFIT: "this machine failed a check",
+        contract.Exit.PREEMPTED: "interrupted; checkpoint saved",
         contract.Exit.DISAGREED: "the ranks' parameters differ",
-        contract.Exit.SUPERSEDED: "another start of this run has taken over",
-        contract.Exit.TERMINAL: "the run folder says that it must not start again",
+        contract.Exit.SUPERSEDED: "another start of this run took over",
+        contract.Exit.TERMINAL: "the run folder says that the run failed permanently",
     }
-    if code - 128 in {*signal.Signals}:  # as shells and container engines tell a signal
+    if code - 128 in {*signal.Signals}:  # the convention of shells and container engines
         return f" ({signal.Signals(code - 128).name})"
     return next((f" ({text})" for known, text in words.items() if known == code), "")
 
 
 def show(shown: Page, job: Rehearsal, output: Output, error: LaunchError | None = None) -> None:
-    """The result on stdout. `error` ends the command."""
+    """Print the result to stdout. `error` ends the command."""
     from launcher.cli.flows.suggestions import next_commands
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data, lines

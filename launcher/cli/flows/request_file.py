@@ -1,4 +1,4 @@
-"""A request written by hand, or saved from a dry run: read, checked, and shown."""
+"""Read, check and print a request from a file, written by hand or saved from a dry run."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from launcher.text import plural
 if TYPE_CHECKING:
     from launcher.rehearsal.request import Pool
 
-BESIDE = frozenset({"output"})
-"""The flags of a job that go with a request; the others would change a spec, and there is none."""
+ALLOWED = frozenset({"output"})
+"""The spec flags that are allowed with a request."""
 
 
 def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
-    """The request in a file, or the first one of a plan; `--output` moves its run folder.
+    """Return the request in a file, or the first request of a plan; `--output` moves its run folder.
 
     Raises:
-        UsageError: the file isn't JSON of a CustomJob, or a spec or a flag of one stands beside it.
+        UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
     """
     from launcher.cli.gather import full_path
     from launcher.rehearsal.request import HINT, parse_request, rebased
 
-    if spec or (extra := of_a_spec(flags)):
+    if spec or (extra := first_spec_flag(flags)):
         what = f"the spec {spec}" if spec else extra
-        raise UsageError(f"--request is run as it stands: {what} can't go with it", "Change the request, or plan anew.")
+        raise UsageError(f"{what} cannot be combined with --request", "Edit the request instead, or plan a spec.")
     try:
         request = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--request {path} can't be read as JSON: {error}") from error
+        raise UsageError(f"cannot read --request {path} as JSON: {error}") from error
     if not isinstance(request, dict):
-        raise UsageError(f"--request {path} isn't a JSON object", HINT)
+        raise UsageError(f"--request {path} is not a JSON object", HINT)
     match request:
         case {"attempts": [{"request": dict(first)}, *_]}:  # a whole plan, as -o json prints it
             request = first
@@ -45,36 +45,38 @@ def load(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     return rebased(request, full_path(flags.output)) if flags.output else request
 
 
-def of_a_spec(flags: Flags) -> str:
-    """The first flag that is given and would change a spec; empty when none is."""
-    given = (one.name for one in fields(flags) if getattr(flags, one.name) != one.default and one.name not in BESIDE)
+def first_spec_flag(flags: Flags) -> str:
+    """Return the first given flag that overrides a spec, or an empty text."""
+    given = (one.name for one in fields(flags) if getattr(flags, one.name) != one.default and one.name not in ALLOWED)
     return next((f"--{name.replace('_', '-')}" for name in given), "")
 
 
 def folder(code: Path | None) -> Path | None:
-    """The folder of `--code`, from the root. Raises UsageError where it is none."""
+    """Return the full path of `--code`. Raises UsageError: it is not a folder."""
     if code is None:
         return None
     if not code.is_dir():
-        raise UsageError(f"--code {code} isn't a folder", "It plays the part of the image's folder with your code.")
+        raise UsageError(
+            f"--code {code} is not a folder", "--code takes the folder with your code, as the image would contain it."
+        )
     return code.resolve()
 
 
 def show(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
-    """Print what would be run, in containers or without."""
+    """Print the request."""
     from launcher.cli.ui.plan_page import as_yaml
 
     if output is Output.json:
         print(json.dumps({"request": request}, indent=2, ensure_ascii=False))
     elif output is Output.yaml:
-        print(f"# The CustomJob that is rehearsed.\n{as_yaml(request)}")
+        print(f"# The CustomJob that launch local runs.\n{as_yaml(request)}")
     else:
         print("\n".join(page(request, docker)))
 
 
 def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
-    """The request in a few lines of at most 80 columns."""
-    from launcher.cli.ui.plan_page import REHEARSED, TARGETS, WIDTH, labelled, wrapped
+    """Yield a summary of the request, in at most 80 columns."""
+    from launcher.cli.ui.plan_page import NO_IMAGE, TARGETS, WIDTH, labelled, wrapped
     from launcher.rehearsal.request import parse_request
 
     job = parse_request(request)
@@ -82,7 +84,7 @@ def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
     yield ""
     for number, pool in enumerate(job.pools):
         yield from labelled(f"pool {number}", pool_text(pool))
-    for image in job.images if docker else [REHEARSED]:
+    for image in job.images if docker else [NO_IMAGE]:
         yield from labelled("image", image)
     yield from labelled("output", job.run_folder or "none")
     yield ""
@@ -90,7 +92,7 @@ def page(request: dict[str, Any], docker: bool) -> Iterator[str]:
 
 
 def pool_text(pool: Pool) -> str:
-    """`2 replicas, 8 GPUs each: python -m launch_train.node --module train`."""
+    """Return `2 replicas, 8 GPUs each: python -m launch_train.node --module train`."""
     count, gpus = pool.replica_count, pool.machine_spec.accelerator_count
     each = f"{plural(gpus, 'GPU')}{' each' if count > 1 else ''}" if gpus else "no GPUs"
     container = pool.container_spec

@@ -1,4 +1,4 @@
-"""What is left on the screen of a run: how it goes on without us, or how it has ended."""
+"""Print the final lines of a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Results
 
 
-ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted: seen to run for"}
-"""Ends that are no failures of the job's own."""
-WHY = "only then is another place tried where there are no machines"
+ENDS = {"CANCELLED": "was cancelled after", "EXPIRED": "expired after", GONE: "was deleted after at least"}
+"""Ends that are not failures of the job itself."""
 
 
 def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None:
-    """For scripts, a job as it was last seen: of a watch that has ended without its end, by `error`."""
+    """With -o json or yaml, print the last known state of a job that still runs; `error` ends the command."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
 
@@ -33,28 +32,28 @@ def show_job(job: Job, output: Output, error: LaunchError | None = None) -> None
         printed(job_data(job.run, job), output, error)
 
 
-def show_gone(made: Plan, output: Output) -> None:
-    """For scripts, a run that has succeeded and whose job is no more to be seen."""
+def show_gone(plan: Plan, output: Output) -> None:
+    """With -o json or yaml, print a run that succeeded and whose job no longer exists."""
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.run_summary import as_data
 
     if output is not Output.text:
-        found = results_of(made.run_folder)
-        printed({"run": made.run, "state": "SUCCEEDED", "job": None, "results": as_data(found)}, output)
+        found = results_of(plan.run_folder)
+        printed({"run": plan.run, "state": "SUCCEEDED", "job": None, "results": as_data(found)}, output)
 
 
 def show_begun(job: Job, output: Output) -> None:
-    """A job that goes on without us."""
+    """Print a job that continues in the background, with the commands to follow and cancel it."""
     if output is not Output.text:
         show_job(job, output)
         return
     print(f"{job.run} is {job.state} in {job.place}")
-    why = "only then is another place tried, or a preempted run gone on with" if job.zone else WHY
-    print(f"launch follow {job.handle}\n    watches it; {why}")
-    print(f"launch cancel {job.run}\n    ends it")
+    retries = "a stockout or a preemption" if job.zone else "a stockout"
+    print(f"launch follow {job.handle}\n    watches it; needed to start the next attempt after {retries}")
+    print(f"launch cancel {job.run}\n    cancels it")
 
 
-def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | None = None) -> None:
+def show_end(job: Job, plan: Plan | None, output: Output, error: LaunchError | None = None) -> None:
     """Print how the run ended, its results and its folder. `error` is the failure that the command ends with."""
     from launcher.cli.ui.data import job_data
     from launcher.cli.ui.documents import printed
@@ -64,7 +63,7 @@ def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | N
     found = results_of(folder)
     restarts = restarts_of(folder)
     seconds = max(0.0, (job.ended or job.created) - (job.started or job.ended or job.created))
-    usd = usd_of(job, made, seconds)
+    usd = usd_of(job, plan, seconds)
     if output is Output.text:
         ended = (job.run, folder, job.state == "SUCCEEDED", seconds, found)
         print("\n".join(lines(*ended, how=ENDS.get(job.state, ""), restarts=restarts or 0)))
@@ -76,18 +75,18 @@ def show_end(job: Job, made: Plan | None, output: Output, error: LaunchError | N
 
 
 def results_of(folder: str | None) -> Results | None:
-    """The run's metrics, where they can be read."""
+    """Return the run's metrics, or None if they cannot be read."""
     from launcher.cli.flows.rehearsal_folder import read_results
 
     try:
         return read_results(storage_of(folder))
     except LaunchError as error:
-        print(f"launch: its metrics can't be read: {error.problem}", file=sys.stderr)
+        print(f"launch: cannot read its metrics: {error.problem}", file=sys.stderr)
         return None
 
 
 def restarts_of(folder: str | None) -> int | None:
-    """How often the run's processes were started again; None where its folder can't be read."""
+    """Return how often the run's processes were restarted, or None if its folder cannot be read."""
     from launcher.cli.flows.rehearsal_folder import restarts
 
     try:
@@ -96,16 +95,16 @@ def restarts_of(folder: str | None) -> int | None:
         return None
 
 
-def usd_of(job: Job, made: Plan | None, seconds: float) -> float | None:
-    """What the attempt's machines cost; None where a price is unknown."""
-    planned = attempt_of(made, job)
-    if made is None or planned is None or planned.usd_per_hour is None or job.ended is None:
+def usd_of(job: Job, plan: Plan | None, seconds: float) -> float | None:
+    """Return the cost of the attempt's machines in USD, or None if a price is unknown."""
+    planned = attempt_of(plan, job)
+    if plan is None or planned is None or planned.usd_per_hour is None or job.ended is None:
         return None
-    return planned.usd_per_hour * made.machine.nodes * seconds / 3600
+    return planned.usd_per_hour * plan.machine.nodes * seconds / 3600
 
 
 def storage_of(folder: str | None) -> Storage | None:
-    """The run's folder; None where it can't be opened."""
+    """Open the run's folder; None if it cannot be opened."""
     from launcher.gcp.storage import open_folder
 
     try:

@@ -1,4 +1,4 @@
-"""A VM as somewhere to go: found by name, with the key, the user and the way that lead into it."""
+"""Connect to a VM over SSH: its key, user, address and host keys."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def remote(
     tunnel: bool = False,
     register: bool = True,
 ) -> Remote:
-    """The VM and the way to it. With `register` a key is made where there is none, and OS Login is told of it; without
-    nothing is changed anywhere.
+    """Return the VM with its SSH connection.
+
+    With `register`, a missing key is created and registered with OS Login; without, nothing is changed.
 
     Raises:
-        LaunchError: it doesn't run, can't be reached from here, or lets nobody in.
+        LaunchError: the VM is not running, is not reachable from here, or refuses the login.
     """
     from launcher.cli.flows.find_vm import say
     from launcher.ssh import keys
@@ -46,15 +47,15 @@ def remote(
     from launcher.ssh.route import alias, choose_route
     from launcher.ssh.session import Remote
 
-    way_to = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
+    route = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
     folder = keys.home(os.environ) / ".ssh"
     key = keys.ensure_key(folder, say) if register else folder / keys.KEY
     name = user or user_of(compute, machine, keys.public_key(key) if register else None)
     settings = keys.settings_folder(os.environ)
     target = SshTarget(
         alias=alias(machine),
-        host=way_to.host,
-        proxy=way_to.proxy,
+        host=route.host,
+        proxy=route.proxy,
         port=port,
         user=name,
         key=key,
@@ -65,7 +66,7 @@ def remote(
 
 
 def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
-    """Who we are there, by OS Login; the key, if one is given, is registered for that user."""
+    """Return our OS Login user; a given key is registered for that user."""
     from launcher.cli.flows.find_vm import say
     from launcher.ssh.oslogin import OsLogin
 
@@ -73,8 +74,8 @@ def user_of(compute: Compute, machine: Machine, key: str | None) -> str:
     return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
 
 
-def look_ahead(compute: Compute) -> None:
-    """Look whether anything here would keep us out of a VM that is still to be made. Raises LaunchError."""
+def check_access(compute: Compute) -> None:
+    """Check, before a VM is created, that SSH to it will work from here. Raises LaunchError."""
     from launcher.cli.flows.find_vm import say
     from launcher.gcp.api import UnreachableError
     from launcher.ssh import keys
@@ -83,23 +84,23 @@ def look_ahead(compute: Compute) -> None:
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             raise keys.missing_program(program)
-    with suppress(UnreachableError):  # asked again, when the VM is there
+    with suppress(UnreachableError):  # checked again when the VM exists
         OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say).known_user()
 
 
 def host_keys(compute: Compute, machine: Machine) -> tuple[str, ...]:
-    """The VM's host keys by Google's word; none where it publishes none."""
+    """Return the VM's host keys from its guest attributes; none if it publishes none."""
     from launcher.ssh.keys import HOST_KEYS
     from launcher.ssh.keys import host_keys as of_attributes
 
     try:
         return of_attributes(compute.guest_attributes(machine, HOST_KEYS))
-    except LaunchError:  # forbidden by a policy, say: the first contact decides then
+    except LaunchError:  # e.g. forbidden by a policy: then the first connection's key is trusted
         return ()
 
 
 def check(compute: Compute, machine: Machine) -> Answer:
-    """Whether the VM's GPUs answer over SSH: what `wait_ready` asks again and again."""
+    """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
     from launcher.compute.wait_ready import CHECK
 
     return remote(compute, machine).run(CHECK)

@@ -1,4 +1,4 @@
-"""Commands to try after a rehearsal: each has been planned, so that it works when it is typed."""
+"""Suggest commands after a local run; each was planned, so it works as printed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from launcher.plan.model import Target
 
 REGIONS = ("us-central1", "any")
-"""Tried where neither the spec nor gcloud sets a region."""
+"""Regions to try if neither the spec nor gcloud sets one."""
 PROJECT = "my-project"
-"""Where gcloud has no project: for a dry run any name will do."""
+"""Project of a suggested dry run if gcloud has none; any name works."""
 BUCKET = "gs://my-bucket/runs"
 
 
@@ -36,15 +36,15 @@ def next_commands(typed: Typed | None, folder: str | None, *, has_metrics: bool)
     """Yield commands to try after a run that succeeded, with what each shows. `typed` is None for a request from a
     file."""
     if has_metrics and folder and not folder.startswith("gs://") and (tensorboard := found("tensorboard")):
-        yield shell(tensorboard, "--logdir", f"{relative(folder)}/logs"), "its curves"
+        yield shell(tensorboard, "--logdir", f"{relative(folder)}/logs"), "shows the curves"
     if typed is None or (typed.spec and not typed.spec.is_file()):  # a pipe can be read only once
         return
     if command := cloud_command(typed):
-        yield command, "this job on Google Cloud, priced"
+        yield command, "plans this job on Google Cloud, with its cost"
     if command := nodes_command(typed):
-        yield command, "this job as two machines"
+        yield command, "runs this job on two nodes"
     if typed.spec is None and not Path("job.yaml").exists():
-        yield shell(program(), "init"), "a spec of your own, commented"
+        yield shell(program(), "init"), "writes a commented starter spec"
 
 
 def cloud_command(typed: Typed) -> str:

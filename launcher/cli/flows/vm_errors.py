@@ -1,4 +1,4 @@
-"""What Compute Engine has refused to do with a VM that is there, as an error with a way on."""
+"""Errors for requests about an existing VM that Compute Engine refused, each with a fix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 
-def explained(error: CreateRefused, machine: Machine) -> LaunchError:
-    """By what the refusal means."""
+def refusal_error(error: CreateRefused, machine: Machine) -> LaunchError:
+    """Return the error that a refusal stands for."""
     from launcher.diagnosis import Tried, exit_code, of_refusal
 
     tried = Tried(
@@ -25,19 +25,19 @@ def explained(error: CreateRefused, machine: Machine) -> LaunchError:
     )
     diagnosis = of_refusal(error.refusal, tried)
     if diagnosis.kind == "stockout":
-        return no_room(machine, diagnosis)
+        return no_capacity(machine, diagnosis)
     kinds = (UsageError, NotAuthorised, NoCapacity)
     kind = next((one for one in kinds if one.exit_code == exit_code(diagnosis)), LaunchError)
     return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
 
 
-def no_room(machine: Machine, diagnosis: Diagnosis) -> NoCapacity:
-    """A stopped VM can start nowhere but where its disk is."""
+def no_capacity(machine: Machine, diagnosis: Diagnosis) -> NoCapacity:
+    """Return the error for a stockout: a stopped VM can only start in the zone of its disk."""
     named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
     return NoCapacity(
-        f"{machine.zone} has no {machine.machine_type} for {machine.name} just now, and its disk is in that zone",
-        f"launch vm start {machine.name}\n    again, later\n"
-        f"launch vm --name NAME --zone ZONE …\n    a new one in another zone{named}; this one's disk goes there by\n"
+        f"{machine.zone}, where the disk of {machine.name} is, has no capacity for {machine.machine_type}",
+        f"launch vm start {machine.name}\n    tries again later\n"
+        f"launch vm --name NAME --zone ZONE …\n    creates a VM in another zone{named}; to copy this VM's disk:\n"
         f"    gcloud compute machine-images create NAME --source-instance={machine.name} "
         f"--source-instance-zone={machine.zone}",
     )

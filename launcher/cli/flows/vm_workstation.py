@@ -1,4 +1,4 @@
-"""From a spec to a VM to work on: made where there is one to be had, and ready for SSH."""
+"""Create a VM to work on, where capacity is available, and wait until it is ready for SSH."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.flows import follow
 from launcher.cli.flows.cloud import CloudContext, of_project
-from launcher.cli.flows.find_vm import shown_now
+from launcher.cli.flows.find_vm import display_time
 from launcher.cli.flows.plan import planned
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
@@ -29,60 +29,60 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Line, Progress
 
 
-class StateAlone:
-    """The JobView of who waits for a VM: it prints nothing that anybody waits for."""
+class StateView:
+    """A JobView of a VM's state only."""
 
     def __init__(self, service: Services, job: Job) -> None:
         self._service, self._name = service, job.name
 
     def job(self) -> Job:
-        """As Compute Engine has it now."""
+        """Return the VM's current state."""
         return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
-        """None."""
+        """Return no lines."""
         return []
 
     def progress(self) -> Progress | None:
-        """None."""
+        """Return None."""
         return None
 
 
-class Screen:
-    """The driver's watcher. `job` is the newest that was seen."""
+class VmWatcher:
+    """The driver's watcher: prints events. `job` is the last state of the VM."""
 
     def __init__(self, service: Services, printer: EventPrinter) -> None:
         self._service, self._printer = service, printer
         self.job: Job | None = None
 
-    def view(self, job: Job, number: int) -> StateAlone:
-        """Its state."""
-        return StateAlone(self._service, job)
+    def view(self, job: Job, number: int) -> StateView:
+        """Return a view of the VM's state."""
+        return StateView(self._service, job)
 
     def report(self, event: Any) -> None:
-        """On to the terminal."""
+        """Print an event."""
         self.job = getattr(event, "job", None) or self.job
         self._printer(event)
 
     def error_in_output(self) -> str:
-        """Nothing."""
+        """Return an empty text: a VM prints no lines here."""
         return ""
 
 
 def create_workstation(inputs: Inputs, output: Output, *, detach: bool, preflight: bool) -> None:
-    """A VM to work on, ready for SSH when this returns. Raises LaunchError."""
+    """Create a VM to work on; unless `detach`, return when it is ready for SSH. Raises LaunchError."""
     made = planned(inputs)
     cloud = of_project(inputs.context.project)
     printer = EventPrinter(made)
     for warning in made.warnings:
         printer.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
     service = cloud.service
-    screen = Screen(service, printer)
+    watcher = VmWatcher(service, printer)
     driver = RunDriver(
         plan=made,
         service=service,
         ledger=MemoryLedger(cloud.clock),
-        watcher=screen,
+        watcher=watcher,
         say=printer.say,
         ready=lambda one: after_preflight(one, cloud, printer, detach=detach) if preflight else one,
         clock=cloud.clock,
@@ -93,51 +93,54 @@ def create_workstation(inputs: Inputs, output: Output, *, detach: bool, prefligh
             machine = created_or_found(cloud, job, made, printer, is_new=is_new)
             machine = machine if detach else wait_for_driver(cloud, machine, printer)
     except KeyboardInterrupt as stop:
-        stop.add_note(interrupted_text(screen.job, made.run))
-        follow.close_printer(printer, interrupted_text(screen.job, made.run))
+        stop.add_note(interrupted_text(watcher.job, made.run))
+        follow.close_printer(printer, interrupted_text(watcher.job, made.run))
         raise
     finally:
         follow.close_printer(printer)
-    show(machine, price_of(machine, inputs.spec.limits.price), output, shown_now(cloud.compute), is_ready=not detach)
+    show(machine, price_of(machine, inputs.spec.limits.price), output, display_time(cloud.compute), is_ready=not detach)
 
 
 def after_preflight(made: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
-    """The plan after what was looked at, once it is known that a VM is to be made.
+    """Return the plan after the preflight checks.
 
     Raises:
-        PlanRefused: it could not be used. LaunchError: there would be no way to it from here.
+        PlanRefused: no placement is left.
+        LaunchError: the VM would not be reachable from here.
     """
     from launcher.cli.flows.preflight import preflight
-    from launcher.cli.flows.ssh_access import look_ahead
+    from launcher.cli.flows.ssh_access import check_access
     from launcher.compute.preflight_checks import has_external_ip
     from launcher.ssh.route import missing_gcloud
 
     if not has_external_ip(made.attempts[0].request) and shutil.which("gcloud") is None:
         raise missing_gcloud(made.run, external_ip=False)
     if not detach:
-        look_ahead(cloud.compute)
+        check_access(cloud.compute)
     return preflight(made, cloud.compute, printer.say)
 
 
 def created_or_found(cloud: CloudContext, job: Job, made: Plan, printer: EventPrinter, *, is_new: bool) -> Machine:
-    """The VM that there is now. Raises UsageError: one was there, and it is another one, or stopped."""
+    """Return the new VM, or the existing one. Raises UsageError: the existing VM has another type, or is stopped."""
     machine = cloud.compute.instance(job.place, job.id)
     if is_new:
         return machine
     planned = made.attempts[0].machine_type
     if machine.machine_type != planned:
         raise UsageError(
-            f"there is a VM {machine.name} already, and it is {machine.machine_type}, not {planned}",
-            f"Take another --name, or launch vm delete {machine.name} first",
+            f"VM {machine.name} already exists, with machine type {machine.machine_type}, not {planned}",
+            f"Choose another --name, or delete it first: launch vm delete {machine.name}",
         )
     if job.state != "RUNNING":
-        raise UsageError(f"{machine.name} is there, and stopped (in {machine.zone})", f"launch vm start {machine.name}")
-    printer.say(f"{machine.name} was there, and stays as it was made: its zone, image, disks and lease")
+        raise UsageError(
+            f"VM {machine.name} already exists and is stopped (in {machine.zone})", f"launch vm start {machine.name}"
+        )
+    printer.say(f"{machine.name} already exists; its zone, image, disks and lease are unchanged")
     return machine
 
 
 def wait_for_driver(cloud: CloudContext, machine: Machine, printer: EventPrinter) -> Machine:
-    """The VM once its driver answers over SSH. Raises LaunchError, after which the VM goes on."""
+    """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
     from launcher.backend.base import GoneError
     from launcher.cli.flows.ssh_access import check
     from launcher.compute.wait_ready import wait_ready
@@ -156,19 +159,21 @@ def wait_for_driver(cloud: CloudContext, machine: Machine, printer: EventPrinter
 
 
 def billing_hint(name: str) -> str:
-    """What is to be known of a VM that was made, and can't be used (yet)."""
-    return f"The VM is there, and costs: launch vm status {name}, launch vm delete {name}"
+    """Return the hint for a VM that exists but is not usable (yet)."""
+    return f"The VM exists and is billed: launch vm status {name}, launch vm delete {name}"
 
 
 def interrupted_text(job: Job | None, name: str) -> str:
-    """What goes on after Ctrl-C."""
+    """Return what continues after Ctrl-C, and the commands for it."""
     if job is None:
-        return "interrupted before a VM was seen\nlaunch vm list shows whether one was made all the same"
-    return f"no longer waiting; the VM goes on\nlaunch vm status {name} shows it; launch vm delete {name} ends it"
+        return "interrupted before a VM was found\nlaunch vm list shows whether one was created"
+    return (
+        f"stopped waiting; the VM keeps running\nlaunch vm status {name} shows it; launch vm delete {name} deletes it"
+    )
 
 
 def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
-    """The VM, how to reach it, what it costs and when it stops."""
+    """Print the VM, its price and end, and how to connect to it."""
     if output is not Output.text:
         from launcher.cli.ui.data import machine_data
         from launcher.cli.ui.documents import printed
@@ -179,5 +184,5 @@ def show(machine: Machine, price: Price, output: Output, now: float, *, is_ready
     name = machine.name
     print(f"{name} is {'ready' if is_ready else machine.status}: {machine.machine_type} in {machine.zone}")
     print(price_and_end(machine, price, now))
-    print(f"launch ssh {name}\n    opens a shell; -- CMD runs a command, --port-forward 8888 a notebook")
-    print(f"launch vm stop {name}\n    stops it, and its disk stays; launch vm delete {name} ends it")
+    print(f"launch ssh {name}\n    opens a shell; -- CMD runs a command, --port-forward 8888 forwards a port")
+    print(f"launch vm stop {name}\n    stops it and keeps its disk; launch vm delete {name} deletes both")

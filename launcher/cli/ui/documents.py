@@ -1,4 +1,4 @@
-"""JSON and YAML on stdout: one document for each command, also for one that fails (docs/output.md)."""
+"""JSON and YAML on stdout: one document for each command, also if it fails (docs/output.md)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ FORMAT = re.compile(r"-[A-Za-z]*?o(json|yaml|text)?")
 
 
 def output_of(argv: Sequence[str]) -> Output:
-    """Return the format that a command line asks for, as far as it can be read: it may be the command line that is
-    wrong."""
+    """Return the output format that a command line asks for; the command line may be invalid."""
     own = list(argv[: argv.index("--")] if "--" in argv else argv)
     found = Output.text
     for word, after in pairwise([*own, ""]):
@@ -28,7 +27,7 @@ def output_of(argv: Sequence[str]) -> Output:
 
 
 def printed(data: dict[str, Any], output: Output, error: LaunchError | None = None) -> None:
-    """Print a document as JSON or YAML. With `error`, which ends the command, it is printed together with that."""
+    """Print a document as JSON or YAML. With `error`, which ends the command, it is printed later with the error."""
     from launcher.cli.ui.plan_page import as_yaml
 
     if error is not None:
@@ -38,7 +37,7 @@ def printed(data: dict[str, Any], output: Output, error: LaunchError | None = No
 
 
 def print_failure(output: Output, problem: str, hint: str, exit_code: int, data: dict[str, Any] | None = None) -> None:
-    """Print how a command failed: in its document, or alone, as one line of JSON."""
+    """Print how a command failed: in its document, or as one line of JSON."""
     if output is Output.text or (data is None and output is not Output.json):
         return
     error = {"problem": problem, "hint": hint, "exit_code": exit_code}

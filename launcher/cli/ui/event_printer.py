@@ -1,4 +1,4 @@
-"""What a person sees while a run is followed: attempts, states, the job's own lines and how far it is, on stderr."""
+"""Print the events of a run to stderr while it is followed: attempts, states, log lines, progress."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from launcher.runs.watch.loop import Progress
 
 EVERY_SECONDS = 30.0
-"""Between two lines about progress where they can't be written over each other; the last step is always reported."""
-WHAT = {"job": "the job's state", "lines": "its lines", "progress": "its progress"}
+"""Least time between progress lines without a terminal; the last step is always reported."""
+WHAT = {"job": "job state", "lines": "log lines", "progress": "progress"}
 CLEAR = "\r\x1b[K"
 STATES = {
     "QUEUED": "queued",
-    "PENDING": "waits for machines",
-    "RUNNING": "runs",
+    "PENDING": "waiting for capacity",
+    "RUNNING": "running",
     "SUCCEEDED": "succeeded",
     "FAILED": "failed",
-    "CANCELLING": "is being cancelled",
-    "CANCELLED": "was cancelled",
-    "PAUSED": "is paused",
-    "STOPPED": "is stopped",
-    "EXPIRED": "has expired: its time limit is over",
-    "UPDATING": "is being updated",
-    "PARTIALLY_SUCCEEDED": "succeeded in part",
-    GONE: "was deleted",
+    "CANCELLING": "being cancelled",
+    "CANCELLED": "cancelled",
+    "PAUSED": "paused",
+    "STOPPED": "stopped",
+    "EXPIRED": "expired: time limit reached",
+    "UPDATING": "being updated",
+    "PARTIALLY_SUCCEEDED": "partially succeeded",
+    GONE: "deleted",
 }
 
 
 class EventPrinter:
-    """Called with each event. `plan` is None where only a job is followed.
+    """Prints each event. `plan` is None if only one job is followed.
 
-    On a terminal the newest line about progress stays the last one: it is wiped before any other, and drawn anew below.
+    On a terminal the progress line stays at the bottom: it is erased before each other line and redrawn below it.
     """
 
     def __init__(self, plan: Plan | None) -> None:
@@ -56,34 +56,34 @@ class EventPrinter:
 
     @property
     def error(self) -> str:
-        """What the job's lines since its newest start name as the cause of its end; empty where they name none."""
+        """Return the cause of the job's end that its log lines since the last start name, or an empty text."""
         return str(self._printer.cause or "")
 
     def say(self, text: str) -> None:
-        """A line of launch's own, or several."""
+        """Print a message of launch, of one or more lines."""
         for line in fitted(text, len("launch: ")).splitlines():
             self._print(f"launch: {line}")
 
     def __call__(self, event: Any) -> None:
-        """Something has happened."""
+        """Print an event."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
         getattr(self, f"_{kind}")(event)
 
     def close(self) -> None:
-        """Nothing more is to come: the line about progress stays."""
+        """End the progress line."""
         if self._shown:
             print(file=sys.stderr)
             self._shown = ""
 
-    # --- Of the driver ----------------------------------------------------------------------------------------------
+    # --- Events of the driver -----------------------------------------------------------------------------------------
 
     def _attempt_started(self, event: AttemptStarted) -> None:
         from launcher.cli.ui.job_text import console_url
 
         planned = attempt_of(self._plan, event.job)
-        self.close()  # how far another attempt was says nothing of this one
+        self.close()  # the progress of the last attempt
         number = f"{event.number}: " if event.number else ""
-        there = "" if event.created else " (already there)"
+        there = "" if event.created else " (already exists)"
         for line in labelled("attempt", f"{number}{place_text(event.job, planned)}{there}"):
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
@@ -98,7 +98,7 @@ class EventPrinter:
             for line in labelled("", diagnosis.fix):
                 self._print(line)
 
-    # --- Of the watch -----------------------------------------------------------------------------------------------
+    # --- Events of the watch ------------------------------------------------------------------------------------------
 
     def _state_changed(self, event: Any) -> None:
         job = event.job
@@ -113,7 +113,7 @@ class EventPrinter:
     def _progress_updated(self, event: Any) -> None:
         text = f"{clock()}  {progress_text(event.progress)}"
         if self._tty:
-            self._shown = text[: width() - 1]  # a line that is wrapped could not be wiped
+            self._shown = text[: width() - 1]  # a wrapped line could not be erased
             self._draw()
         elif time.monotonic() - self._last >= EVERY_SECONDS or event.progress.step == event.progress.steps:
             self._last = time.monotonic()
@@ -121,14 +121,14 @@ class EventPrinter:
 
     def _outage_started(self, event: Any) -> None:
         what = WHAT[event.target]
-        for line in labelled("trouble", f"{what} can't be seen just now; the job goes on, and it is asked again"):
+        for line in labelled("trouble", f"{what} temporarily unavailable; the job is still running, retrying"):
             self._print(line)
         for part in event.problem.splitlines():
             for line in labelled("", part):
                 self._print(line)
 
     def _outage_ended(self, event: Any) -> None:
-        self._print(f"{clock()}  {WHAT[event.target]} can be seen again, after {elapsed(event.seconds)}")
+        self._print(f"{clock()}  {WHAT[event.target]} available again after {elapsed(event.seconds)}")
 
     def _note(self, event: Any) -> None:
         for line in labelled("note", event.text):
@@ -151,20 +151,20 @@ class EventPrinter:
 
 
 def width() -> int:
-    """The terminal's columns."""
+    """Return the width of the terminal in columns."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
-    except (OSError, ValueError):  # no terminal, or none with a file behind it
+    except (OSError, ValueError):  # not a terminal, or no file descriptor
         return WIDTH
 
 
 def clock() -> str:
-    """The time of day here."""
+    """Return the local time of day."""
     return time.strftime("%H:%M:%S")
 
 
 def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
-    """The plan's attempt that a job is."""
+    """Return the planned attempt that a job belongs to, or None."""
     from launcher.backend.request import provisioning
 
     wanted = (job.place, provisioning(job.request).partition(":")[0])
@@ -175,7 +175,7 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
 
 
 def place_text(job: Job, planned: Attempt | None) -> str:
-    """`flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
+    """Return `flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
     from launcher.cli.ui.job_text import machine_of, provisioning_of
     from launcher.cli.ui.plan_page import expected_price
 
@@ -184,16 +184,16 @@ def place_text(job: Job, planned: Attempt | None) -> str:
 
 
 def after(job: Job) -> str:
-    """How long it took from the creation to the start, and from there to the end."""
+    """Return how long a running job waited for its start, or how long an ended job ran."""
     if job.state == "RUNNING" and job.started:
-        return f" ({elapsed(max(0.0, job.started - job.created))} after its creation)"
+        return f" ({elapsed(max(0.0, job.started - job.created))} after creation)"
     if job.has_ended and job.ended and job.started:
         return f" after {elapsed(max(0.0, job.ended - job.started))}"
     return ""
 
 
 def progress_text(progress: Progress) -> str:
-    """`step 120 of 2,000, loss 3.2134, 412,345 tokens/s, 12 min left`."""
+    """Return `step 120 of 2,000, loss 3.2134, 412,345 tokens/s, 12 min left`."""
     parts = [f"step {progress.step:,}" + (f" of {progress.steps:,}" if progress.steps else "")]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
@@ -205,8 +205,8 @@ def progress_text(progress: Progress) -> str:
 
 
 def attempted(entry: Entry) -> str:
-    """`1. flex-start in us-central1: no capacity`."""
-    where = f"{entry.number}. {entry.provisioning or 'a rehearsal'} in {entry.where or 'this folder'}"
+    """Return `1. flex-start in us-central1: no capacity`."""
+    where = f"{entry.number}. {entry.provisioning or 'local run'} in {entry.where or 'this folder'}"
     if entry.end is None:
-        return f"{where}: under way" if entry.job else f"{where}: being created"
+        return f"{where}: in progress" if entry.job else f"{where}: being created"
     return f"{where}: {entry.end.cause or entry.end.kind}"

@@ -1,4 +1,4 @@
-"""What the nodes of a run say of their GPUs: the newest looks of each, and what is wrong in them."""
+"""The newest GPU samples of a run's nodes, and the problems in them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from launcher.runs.metrics.results import Record
 
 PART: Final = re.compile(rf"^{contract.MONITOR}/(\d+)-(\d+)-(\d+)-(\d+)(?:-\d+)?\.jsonl$")
-"""The name of a part: attempt, generation, node, part; and a variant, where the name had been taken."""
+"""File name: attempt, generation, node, part, and a variant if the name was taken."""
 
 EACH, ALL = 10, 40
-"""The newest parts that are read, a minute each: of a node, and of all nodes together (but one of each at least)."""
+"""Most files to read, of a minute each: per node, and of all nodes together (at least one per node)."""
 
 READERS = 8
-"""Parts that are read at once."""
+"""Files read in parallel."""
 
 SHOWN = 4
-"""Nodes on the page; those with something wrong, and then the least busy ones."""
+"""Most nodes to show: those with problems first, then the least busy ones."""
 
 
 class Node(NamedTuple):
-    """The newest looks at one node, over so many seconds: how many GPUs it has, what the looks come to
-    (launch_train.monitoring.summary), and in words what is wrong, and which errors its GPUs had."""
+    """The newest samples of one node, over `seconds`: its GPUs, their summary (launch_train.monitoring.summary), the
+    problems and the GPU errors as text."""
 
     number: int
     seconds: float
@@ -39,13 +39,13 @@ class Node(NamedTuple):
     errors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts."""
-        said = {"wrong": [*self.wrong], "errors": [*self.errors]}
-        return {"node": self.number, "seconds": round(self.seconds, 1), "gpus": self.gpus, **self.facts, **said}
+        """Return the node for scripts."""
+        problems = {"wrong": [*self.wrong], "errors": [*self.errors]}
+        return {"node": self.number, "seconds": round(self.seconds, 1), "gpus": self.gpus, **self.facts, **problems}
 
 
 def read_nodes(storage: Storage) -> tuple[Node, ...]:
-    """The nodes of the run's newest start; none where nobody looks at them. Raises LaunchError."""
+    """Return the nodes of the run's newest start; none if they are not monitored. Raises LaunchError."""
     from concurrent.futures import ThreadPoolExecutor
 
     from launcher.gcp.storage import read_errors
@@ -57,7 +57,7 @@ def read_nodes(storage: Storage) -> tuple[Node, ...]:
 
 
 def newest(names: Iterable[str]) -> list[str]:
-    """The last parts of each node in the newest start, in their order."""
+    """Return the last files of each node in the newest start, in order."""
     named = sorted((tuple(map(int, found.groups())), name) for name in names if (found := PART.match(name)))
     by_node: defaultdict[int, list[str]] = defaultdict(list)
     for numbers, name in named:
@@ -68,7 +68,7 @@ def newest(names: Iterable[str]) -> list[str]:
 
 
 def nodes(parts: Mapping[str, bytes]) -> tuple[Node, ...]:
-    """What these parts say, of each node."""
+    """Return the nodes that these files describe."""
     from launcher.runs.metrics.results import records
 
     rows: defaultdict[int, list[Record]] = defaultdict(list)
@@ -86,25 +86,27 @@ def _node(number: int, rows: Sequence[Record]) -> Node:
     from launch_train.monitoring.alerts import Alarms
     from launch_train.monitoring.summary import Sums
 
-    alarms, sums, told = Alarms(number), Sums(), []
+    alarms, sums, alerts = Alarms(number), Sums(), []
     for row in rows:
         sums.add(dict(row))
-        told += alarms.of(dict(row))
-    wrong, errors = ([one.line for one in told if bool(one.event) is error] for error in (False, True))
+        alerts += alarms.of(dict(row))
+    wrong, errors = ([alert.line for alert in alerts if bool(alert.event) is error] for error in (False, True))
     gpus = max(len(row.get("gpus", ())) for row in rows)
     return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), tuple(wrong), tuple(errors))
 
 
-def lines(found: Sequence[Node], told: Container[int] = ()) -> Iterator[str]:
-    """A sentence for each node with GPUs, SHOWN at most, and what is wrong on any of them; but not the errors of those
-    nodes whose errors are `told` already."""
+def lines(found: Sequence[Node], reported: Container[int] = ()) -> Iterator[str]:
+    """Yield a sentence for each node with GPUs (at most SHOWN) and the problems of all nodes.
+
+    Errors of the nodes in `reported` are omitted.
+    """
     seen = sorted((one for one in found if one.gpus), key=_worst_first)
     for node in seen[:SHOWN]:
         yield sentence(node)
     if len(seen) > SHOWN:
         yield f"and {plural(len(seen) - SHOWN, 'more node')}"
     for node in found:
-        yield from (*node.wrong, *(() if node.number in told else node.errors))
+        yield from (*node.wrong, *(() if node.number in reported else node.errors))
 
 
 def _worst_first(node: Node) -> tuple[bool, float]:
@@ -112,13 +114,13 @@ def _worst_first(node: Node) -> tuple[bool, float]:
 
 
 def sentence(node: Node) -> str:
-    """`node 0, last 10 min: 8 GPUs, 97% busy, up to 60.0 GB, 61 °C, 653 W; CPUs 35%, RAM up to 120.3 GB`."""
+    """Return `node 0, last 10 min: 8 GPUs, 97% busy, up to 60.0 GB, 61 °C, 653 W; CPUs 35%, RAM up to 120.3 GB`."""
     facts = node.facts
     gpus = [plural(node.gpus, "GPU")]
     gpus += [text.format(facts[name]) for name, text in _GPU.items() if name in facts]
     host = [text.format(facts[name]) for name, text in _HOST.items() if name in facts]
-    said = "; ".join(", ".join(part) for part in (gpus, host) if part)
-    return f"node {node.number}, last {rough_duration(node.seconds)}: {said}"
+    text = "; ".join(", ".join(part) for part in (gpus, host) if part)
+    return f"node {node.number}, last {rough_duration(node.seconds)}: {text}"
 
 
 _GPU: Final = {

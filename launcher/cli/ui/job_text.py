@@ -1,4 +1,4 @@
-"""A job's request in a few words."""
+"""Short texts about a job's request."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from launcher.jobs.job import Job
 
 
 def provisioning_of(job: Job) -> str:
-    """`standard`, `spot`, `flex-start` or `reservation`."""
+    """Return `standard`, `spot`, `flex-start` or `reservation`."""
     return request.provisioning(job.request).partition(":")[0]
 
 
 def machine_of(job: Job) -> str:
-    """`2 × a3-highgpu-8g`; without a number for one."""
+    """Return `2 × a3-highgpu-8g`, without a number for one node."""
     found = request.read(job.request)
     name = found.machine_type or "a machine"
     return f"{found.nodes} × {name}" if found.nodes > 1 else name
 
 
 def image_of(job: Job) -> str:
-    """The first pool's image."""
+    """Return the image of the first worker pool."""
     return request.image(job.request)
 
 
 def run_folder_of(job: Job) -> str | None:
-    """Where it writes; None when it doesn't say."""
+    """Return the run folder that the request names, or None."""
     return request.run_folder(job.request)
 
 
 def console_url(job: Job) -> str:
-    """Its page for people."""
+    """Return the URL of the job's page in the console."""
     project = job.name.split("/")[1]
     if job.zone:
         page = f"https://console.cloud.google.com/compute/instancesDetail/zones/{job.zone}/instances"

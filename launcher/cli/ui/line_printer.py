@@ -1,4 +1,4 @@
-"""The lines of a run's replicas, and the cause of its end among them."""
+"""Print the output of a run's replicas and find the cause of a failure in it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import NamedTuple
 from launch_train.common.faults import PEER, explained
 
 ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
-"""The last line of a Python traceback; torch writes the rank in front once the processes have joined."""
+"""The last line of a Python traceback; torch prefixes the rank once the process group exists."""
 
 WRAPPED = re.compile(r"Caught \w+ in (DataLoader worker|pin memory thread)")
-"""What torch puts in front of an error of another process or thread, which follows: it says no more than where."""
+"""torch's header before the traceback of another process or thread."""
 
-TOLD = re.compile(r"train: (?P<text>.+)$")
-"""The trainer's own words; the last ones before a deliberate end are its reason."""
+TRAINER = re.compile(r"train: (?P<text>.+)$")
+"""The trainer's messages; the last one before a deliberate end is its reason."""
 
 NOTICE = re.compile(
     r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed|does not wait for them"
     r"|figures are written|is not looked at|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
     r"|train: warning: "
 )
-"""In words of the trainer's, or of the monitor's, that are about no end of its own."""
+"""Messages of the trainer or the monitor that are not the reason of an end."""
 
 KILLED = re.compile(r"launch: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
-"""What train/launch_train/node/torchrun.py says of the first rank that failed, where a signal ended it."""
+"""torchrun.py's message about the first failed rank if a signal killed it (train/launch_train/node/torchrun.py)."""
 
 REASON = re.compile(r"launch: (?P<text>.+) \(exit code [1-9]\d*\)$")
-"""The last words of a node that has not ended well."""
+"""The last message of a node that failed."""
 
 FAILED = re.compile(r"launch: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
-"""What a node says of an exception, whether or not its traceback was printed (train/launch_train/common/faults.py)."""
+"""A node's message about an exception, with or without its traceback (train/launch_train/common/faults.py)."""
 
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
 """The last line of argparse, before exit code 2."""
 
 BY_ITSELF = "(its own lines say why)"
-"""In a node's reason: the trainer ended on purpose (train/launch_train/node/exit_status.py)."""
+"""In a node's reason: the trainer exited deliberately and said why (train/launch_train/node/exit_status.py)."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
-"""A node's reason that names no more than the code."""
+"""A node's reason that names only the exit code."""
 
 
 class Cause(NamedTuple):
-    """Why it ended, in a replica's own words."""
+    """The cause of an end: a replica and its message."""
 
     replica: str
     text: str
@@ -55,30 +55,30 @@ class Cause(NamedTuple):
 
 
 class LinePrinter:
-    """Prints whole lines of all replicas on stderr, each with its replica's name in front, and finds the cause."""
+    """Prints lines of all replicas to stderr with the replica's name as prefix, and finds the cause of a failure."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, Cause] = {}
         self.restarts = 0
-        """How often the nodes have started their processes again."""
+        """How often the nodes restarted their processes."""
 
     def reset(self) -> None:
-        """Another start: what was said of the one before explains nothing."""
+        """Forget the messages of the last start."""
         self._seen = {}
 
     @property
     def cause(self) -> Cause | None:
-        """What the lines since the newest start name as the reason of a bad end; None where they name none.
+        """Return the cause of a failure since the last start, or None.
 
-        With several processes the first error is the cause, and what follows are complaints of those that waited for
-        the one that failed: some of these come even before it, and count only where nothing else is known.
+        With several processes the first error is the cause. Errors of processes that lost their peer may even come
+        before it; they count only if nothing else is known.
         """
         seen = self._seen
         reason = seen.get("reason")
-        if reason and BY_ITSELF in reason.text and (own := seen.get("told") or seen.get("refused")):
+        if reason and BY_ITSELF in reason.text and (own := seen.get("trainer") or seen.get("refused")):
             return own
-        known = [seen[kind] for kind in ("killed", "error", "failed", "told", "aborted") if kind in seen]
+        known = [seen[kind] for kind in ("killed", "error", "failed", "trainer", "aborted") if kind in seen]
         if known:
             return known[0]
         return seen.get("peer") if reason is None or BARE.match(reason.text) else reason
@@ -97,10 +97,10 @@ class LinePrinter:
             return
         if found := ERROR.match(line):
             kind = "peer" if PEER.search(line) else "error"
-        elif (found := TOLD.match(line)) and not NOTICE.search(line):
-            self._seen.pop("told", None)  # the last one counts
-            kind = "told"
-        elif found := KILLED.match(line):  # an abort may be no more than the end of a process that has said its error
+        elif (found := TRAINER.match(line)) and not NOTICE.search(line):
+            self._seen.pop("trainer", None)  # the last message counts
+            kind = "trainer"
+        elif found := KILLED.match(line):  # an abort often follows a printed error
             kind = "aborted" if found["signal"] == "SIGABRT" else "killed"
         elif found := FAILED.match(line):
             kind = "peer" if PEER.search(line) else "failed"

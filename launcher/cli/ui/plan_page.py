@@ -1,4 +1,4 @@
-"""A plan on stdout: as a page for a person, as JSON, or as the file that gcloud takes."""
+"""Print a plan: as a page, as JSON, or as the YAML file that gcloud takes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 10
 ATTEMPTS_SHOWN = 8
-REHEARSED = "none: this Python rehearses command, environment and topology"
+NO_IMAGE = "not used: runs in the local Python environment"
 NOT_PLAIN = {"yes", "no", "on", "off", "true", "false", "null"}
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine"}
 
 
 def show(plan: Plan, output: Output, *, image: bool = False) -> None:
-    """Print the plan; `image`: of a rehearsal in containers of the image."""
+    """Print the plan; `image`: the job runs in containers of the image (launch local --docker)."""
     if output is Output.json:
         print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
     elif output is Output.yaml:
@@ -37,22 +37,22 @@ def show(plan: Plan, output: Output, *, image: bool = False) -> None:
         print("\n".join(page(plan, image)))
 
 
-# --- The file that gcloud takes -------------------------------------------------------------------------------------
+# --- YAML for gcloud ------------------------------------------------------------------------------------------------
 
 
 def yaml_lines(plan: Plan) -> Iterator[str]:
-    """The first attempt's request; for Vertex the CustomJobSpec alone, with the gcloud command as a comment."""
+    """Yield the first attempt's request; for Vertex AI the CustomJobSpec, with the gcloud command as a comment."""
     first = plan.attempts[0]
     if plan.target != "vertex":
         method = "bulkInsert" if "instanceProperties" in first.request else "insert"
-        yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that is rehearsed."
+        yield f"# The body of instances.{method}." if plan.target == "vm" else "# The CustomJob that launch local runs."
         yield as_yaml(first.request)
         return
     from launcher.plan.vertex_request import gcloud_command
 
     yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
-    yield f"# To send it, write this to {plan.run}.vertex.yaml, push the image (launch push), then:"
-    file = f"{plan.run}.vertex.yaml"  # a name of its own: the spec may be called job.yaml
+    yield f"# To submit it, save this as {plan.run}.vertex.yaml, push the image (launch push) and run:"
+    file = f"{plan.run}.vertex.yaml"  # not job.yaml, which may be the spec
     command = gcloud_command(first.request, project=plan.project, region=first.region, config=file)
     head, *flags = [" ".join(command[:4]), *command[4:]]
     for line in (head, *(f"  {shlex.quote(flag)}" for flag in flags[:-1])):
@@ -62,10 +62,10 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
 
 
 def as_yaml(data: Any) -> str:
-    """YAML that every loader reads as the same data.
+    """Return YAML that every loader reads as the same data.
 
-    gcloud's loader takes `n`, `y` and `1e3` for a boolean and a float where PyYAML writes them plain, so every text
-    is quoted unless it can't be anything else. No aliases; a script stands as a block of lines.
+    gcloud's loader reads plain `n`, `y` and `1e3` as booleans and a float, so a string is quoted unless it is
+    unambiguous. No aliases; a script is a block.
     """
     import yaml
 
@@ -81,7 +81,7 @@ def as_yaml(data: Any) -> str:
 
 
 def style_of(value: str) -> str | None:
-    """How a text is written: a block, plain, or in double quotes."""
+    """Return the YAML style of a string: a block, plain (None), or double quotes."""
     if value.startswith("#!") and value.isascii():
         return "|"
     plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./@-]*[A-Za-z0-9_/]", value)
@@ -92,7 +92,7 @@ def style_of(value: str) -> str | None:
 
 
 def page(plan: Plan, image: bool = False) -> Iterator[str]:
-    """The plan in at most 80 columns."""
+    """Yield the page of a plan, in at most 80 columns."""
     where = TARGETS[plan.target] + ("" if plan.target == "local" else f", project {plan.project}")
     yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
@@ -105,33 +105,33 @@ def page(plan: Plan, image: bool = False) -> Iterator[str]:
         yield ""
         yield from labelled("warning", warning)
     yield ""
-    yield "Nothing was sent." if plan.target != "local" else "Nothing was started."
+    yield "Nothing was submitted." if plan.target != "local" else "Nothing was started."
 
 
 def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
-    """What the page says above the attempts."""
+    """Yield the labels and texts above the table of attempts."""
     yield "machine", machine_text(plan)
     if plan.image and plan.target == "local" and not image:
-        yield "image", REHEARSED
+        yield "image", NO_IMAGE
         if plan.image.files:
-            yield "code", f"{code_text(plan.image)}; each start has its own copy (--in-place: none)"
+            yield "code", f"{code_text(plan.image)}; each start gets a copy (without --in-place)"
     elif plan.image:
         yield "image", plan.image.uri
-        made = f"the tag is a hash of its content; {plan.image.platform}, {plan.image.wheel}"
-        yield "", "(an image of your own, pinned by its digest)" if plan.image.pinned else f"({made})"
+        made = f"tag: content hash; {plan.image.platform}, {plan.image.wheel}"
+        yield "", "(custom image, pinned by digest)" if plan.image.pinned else f"({made})"
         if plan.image.files:
             yield "code", code_text(plan.image)
     if plan.command:
-        yield "runs", shlex.join(plan.command)
+        yield "command", shlex.join(plan.command)
         if config := plan.spec.get("run", {}).get("config"):
             yield "config", flow(config)
         yield "output", plan.run_folder or "none"
     elif plan.target == "vm":
-        yield "boots", boot_image(plan)
+        yield "image", boot_image(plan)
     if plan.target != "local":
         yield "account", account_text(plan)
         if secrets := plan.spec.get("secrets"):
-            yield "secrets", f"{', '.join(secrets)}: read on the machine, as that account"
+            yield "secrets", f"{', '.join(secrets)}: read on the machine by this account"
         yield "limits", limits_text(plan)
         if plan.limits.wait_at_most_seconds:
             yield "waiting", waiting_text(plan)
@@ -139,7 +139,7 @@ def facts(plan: Plan, image: bool) -> Iterator[tuple[str, str]]:
 
 
 def flow(data: Any) -> str:
-    """`{a: 1, b: {c: x}}` on one line, for reading."""
+    """Return `{a: 1, b: {c: x}}` on one line, for people."""
     if isinstance(data, dict):
         return "{" + ", ".join(f"{key}: {flow(value)}" for key, value in data.items()) + "}"
     if isinstance(data, list):
@@ -148,31 +148,31 @@ def flow(data: Any) -> str:
 
 
 def account_text(plan: Plan) -> str:
-    """The service account that the job or the VM acts as."""
+    """Return the service account of the job or the VM."""
     first = plan.attempts[0].request
     if plan.target == "vm":
         return str(first.get("instanceProperties", first)["serviceAccounts"][0]["email"])
-    return str(first["jobSpec"].get("serviceAccount", "Vertex AI's own (Custom Code Service Agent)"))
+    return str(first["jobSpec"].get("serviceAccount", "Custom Code Service Agent (Vertex AI's default)"))
 
 
 def machine_text(plan: Plan) -> str:
-    """`1 x a3-highgpu-2g: 2 x NVIDIA H100 80GB, 52 vCPUs, 468 GB`, and how many GPUs several machines have."""
+    """Return `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes."""
     machine = plan.machine
     if plan.target == "local":
-        nodes = "one node" if machine.nodes == 1 else f"{machine.nodes} nodes, each"
-        here = f"here {nodes} with {plural(machine.gpus, 'process')}"
-        return f"{here}, in place of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
+        nodes, each = ("1 node", "") if machine.nodes == 1 else (f"{machine.nodes} nodes", " each")
+        here = f"{nodes} with {plural(machine.gpus, 'process')}{each}"
+        return f"{here}, instead of {machine.machine_type} ({machine.gpus} × {machine.gpu})"
     parts = [f"{machine.gpus} × {machine.gpu}"]
     if machine.vcpus:
         parts.append(f"{machine.vcpus} vCPUs")
     if machine.memory_gb:
         parts.append(f"{machine.memory_gb:g} GB")
-    total = f"; {machine.nodes * machine.gpus} GPUs in all" if machine.nodes > 1 else ""
+    total = f"; {machine.nodes * machine.gpus} GPUs in total" if machine.nodes > 1 else ""
     return f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
 def boot_image(plan: Plan) -> str:
-    """The image of the boot disk, without its project."""
+    """Return the name of the boot disk's image."""
     return str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
 
 
@@ -182,7 +182,7 @@ def code_text(image: Image) -> str:
 
 
 def limits_text(plan: Plan) -> str:
-    """Time, restarts and the wait for capacity."""
+    """Return the limits of time and restarts, and the lease."""
     limits = plan.limits
     parts = [f"{limits.hours:g} h of billed time"]
     if plan.command:
@@ -191,22 +191,22 @@ def limits_text(plan: Plan) -> str:
 
 
 def waiting_text(plan: Plan) -> str:
-    """Return how long each attempt waits for machines, and all together: `spot 1 h per attempt; at most 2 h in all`."""
+    """Return how long each attempt waits for capacity, and all of them: `spot 1 h per attempt; at most 2 h in 2 …`."""
     waits = {one.provisioning.partition(":")[0]: one.wait_seconds for one in plan.attempts}
     each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
     limits = plan.limits
-    how = "as limits.wait_total says" if limits.wait_total_seconds else "no limits.wait_total"
+    how = "limits.wait_total" if limits.wait_total_seconds else "no limits.wait_total"
     number = plural(len(plan.attempts), "attempt")
     return f"{each} per attempt; at most {exact_duration(limits.wait_at_most_seconds or 0)} in {number} ({how})"
 
 
 def lease_text(plan: Plan) -> Iterator[str]:
-    """What a VM to work on ends by before that."""
+    """Yield when a VM to work on ends itself before its time limit."""
     from launcher.jobs.vm import of_instance
 
-    told = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
-    how = "deletes itself" if told.get("on_stop") == "delete" else "stops itself"
-    known = {"after": told.get("lease_seconds"), "when idle for": told.get("idle_stop_seconds")}
+    parameters = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
+    how = "deletes itself" if parameters.get("on_stop") == "delete" else "stops itself"
+    known = {"after": parameters.get("lease_seconds"), "when idle for": parameters.get("idle_stop_seconds")}
     if ends := [f"{when} {exact_duration(seconds)}" for when, seconds in known.items() if seconds]:
         yield f"{how} {' or '.join(ends)}"
 
@@ -217,12 +217,12 @@ def cost_lines(plan: Plan) -> Iterator[str]:
     limits = plan.limits
     cap = f"cap {usd_text(limits.usd)}" if limits.usd is not None else "no cap (--usd sets one)"
     if limits.usd_at_most is None:
-        yield f"unknown: not every attempt has a known price; {cap}"
+        yield f"unknown: some attempts have no known price; {cap}"
         return
     from launcher.plan.cost import billed_hours, ceiling, in_hours
 
     if limits.usd_expected is not None:
-        yield f"{usd_text(limits.usd_expected, approx=True)} expected, at the shipped prices"
+        yield f"{usd_text(limits.usd_expected, approx=True)} expected, at the prices shipped with launch"
     most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
     by = f"{hourly_price(ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
     yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
@@ -237,13 +237,13 @@ def scope(plan: Plan) -> Iterator[str]:
     """Yield what the sums include besides the machines, and what they exclude."""
     inside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_extras)
     outside = dict.fromkeys(item for attempt in plan.attempts for item in attempt.usd_excludes)
-    yield f"including {', '.join(inside) or 'the machines alone'}"
+    yield f"including {', '.join(inside) or 'only the machines'}"
     yield f"excluding {', '.join(outside)}"
 
 
 def attempt_table(plan: Plan) -> Iterator[str]:
-    """The attempts in order, the first few."""
-    yield from labelled("tried", "in this order, each only if the one before is refused or waits too long:")
+    """Yield the first attempts, in fallback order."""
+    yield "fallback order (next on refusal or timeout):"
     shown = plan.attempts[:ATTEMPTS_SHOWN]
     width = max(len(attempt.provisioning.partition(":")[0]) for attempt in shown)
     place = max(24, *(len(attempt.where) for attempt in shown))
@@ -269,7 +269,7 @@ def expected_price(attempt: Attempt) -> str:
 
 
 COMMAND = re.compile(r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b")
-"""A line to be copied stays in one piece."""
+"""A line with a command is never wrapped, so that it can be copied."""
 
 
 def fitted(text: str, before: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""How far building and pushing are: bars in a terminal, plain lines elsewhere, all on stderr."""
+"""Progress of building and pushing an image, on stderr: bars on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Lines alone: each layer is told once, when it has gone."""
+    """Prints lines; each layer is reported once, when it is uploaded."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._lock = threading.Lock()
-        """Layers are sent at once, each by a thread of its own."""
+        """Layers are uploaded in parallel, each on its own thread."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,19 +27,19 @@ class Lines:
         pass
 
     def line(self, text: str) -> None:
-        """Say something."""
+        """Print a message."""
         print(f"launch: {text}", file=sys.stderr, flush=True)
 
     def layer(self, name: str, done: int, size: int) -> None:
-        """So many bytes of a layer have gone."""
+        """Report that `done` of `size` bytes of a layer are uploaded."""
         with self._lock:
-            if size and done >= size and name not in self._told:
-                self._told.add(name)
-                self.line(f"sent {name} ({size_text(size)})")
+            if size and done >= size and name not in self._reported:
+                self._reported.add(name)
+                self.line(f"uploaded {name} ({size_text(size)})")
 
 
 class Bars(Lines):
-    """A bar for each layer, by rich, which Typer brings along; loaded when the first bytes move."""
+    """Draws a bar for each layer with rich, which is imported at the first upload."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Bars(Lines):
             self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Say something, above the bars."""
+        """Print a message above the bars."""
         if self._progress:
             self._progress.console.print(f"launch: {text}", markup=False, highlight=False)
         else:
@@ -64,14 +64,14 @@ class Bars(Lines):
         with self._lock:
             if not self._progress:
                 self._progress = bars()
-                self._progress.start()  # known by then, so that Ctrl-C at any moment gives the cursor back
+                self._progress.start()  # set before, so that Ctrl-C at any moment restores the cursor
             if name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name, total=size)
         self._progress.update(self._tasks[name], completed=done, total=size)
 
 
 def bars() -> Any:
-    """Bars on stderr. NO_COLOR is rich's own business."""
+    """Return progress bars on stderr; rich obeys NO_COLOR."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -80,12 +80,12 @@ def bars() -> Any:
 
 
 def progress() -> Lines:
-    """Bars where somebody looks, else lines."""
+    """Return bars on a terminal, else lines."""
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 def report(to: Lines) -> Report:
-    """The seam that apply reports through."""
+    """Return the callbacks through which launcher.images reports progress."""
     from launcher.images.dependency_image import Report
 
     return Report(line=to.line, layer=to.layer)

@@ -1,4 +1,4 @@
-"""The end of a run as a page of a few lines."""
+"""The summary of a finished run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def lines(
     how: str = "",
     restarts: int = 0,
 ) -> Iterator[str]:
-    """How it ended, what was learned, where it lies. `preempted` says how it went on after a preemption, `image` what
-    it ran in, `how` how it ended where that is neither well nor badly, `restarts` how often its processes were started
-    again."""
+    """Yield how the run ended, its results and its folder.
+
+    `preempted` tells how it resumed after a preemption, `image` what it ran in; `how` replaces `succeeded in` and
+    `failed in`; `restarts` counts the restarts of its processes.
+    """
     yield ""
     how = how or ("succeeded in" if succeeded else "failed in")
     yield from labelled("run", f"{run} {how} {elapsed(seconds)}")
@@ -52,7 +54,7 @@ def lines(
 
 
 def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the trainer said at its end."""
+    """Yield the results in the trainer's `end` event."""
     first, last, steps = figure(end, "train_loss_first"), figure(end, "train_loss_last"), end["step"]
     if last is not None and steps <= MEAN_STEPS:
         yield "loss", f"{last:.4f} ({f'mean of the {steps} steps' if steps > 1 else '1 step'})"
@@ -62,30 +64,30 @@ def training(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     held_out, entropy = figure(end, "eval_loss"), end.get("unigram_entropy")
     if held_out is not None:
         unit = end.get("data_unit", "byte")
-        beside = f"; knowing only how often each {unit} occurs: {entropy:.4f}" if entropy is not None else ""
-        yield "held-out", f"{held_out:.4f}{f' nats per {unit}' if entropy is not None else ''}{beside}"
+        baseline = f"; unigram baseline: {entropy:.4f}" if entropy is not None else ""
+        yield "held-out", f"{held_out:.4f}{f' nats per {unit}' if entropy is not None else ''}{baseline}"
     speed = speed_text(end)
     if speed:
         yield "speed", speed
 
 
 def last_row(found: Results) -> str:
-    """The newest row of a script that writes its own: `3 steps; the last: loss 0.3333`."""
+    """Return the last row of a script's metrics: `3 steps; last (step 3): loss 0.3333`."""
     row = found.rows[-1]
     named = {name: figure(row, name) for name in row if name not in ("step", "time")}
     values = [f"{name} {value:.4g}" for name, value in named.items() if value is not None]
-    return f"{plural(len(found.rows), 'step')}; the last ({row['step']}): {', '.join(values) or 'no values'}"
+    return f"{plural(len(found.rows), 'step')}; last (step {row['step']}): {', '.join(values) or 'no values'}"
 
 
 def nonfinite(found: Results) -> Iterator[str]:
-    """`loss was nan or infinite in 3 of 9 steps, first in step 4`, for each such value."""
+    """Yield `loss was nan or infinite in 3 of 9 steps, first in step 4` for each such metric."""
     for name, where in found.nonfinite.items():
         count = f"{where['steps']} of {plural(len(found.rows), 'step')}"
         yield f"{name} was nan or infinite in {count}, first in step {where['first_step']}"
 
 
 def speed_text(end: Mapping[str, Any]) -> str:
-    """`12,345 tokens/s with 2 processes (cpu, fp32)`."""
+    """Return `12,345 tokens/s with 2 processes (cpu, fp32)`."""
     for unit in ("tokens", "images", "samples"):
         rate = end.get(f"{unit}_per_s")
         if rate:
@@ -97,10 +99,10 @@ def speed_text(end: Mapping[str, Any]) -> str:
 
 
 def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
-    """For `-o json`: the number of steps, and how the run ended.
+    """Return the number of steps and the end of the run for `-o json`.
 
-    `end` is the trainer's event of that name. Without one (a script, or a run that failed) it is the newest row of the
-    metrics; `time` is then when the run ended, in Unix seconds. None: neither is known.
+    `end` is the trainer's `end` event. Without one (a script, or a failed run) it is the last row of the metrics with
+    `time`, when the run ended in Unix seconds; None if there is neither.
     """
     rows = found.rows if found else ()
     end = found.event("end") if found else None
@@ -110,7 +112,7 @@ def as_data(found: Results | None, time: float | None = None) -> dict[str, Any]:
 
 
 def relative(folder: str) -> str:
-    """The folder from here where that is shorter."""
+    """Return the folder relative to the current one if it is inside it."""
     if folder.startswith("gs://"):
         return folder
     try:

@@ -1,4 +1,4 @@
-"""stdout and stderr: the same bytes under any locale, and a disk that is full ends in a line."""
+"""stdout and stderr in UTF-8 under any locale; a failed write to stdout is a LaunchError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.errors import LaunchError
 
 
 class Stdout(io.TextIOWrapper):
-    """stdout in UTF-8. What can't be written there is launch's own error, told like every other."""
+    """stdout in UTF-8; a failed write raises a LaunchError."""
 
     def write(self, text: str) -> int:
         """Raises LaunchError."""
@@ -28,27 +28,27 @@ class Stdout(io.TextIOWrapper):
 
 @contextmanager
 def stdout_errors() -> Iterator[None]:
-    """An OSError of stdout as a LaunchError; a reader that has enough (`launch … | head`) is none."""
+    """Raise an OSError of stdout as a LaunchError, except for a closed pipe (`launch … | head`)."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise LaunchError(f"stdout can't be written: {error.strerror}") from error
+        raise LaunchError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def prepare() -> None:
-    """Make this process's streams those of launch.
+    """Set up stdout and stderr of this process.
 
     Raises:
-        LaunchError: stdout is closed, so that the result would be lost.
+        LaunchError: stdout is closed.
     """
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- open as long as we run
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- open until the process ends
     elif isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8")
     if sys.stdout is None:
-        raise LaunchError("stdout is closed", "The result is printed there; >/dev/null discards it.")
+        raise LaunchError("stdout is closed", "The result is printed there; to discard it, use >/dev/null.")
     if isinstance(sys.stdout, io.TextIOWrapper):
         lines = sys.stdout.line_buffering
         sys.stdout = Stdout(sys.stdout.detach(), "utf-8", errors="replace", line_buffering=lines)

@@ -34,7 +34,7 @@ def flag_seconds(text: str, flag: str) -> float:
         return parse_duration(msgspec.convert(text, Duration))
     except msgspec.ValidationError:
         near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
-        raise UsageError(f"{flag} {text!r} isn't a time", f"Write {near}.") from None
+        raise UsageError(f"{flag}: invalid duration {text!r}; use for example {near}") from None
 
 
 def stamp(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A VM's state, price and end in a line."""
+"""Short texts about a VM: state, price, end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 STATES = {"TERMINATED": "STOPPED"}
-"""Google's states that are shown by another word."""
+"""Compute Engine's states that are shown under another name."""
 
 
 def state_text(machine: Machine) -> str:
@@ -46,7 +46,7 @@ def end_after_start(machine: Machine) -> str:
     own = machine.parameters.get("lease_seconds")
     known = [float(seconds) for seconds in (own, machine.limit_seconds) if seconds]
     if not known:
-        return "nothing stops it"
+        return "never stops itself"
     return f"{ends_itself(machine)} {rough_duration(min(known))} after its start"
 
 

@@ -40,7 +40,7 @@ def test_a_folder_with_a_train_py_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-o", "yaml"], "the figures come as text or json"),
+        (["-o", "yaml"], "-o yaml is not available"),
         (["--gpus", "0"], "--gpus"),
         (["job.yaml"], "job.yaml"),
     ],
@@ -65,10 +65,10 @@ def test_a_part_that_does_not_exist_is_refused_with_those_that_do(
 @pytest.mark.parametrize(("code", "error"), [(2, UsageError), (70, JobFailed), (1, LaunchError), (137, LaunchError)])
 def test_how_the_bench_ends(code: int, error: type[LaunchError], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(error) as caught:
-        bench.measured(["sh", "-c", f"echo the table; exit {code}"], Output.text)
+        bench.run_bench(["sh", "-c", f"echo the table; exit {code}"], Output.text)
     assert type(caught.value) is error
     assert capsys.readouterr().out == ("the table\n" if code == contract.Exit.UNFIT else "")
-    assert bench.measured(["echo", "the table"], Output.text) == "the table\n"
+    assert bench.run_bench(["echo", "the table"], Output.text) == "the table\n"
 
 
 def test_the_spec_for_a_rented_machine() -> None:

@@ -85,10 +85,10 @@ def test_a_spec_or_its_flags_beside_a_request(
 
 
 def test_code_goes_with_a_request_and_is_a_folder(tmp_path: Path) -> None:
-    assert "--code goes with --request" in refused("--code", tmp_path, "--dry-run")
+    assert "--code requires --request" in refused("--code", tmp_path, "--dry-run")
     path = by_hand(tmp_path, "print('ran', open('helper.txt').read())")
-    assert "isn't a folder" in refused("--request", path, "--code", path)
-    assert "isn't a folder" in refused("--request", path, "--code", tmp_path / "none", "--dry-run")
+    assert "is not a folder" in refused("--request", path, "--code", path)
+    assert "is not a folder" in refused("--request", path, "--code", tmp_path / "none", "--dry-run")
     (tmp_path / "helper.txt").write_text("the helper")
     ran = launch("local", "--request", path, "--code", tmp_path)
     assert (ran.code, "ran the helper" in ran.err) == (0, True)
@@ -97,10 +97,10 @@ def test_code_goes_with_a_request_and_is_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "can't be read as JSON"),
-        ("[" * 100_000, "can't be read as JSON"),
+        ("{", " as JSON: "),
+        ("[" * 100_000, " as JSON: "),
         ("\ufeff{}", "no jobSpec"),
-        ("[]", "isn't a JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "workerPoolSpecs"),
         ('{"jobSpec": null}', "no jobSpec"),
         ('{"jobSpec": {"workerPoolSpecs": [null]}}', "no containerSpec"),
@@ -150,11 +150,13 @@ def test_a_dry_run_with_docker_names_the_image(tmp_path: Path) -> None:
     ran = launch("local", "--docker", "--request", in_image(tmp_path), "--dry-run")
     assert ran.code == 0
     assert ran.out.count("image     localhost:1/none:1") == 1
-    assert "image     none" in launch("local", "--request", in_image(tmp_path), "--dry-run").out
+    assert "image     not used" in launch("local", "--request", in_image(tmp_path), "--dry-run").out
 
 
 def test_code_is_the_images_own_with_docker(tmp_path: Path) -> None:
-    assert "--code can't go with it" in refused("--docker", "--request", in_image(tmp_path), "--code", tmp_path)
+    assert "--code cannot be combined with --docker" in refused(
+        "--docker", "--request", in_image(tmp_path), "--code", tmp_path
+    )
 
 
 def test_without_an_engine_nothing_is_begun(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_the_exit_code_says_what_stopped_it(tmp_path: Path, signum: signal.Signa
         process.send_signal(signum)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
-    assert "interrupted; everything was stopped" in err
+    assert "interrupted; all processes were stopped" in err
 
 
 @pytest.mark.parametrize("attempts", ["[{}]", "[3]", '[{"request": 3}]', '{"0": 1}'])

@@ -65,16 +65,15 @@ def test_a_run_that_has_ended_is_shown_and_not_started(world: World) -> None:
     before = world.files()
     again = world.launch()
     assert (again.code, len(world.jobs)) == (0, 1)
-    assert "launch: this run had ended on 20" in again.err
-    assert "UTC; nothing was started" in again.err
-    assert "--new starts it anew" in again.err
+    assert "launch: this run finished on 20" in again.err
+    assert "UTC; nothing to do (--new runs it again)" in again.err
     assert again.out == first.out
     assert world.files() == before
 
 
 def test_limits_make_no_other_job_of_it(world: World) -> None:
     world.launch()
-    assert "nothing was started" in world.launch("--hours", "2", "--set", "limits.restarts=7").err
+    assert "nothing to do" in world.launch("--hours", "2", "--set", "limits.restarts=7").err
 
 
 def test_it_is_shown_as_data_too(world: World) -> None:
@@ -90,9 +89,9 @@ def test_a_run_that_failed_goes_on(world: World, code: int) -> None:
     assert world.launch().code == 3
     world.code = 0
     again = world.launch()
-    assert "launch: attempt 2 of this run; it has no checkpoint yet: from step 1\n" in again.err
+    assert "launch: attempt 2 of this run; it has no checkpoint yet and starts at step 1\n" in again.err
     assert (again.code, len(world.jobs)) == (0, 2)
-    assert "nothing was started" in world.launch().err
+    assert "nothing to do" in world.launch().err
     assert world.attempts() == ["0001.end.json", "0001.json", "0002.end.json", "0002.json"]
 
 
@@ -105,7 +104,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_newest_complete_checkpoint(
     checkpoint(run, 200)
     checkpoint(run, 300, complete=False)
     world.code = 0
-    assert "attempt 2 of this run; it goes on from its newest checkpoint (step 200)\n" in world.launch().err
+    assert "attempt 2 of this run; it resumes from its newest checkpoint (step 200)\n" in world.launch().err
 
 
 def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
@@ -116,7 +115,7 @@ def test_of_a_script_of_the_users_nothing_is_claimed(world: World) -> None:
     assert "launch: attempt 2 of this run; it writes to the same run folder\n" in world.launch().err
     world.code = 0
     world.launch()
-    assert "nothing was started" in world.launch().err
+    assert "nothing to do" in world.launch().err
 
 
 def test_an_attempt_that_ended_for_good_is_told_and_tried_again(world: World) -> None:
@@ -124,7 +123,7 @@ def test_an_attempt_that_ended_for_good_is_told_and_tried_again(world: World) ->
     world.launch()
     (only_run(world.output) / contract.TERMINAL).write_text("no such data\n")
     again = world.launch()
-    assert "launch: the attempt before ended for good: no such data\n" in again.err
+    assert "launch: the previous attempt failed permanently: no such data\n" in again.err
     assert not (only_run(world.output) / contract.TERMINAL).exists()
 
 
@@ -146,12 +145,12 @@ def test_new_is_the_first_number_without_attempts(world: World) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--new", "--run-id", "mine"), "--run-id can't go with it"),
-        (("--new", "--dry-run"), "--dry-run starts nothing: --new"),
-        (("--preempt-after", "15s", "--dry-run"), "--dry-run starts nothing: --preempt-after"),
-        (("--preempt-after", "15"), "Write 15s."),
-        (("--preempt-after", "soon"), "Write 15s, 2m or 1h."),
-        (("--preempt-after", "0s"), "isn't a time"),
+        (("--new", "--run-id", "mine"), "--run-id cannot be combined with --new"),
+        (("--new", "--dry-run"), "--new cannot be combined with --dry-run"),
+        (("--preempt-after", "15s", "--dry-run"), "--preempt-after cannot be combined with --dry-run"),
+        (("--preempt-after", "15"), "use for example 15s\n"),
+        (("--preempt-after", "soon"), "use for example 15s, 2m or 1h"),
+        (("--preempt-after", "0s"), "invalid duration '0s'"),
     ],
 )
 def test_refused(world: World, argv: tuple[str, ...], words: str) -> None:
@@ -171,7 +170,7 @@ def test_new_goes_with_a_spec(world: World, tmp_path: Path) -> None:
 def test_another_job_under_the_same_id_is_not_taken_for_ended(world: World) -> None:
     world.launch("--run-id", "mine")
     assert "attempt 2" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
-    assert "nothing was started" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
+    assert "nothing to do" in world.launch("--run-id", "mine", "--set", "run.config.steps=13").err
 
 
 def test_a_request_is_known_again_by_what_it_computes_and_its_code(world: World, tmp_path: Path) -> None:
@@ -179,12 +178,12 @@ def test_a_request_is_known_again_by_what_it_computes_and_its_code(world: World,
     plan = only_run(world.output) / "plan.json"
     again = launch("local", "--request", plan, cwd=tmp_path)
     assert (again.code, len(world.jobs)) == (0, 1)
-    assert "--output DIR runs it anew, somewhere else" in again.err
+    assert "(--output DIR runs it again)" in again.err
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("")
     argv = ("local", "--request", plan, "--code", tmp_path / "code")
     assert "attempt 2" in launch(*argv).err
-    assert "nothing was started" in launch(*argv).err
+    assert "nothing to do" in launch(*argv).err
     (tmp_path / "code" / "a.py").write_text("print()")
     assert "attempt 3" in launch(*argv).err
 
@@ -198,7 +197,7 @@ def test_while_one_runs_a_second_is_refused_and_writes_nothing(world: World) -> 
         for argv in ((), ("--preempt-after", "1s")):
             ran = world.launch(*argv)
             assert (ran.code, ran.out, len(world.jobs)) == (2, "", 1)
-            assert "another launch local of this run is under way on this machine" in ran.err
+            assert "this run is already running on this machine" in ran.err
             assert "--new" in ran.err
     assert world.files() == before
     assert "attempt 2" in world.launch().err
@@ -214,13 +213,13 @@ def test_how_it_ended_can_not_be_noted(world: World, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(on_host, "rehearse", started)
     ran = world.launch()
     assert ran.code == 0
-    assert "launch: how the attempt ended can't be noted: " in ran.err
+    assert "launch: cannot record how the attempt ended: " in ran.err
 
 
 def test_stopped_after_saving_is_told_as_such(world: World) -> None:
     world.code = int(contract.Exit.PREEMPTED)
     ran = world.launch()
-    assert "error: the job was stopped: workerpool0-0 exited with 75 (preempted: stopped from outside" in ran.err
-    assert "The same command goes on from there." in ran.err
+    assert "error: the job was stopped: workerpool0-0 exited with 75 (interrupted; checkpoint saved" in ran.err
+    assert "The same command resumes from there." in ran.err
     world.code = int(contract.Exit.SUPERSEDED)
-    assert "exited with 77 (another start of this run has taken over)" in world.launch().err
+    assert "exited with 77 (another start of this run took over)" in world.launch().err

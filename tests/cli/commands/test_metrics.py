@@ -61,7 +61,7 @@ def test_of_a_job_on_vertex(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_a_run_that_is_not_there(job: Job, tmp_path: Path) -> None:
-    assert "there is no run nothing" in job.launch("metrics", "nothing", code=2).err
+    assert "no run nothing" in job.launch("metrics", "nothing", code=2).err
     assert str(tmp_path) not in job.launch("metrics", "nothing", code=2).err
 
 

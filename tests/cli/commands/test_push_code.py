@@ -36,34 +36,34 @@ def test_a_dry_push_needs_no_cloud(place: Place, source: Path) -> None:
     before = len(place.vms.cloud.requests)
     out = place.launch("push-code", "dev", "project", "--dry-run").out
     assert "  file11.py\n" in out
-    assert "  id_rsa stays here: it looks like a secret\n" in out
+    assert "  id_rsa not copied: it looks like a secret\n" in out
     assert "a.log" not in out
     assert "\x1b" not in out
-    assert out.endswith("nothing was sent: 14 files, 19 B would go to project on dev\n")
+    assert out.endswith("nothing was copied: 14 files, 19 B would be copied to dev:project\n")
     assert len(place.vms.cloud.requests) == before
 
 
 def test_a_push(place: Place, source: Path) -> None:
     out = place.launch("push-code", "dev", "project", *place.there).out
     assert "  … and 4 more (--dry-run lists all)\n" in out
-    assert out.endswith("dev:project has 14 files, 19 B\n")
+    assert out.endswith("copied 14 files, 19 B to dev:project\n")
     arrived = place.server.home / "project"
     assert (arrived / "file11.py").read_text() == "x"
     assert not (arrived / "id_rsa").exists()
     assert not (arrived / "a.log").exists()
     (source / "file11.py").unlink()
     out = place.launch("push-code", "dev", f"{source}:project", "--delete", *place.there).out
-    assert "removed there: file11.py\n" in out
+    assert "deleted on dev: file11.py\n" in out
     assert not (arrived / "file11.py").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nothing", "nothing isn't a folder"),
+        ("nothing", "nothing is not a folder"),
         ("project:a b", "invalid folder on the VM"),
         ("/:", "/ has no name"),
-        ("empty", "has no file that may go to a VM"),
+        ("empty", "has no files to copy"),
     ],
 )
 def test_what_cant_be_pushed(place: Place, source: Path, text: str, words: str) -> None:
@@ -74,5 +74,5 @@ def test_what_cant_be_pushed(place: Place, source: Path, text: str, words: str) 
 def test_a_folder_with_a_colon(place: Place, source: Path) -> None:
     shutil.copytree(source, place.vms.folder / "a:b")
     out = place.launch("push-code", "dev", "a:b:c", "--dry-run").out
-    assert "would go to c on dev" in out
+    assert "would be copied to dev:c" in out
     assert "invalid folder on the VM: 'a:b'" in place.launch("push-code", "dev", "a:b", "--dry-run", code=2).err

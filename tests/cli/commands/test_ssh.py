@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_told_before(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = place.ssh("--port-forward", f"{port}:80", code=2)
-    assert f"port {port} of this machine can't be taken" in ran.err
+    assert f"local port {port} is not available" in ran.err
     assert f"--port-forward {port + 1}:80" in ran.err
 
 

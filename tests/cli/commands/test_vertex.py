@@ -20,7 +20,7 @@ def test_what_is_sent_is_what_the_dry_run_shows(job: Job) -> None:
     assert parse_custom_job(body) == parse_custom_job(planned["attempts"][0]["request"])  # canonical proto3 JSON
     assert f"run       {planned['run']} succeeded in 50 s" in ran.out
     assert "queued" in ran.err
-    assert "runs (10 s after its creation)" in ran.err
+    assert "running (10 s after creation)" in ran.err
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
@@ -56,7 +56,7 @@ def test_a_job_that_another_start_has_overtaken_is_no_failure(job: Job) -> None:
 def test_resume_without_a_spec_changes_nothing(job: Job) -> None:
     for words in (("--output", "gs://other/runs"), ("--gpus", "4")):
         ran = job.launch("vertex", "--resume", "job", *words, code=2)
-        assert f"{words[0]} can't go with it" in ran.err
+        assert f"{words[0]} requires a spec" in ran.err
 
 
 def test_a_users_error_ends_the_run_and_says_what_to_do(job: Job) -> None:
@@ -77,11 +77,11 @@ def test_typed_again_it_is_followed(job: Job) -> None:
     begun = job.data("vertex", "job.yaml", "--detach")
     assert begun["state"] == "QUEUED"
     ran = job.launch("vertex", "job.yaml", "--watch-for", "2m", code=6)
-    assert "(already there)" in ran.err
+    assert "(already exists)" in ran.err
     assert f"launch follow {begun['run']}" in ran.err
     assert len(job.created) == 1
     cancelled = job.launch("cancel", "job")
-    assert cancelled.out.startswith(f"{begun['run']} was cancelled after 1 min")
+    assert cancelled.out.startswith(f"{begun['run']} cancelled after 1 min")
     assert "nothing to do" in job.launch("cancel", "job").out
 
 
@@ -125,8 +125,8 @@ def test_new_is_a_run_of_its_own_and_resume_the_same_one(job: Job) -> None:
     listed = job.launch("status").out.splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [[first, "SUCCEEDED"], [f"{first}-2", "RUNNING"]]
     ended = job.launch("cancel", f"{first}-2").out
-    assert ended.startswith(f"{first}-2 was cancelled")
-    assert "job could be each of 2 runs" in job.launch("logs", "job", code=2).err
+    assert ended.startswith(f"{first}-2 cancelled")
+    assert "job matches 2 runs" in job.launch("logs", "job", code=2).err
 
 
 def test_a_run_id_belongs_to_one_computation(job: Job) -> None:
@@ -221,12 +221,12 @@ def test_no_credentials_at_all(job: Job) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--dry-run", "--detach"), "--dry-run sends nothing: --detach can't go with it"),
-        (("--new", "--run-id", "x"), "--new chooses the run's id: --run-id can't go with it"),
+        (("--dry-run", "--detach"), "--detach cannot be combined with --dry-run"),
+        (("--new", "--run-id", "x"), "--run-id cannot be combined with --new"),
         (("--detach", "--watch-for", "1m"), "--detach watches nothing"),
-        (("--watch-for", "soon"), "--watch-for 'soon' isn't a time"),
-        (("--resume", "--detach"), "--resume needs a run, and '--detach' is none"),
-        (("--resume", "x", "--new"), "--new chooses the run's id: --resume can't go with it"),
+        (("--watch-for", "soon"), "--watch-for: invalid duration 'soon'"),
+        (("--resume", "--detach"), "--resume needs a run, not '--detach'"),
+        (("--resume", "x", "--new"), "--resume cannot be combined with --new"),
     ],
 )
 def test_flags_that_do_not_go_together(job: Job, words: tuple[str, ...], problem: str) -> None:
@@ -236,7 +236,7 @@ def test_flags_that_do_not_go_together(job: Job, words: tuple[str, ...], problem
 
 def test_only_a_run_that_was_launched_can_be_resumed(job: Job) -> None:
     for words in (("job.yaml", "--resume", "nosuch-12345678"), ("--resume", "nosuch-12345678")):
-        assert "there is no run nosuch-12345678" in job.launch("vertex", *words, code=2).err
+        assert "no run nosuch-12345678" in job.launch("vertex", *words, code=2).err
     assert not job.created
 
 
@@ -257,4 +257,4 @@ def test_new_beside_an_active_run_says_so(job: Job) -> None:
     first = job.data("vertex", "job.yaml", "--detach")["run"]
     ran = job.launch("vertex", "job.yaml", "--new", "--detach")
     assert f"{first} is " in ran.err
-    assert "this is another run, beside it" in ran.err
+    assert "starting another run beside it" in ran.err

@@ -42,11 +42,11 @@ def test_a_vm_is_found_by_all_its_names(vms: Vms) -> None:
 @pytest.mark.parametrize(
     ("text", "zone", "problem", "hint"),
     [
-        ("dve", None, "launch has no VM dve in project my-project", "Did you mean dev?"),
-        ("zzz", None, "launch has no VM zzz in project my-project", "launch vm list"),
-        ("dev", "us-east4-a", "there is no VM dev in us-east4-a", "It is in us-central1-a."),
-        ("theirs", None, "launch has no VM theirs", "launch vm list"),
-        ("projects/others/zones/us-central1-a/instances/dev", None, "another project", "gcloud config set project"),
+        ("dve", None, "no VM dve in project my-project", "Did you mean dev?"),
+        ("zzz", None, "no VM zzz in project my-project", "launch vm list"),
+        ("dev", "us-east4-a", "no VM dev in us-east4-a", "It is in us-central1-a."),
+        ("theirs", None, "no VM theirs", "launch vm list"),
+        ("projects/others/zones/us-central1-a/instances/dev", None, "not in project", "gcloud config set project"),
     ],
 )
 def test_a_vm_that_is_not_there(vms: Vms, text: str, zone: str | None, problem: str, hint: str) -> None:
@@ -92,7 +92,7 @@ def test_what_is_not_seen_is_not_said_to_be_missing(vms: Vms) -> None:
             TWO,
             "$2.00/h, at most $24.00, should have ended 22:12",
         ),
-        (replace(DEV, limit_seconds=None), TWO, "$2.00/h, nothing stops it"),
+        (replace(DEV, limit_seconds=None), TWO, "$2.00/h, never stops itself"),
         (
             replace(DEV, status="TERMINATED", parameters={"lease_seconds": 7200}),
             TWO,

@@ -58,8 +58,8 @@ def test_a_signal_ends_the_watch_and_not_the_job(
     interrupt(signum, 60)
     ran = job.launch(command, "job.yaml" if command == "vertex" else "job", code=code)
     run = job.data("status", "job")["run"]
-    assert "launch: no longer watching; the job goes on\n" in ran.err
-    assert f"launch follow {run} watches it; launch cancel {run} ends it" in ran.err
+    assert "launch: stopped watching; the job continues\n" in ran.err
+    assert f"launch follow {run} watches it; launch cancel {run} cancels it" in ran.err
     assert "Traceback" not in ran.err
     assert max(map(len, ran.err.splitlines())) <= 180  # the console's address is the longest
     assert job.data("status", run)["state"] == "RUNNING"
@@ -72,7 +72,7 @@ def test_ctrl_c_before_there_is_a_job(job: Job, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("launcher.images.pipeline.push", push)
     ran = job.launch("vertex", "job.yaml", code=130)
-    assert "interrupted before a job was seen" in ran.err
+    assert "interrupted before a job was found" in ran.err
     assert "launch status job-" in ran.err
     assert not job.created
 
@@ -93,10 +93,10 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def blind() -> follow.Screen:
+def blind() -> follow.RunWatcher:
     """One that has seen no job."""
     cloud = CloudContext(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
-    return follow.Screen(cloud.service, cloud, EventPrinter(None), None)
+    return follow.RunWatcher(cloud.service, cloud, EventPrinter(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_cancel_keeps_a_run_between_two_attempts_from_another(job: Job, clock: F
     scripts(job.cloud, FULL, WELL)
     run = job.data("vertex", "job.yaml", "--detach")["run"]
     clock.advance(3600)
-    assert "no other attempt will be made" in job.launch("cancel", run).out
+    assert "no further attempt will be made" in job.launch("cancel", run).out
     assert "nothing to do" in job.launch("cancel", run).out
     for command in (("follow", run), ("vertex", "job.yaml")):
         ran = job.launch(*command, code=3)
@@ -246,7 +246,7 @@ def test_cancel_reaches_a_launch_that_backs_off(job: Job, clock: FakeClock, monk
 
     monkeypatch.setattr("launcher.clock.REAL", Clock(clock, sleep))
     ran = job.launch("vertex", "job.yaml", code=3)
-    assert "no other attempt will be made" in cancelled[0]
+    assert "no further attempt will be made" in cancelled[0]
     assert "cancelled before a job was created" in ran.err
     assert len(job.created) == 2
 

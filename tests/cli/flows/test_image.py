@@ -142,9 +142,9 @@ def test_the_page(job: Path, registry: OciRegistry) -> None:
     assert lines[4].startswith("The code was appended in the registry: ")
     assert max(map(len, lines)) <= 88
     assert "launch: appending the code to" in ran.err
-    assert "launch: sent the code (" in ran.err
+    assert "launch: uploaded the code (" in ran.err
     again = launch("push", job, env=NO_ENGINE)
-    assert "Nothing to do: the registry has it already" in again.out
+    assert "Nothing to do: the registry already has the image" in again.out
     assert not again.err
 
 
@@ -174,7 +174,7 @@ def test_an_image_of_ones_own(job: Path, registry: OciRegistry) -> None:
 def test_a_builder_that_there_is_not(job: Path) -> None:
     ran = refused(job, "--builder", "kaniko")
     assert ran.code == 2
-    assert "There are auto, docker, append, cloud-build." in ran.err
+    assert "Use one of auto, docker, append, cloud-build." in ran.err
 
 
 def test_a_project_is_needed_only_for_the_default_repository(job: Path, tmp_path: Path) -> None:

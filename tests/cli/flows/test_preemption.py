@@ -36,9 +36,9 @@ def test_a_preempted_job_is_started_again(capsys: pytest.CaptureFixture[str]) ->
     assert run(platform.start, 15) == Ran(exit_codes={"a": 0, "b": 0}, preempted={"a": 75, "b": 75})
     assert platform.preemptions == [15, None]
     assert capsys.readouterr().err.splitlines() == [
-        "launch: preempting now (SIGTERM, 30 s, SIGKILL)",
-        "launch: all were gone after 2.3 s: a, b exited with 75 (saved)",
-        "launch: starting again",
+        "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)",
+        "launch: all processes exited after 2.3 s: a, b exited with 75 (checkpoint saved)",
+        "launch: restarting",
     ]
 
 
@@ -47,24 +47,24 @@ def test_what_saved_nothing_is_started_again_too(capsys: pytest.CaptureFixture[s
     platform = Platform(Ended(codes, 30.0), Ended({"a": 3}))
     assert run(platform.start, 60) == Ran(exit_codes={"a": 3}, preempted=codes)
     assert (
-        "launch: all were gone after 30.0 s: a, d, e and 1 more was ended by signal 9 (nothing was saved); "
-        "b exited with 143 (nothing was saved); c exited with 0 (done)\n"
+        "launch: all processes exited after 30.0 s: a, d, e and 1 more killed by signal 9 (no checkpoint saved); "
+        "b exited with 143 (no checkpoint saved); c exited with 0 (done)\n"
     ) in capsys.readouterr().err
 
 
 def test_what_ended_well_in_spite_of_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     platform = Platform(Ended({"a": 0}, 0.1))
     assert run(platform.start, 15) == Ran(exit_codes={"a": 0}, preempted={"a": 0})
-    assert "not started again" in capsys.readouterr().err
+    assert "not restarting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("codes", "what"),
     [
-        ({"a": 0, "b": 0}, "the job ended before 2 h were over"),
+        ({"a": 0, "b": 0}, "the job ended within 2 h"),
         # the others may have needed longer than that to end
-        ({"a": 1, "b": 0}, "a replica failed before 2 h were over"),
-        ({"a": 0, "b": -9}, "a replica failed before 2 h were over"),
+        ({"a": 1, "b": 0}, "a replica failed within 2 h"),
+        ({"a": 0, "b": -9}, "a replica failed within 2 h"),
     ],
 )
 def test_a_job_that_ends_before(codes: dict[str, int], what: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,16 +83,16 @@ def test_without_it_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             Resumption(stopped_at=152, resumed_from=152),
-            "after 15 s at step 152; on again behind step 152, 0 steps lost",
+            "after 15 s at step 152; resumed from step 152; 0 steps lost",
         ),
-        (Resumption(stopped_at=152, resumed_from=151), "after 15 s at step 152; on again behind step 151, 1 step lost"),
+        (Resumption(stopped_at=152, resumed_from=151), "after 15 s at step 152; resumed from step 151; 1 step lost"),
         (
             Resumption(stopped_at=152, resumed_from=0),
-            "after 15 s at step 152; on again from the beginning, 152 steps lost",
+            "after 15 s at step 152; restarted from scratch; 152 steps lost",
         ),
-        (Resumption(stopped_at=152, resumed_from=None), "after 15 s at step 152; started again"),
-        (Resumption(stopped_at=None, resumed_from=0), "after 15 s; on again from the beginning"),
-        (UNKNOWN, "after 15 s; started again"),
+        (Resumption(stopped_at=152, resumed_from=None), "after 15 s at step 152; restarted"),
+        (Resumption(stopped_at=None, resumed_from=0), "after 15 s; restarted from scratch"),
+        (UNKNOWN, "after 15 s; restarted"),
     ],
 )
 def test_the_line_of_the_summary(went_on: Resumption, text: str) -> None:
@@ -101,7 +101,7 @@ def test_the_line_of_the_summary(went_on: Resumption, text: str) -> None:
 
 def test_the_line_about_a_job_that_was_done() -> None:
     text = Preempted(after=120, exit_codes={"a": 0}, went_on=UNKNOWN).text()
-    assert text == "after 2 min; all ended with 0 all the same, so the job was not started again"
+    assert text == "after 2 min; all processes still exited with 0, so the job was not restarted"
 
 
 SCRIPT = """
@@ -149,11 +149,11 @@ def test_the_same_request_as_the_same_attempt_on_other_ports(tmp_path: Path) -> 
     assert (output / "attempts" / "0001.json").exists()
     assert not (output / "attempts" / "0002.json").exists()
     told = [line for line in ran.err.splitlines() if line.startswith("launch: ") and "image" not in line]
-    assert told[0] == "launch: preempting now (SIGTERM, 30 s, SIGKILL)"
-    assert told[1].endswith("workerpool0-0 exited with 75 (saved)")
-    assert told[2:] == ["launch: starting again"]
-    assert "preempted after 2 s at step 2; on again behind step 2, 0 steps lost\n" in ran.out
-    assert "3 steps; the last (3): loss 0.25" in ran.out
+    assert told[0] == "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)"
+    assert told[1].endswith("workerpool0-0 exited with 75 (checkpoint saved)")
+    assert told[2:] == ["launch: restarting"]
+    assert "preempted after 2 s at step 2; resumed from step 2; 0 steps lost\n" in ran.out
+    assert "3 steps; last (step 3): loss 0.25" in ran.out
 
 
 def test_figures_as_data_and_an_end_that_is_the_second_starts(tmp_path: Path) -> None:
@@ -181,6 +181,6 @@ def test_a_request_without_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps(body))
     ran = launch("local", "--request", tmp_path / "request.json", "--preempt-after", "1s")
     assert ran.code == 0, ran.err
-    assert "workerpool0-0 was ended by signal 15\n" in ran.err
+    assert "workerpool0-0 killed by signal 15\n" in ran.err
     assert "nothing was saved" not in ran.err, "a script may have saved by itself"
-    assert "preempted after 1 s; started again\n" in ran.out
+    assert "preempted after 1 s; restarted\n" in ran.out

@@ -58,7 +58,7 @@ def test_an_interrupt_says_what_is_left(
     with pytest.raises(KeyboardInterrupt):
         run(Rehearsal(request=request), Output.text)
     shown = capsys.readouterr()
-    assert f"everything was stopped. The run folder is {tmp_path}/{request['displayName']}." in shown.err
+    assert f"all processes were stopped; the run folder is {tmp_path}/{request['displayName']}" in shown.err
     assert not shown.out
 
 
@@ -147,16 +147,14 @@ def test_nothing_is_a_cause_where_no_line_names_one() -> None:
     printer("workerpool0-0", "step 1/3  loss 1.0")
     assert printer.cause is None
     assert str(failure(End(exit_codes={"a": 0, "b": 3}, seconds=1, time=0), "/runs/x", None)) == (
-        "the job failed: b exited with 3\nIts output stands above; the run folder is /runs/x."
+        "the job failed: b exited with 3\nSee the output above; the run folder is /runs/x."
     )
 
 
 def test_the_cause_comes_with_the_replica_that_said_it() -> None:
     end = End(exit_codes={"a": 1, "b": 2}, seconds=1, time=0)
     assert str(failure(end, None, Cause("b", "model: no such thing"))) == (
-        "the job failed: model: no such thing\n"
-        "b exited with 2 (its config or code can't work)\n"
-        "Its output stands above."
+        "the job failed: model: no such thing\nb exited with 2 (invalid config or code)\nSee the output above."
     )
 
 
@@ -180,7 +178,7 @@ def test_one_mean_loss_is_told_once(step: int, text: str) -> None:
 
 def test_one_step_is_singular() -> None:
     found = results({contract.metrics_part(1, 0, 0, 0): b'{"step": 7, "loss": 1.0}\n'})
-    assert last_row(found) == "1 step; the last (7): loss 1"
+    assert last_row(found) == "1 step; last (step 7): loss 1"
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_a_run_from_before_plans_were_bound(job: Job) -> None:
     assert PLAN_LABEL in job.launch("follow", run, code=4).err
     job.launch("vertex", "--resume", run, code=4)
     job.launch("vertex", "job.yaml", "--resume", run, "--detach")
-    assert "was cancelled" in job.launch("cancel", run).out
+    assert "cancelled (" in job.launch("cancel", run).out
 
 
 def test_a_resumed_run_with_another_plan_is_followed(job: Job) -> None:

@@ -49,13 +49,13 @@ def test_a_vm_that_cannot_be_used_is_no_secret(vms: Vms, tools: Path) -> None:
     vms.cloud.faults.add(Fault("oslogin.*", Status(403), times=None))
     ran = vms.launch(*MAKE, "--no-preflight", code=4)
     assert vms.status("dev") == "RUNNING"
-    assert ran.err.endswith("The VM is there, and costs: launch vm status dev, launch vm delete dev\n")
+    assert ran.err.endswith("The VM exists and is billed: launch vm status dev, launch vm delete dev\n")
 
 
 def test_one_that_is_there_stays_as_it_is(vms: Vms) -> None:
     vms.launch(*MAKE, "--detach", "--no-preflight")
     ran = vms.launch(*MAKE, "--detach", "--no-preflight", "--lease", "2h")
-    assert "dev was there, and stays as it was made" in ran.err
+    assert "dev already exists; its zone" in ran.err
     assert len([path for path in vms.asked("POST") if path.endswith("/instances")]) == 1
 
 
@@ -63,7 +63,7 @@ def test_one_that_is_stopped(vms: Vms) -> None:
     vms.launch(*MAKE, "--detach", "--no-preflight")
     vms.launch("stop", "dev")
     ran = vms.launch(*MAKE, "--detach", "--no-preflight", code=2)
-    assert "dev is there, and stopped" in ran.err
+    assert "VM dev already exists and is stopped" in ran.err
     assert "unknown" not in ran.err
     assert "launch vm start dev" in ran.err
 
@@ -78,8 +78,8 @@ def test_what_is_looked_at_fits_the_screen(vms: Vms) -> None:
 def test_sigterm_says_what_goes_on(vms: Vms, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "ssh-keygen").write_text(f"#!/bin/sh\nkill -TERM {os.getpid()}\nsleep 5\n")
     ran = vms.launch(*MAKE, "--no-preflight", code=143)
-    assert "the VM goes on" in ran.err
-    assert "launch vm delete dev ends it" in ran.err
+    assert "the VM keeps running" in ran.err
+    assert "launch vm delete dev deletes it" in ran.err
 
 
 def test_a_dry_run_says_when_it_ends(vms: Vms) -> None:

@@ -78,7 +78,7 @@ def test_progress_stays_below_all_other_lines(monkeypatch: pytest.MonkeyPatch) -
     tell(went(1, loss=5.0))
     tell(printed("one", "two"))
     assert terminal.rows == [
-        "TIME  runs",
+        "TIME  running",
         "[workerpool0-0] one",
         "[workerpool0-0] two",
         "TIME  step 1 of 400, loss 5.0000",
@@ -114,7 +114,7 @@ def test_the_next_attempt_has_no_progress_yet(monkeypatch: pytest.MonkeyPatch) -
     tell(printed("a line"))
     assert terminal.rows[:4] == ["ended     no room", "          Try more.", "TIME  step 120 of 400", terminal.rows[3]]
     assert terminal.rows[3].startswith("attempt   12: standard in us-central1, ")
-    assert terminal.rows[3].endswith(" (already there)")
+    assert terminal.rows[3].endswith(" (already exists)")
     assert terminal.rows[-2:] == ["[workerpool0-0] a line", ""]
 
 
@@ -168,9 +168,9 @@ def test_trouble_and_its_end_fit_into_80_columns(capsys: pytest.CaptureFixture[s
     tell(OutageEnded(400_000.0, "lines"))
     shown = capsys.readouterr().err.splitlines()
     assert max(map(len, shown)) <= 80
-    assert shown[0].startswith("trouble   its lines can't be seen just now; the job goes on")
+    assert shown[0].startswith("trouble   log lines temporarily unavailable; the job is still running")
     assert shown[-2] == "          Try again in a moment."
-    assert shown[-1].endswith("its lines can be seen again, after 4 d 15 h")
+    assert shown[-1].endswith("log lines available again after 4 d 15 h")
 
 
 def test_what_a_terminal_would_act_upon_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_attempts_in_a_line() -> None:
     entry = Entry(number=2, region="us-east4", provisioning="spot", **facts)  # type: ignore[arg-type]
     end = EntryEnd(state=None, kind="stockout", scope="region", cause="no room")
     assert attempted(entry) == "2. spot in us-east4: being created"
-    assert attempted(replace(entry, job="x")) == "2. spot in us-east4: under way"
+    assert attempted(replace(entry, job="x")) == "2. spot in us-east4: in progress"
     assert attempted(replace(entry, end=end)) == "2. spot in us-east4: no room"
 
 

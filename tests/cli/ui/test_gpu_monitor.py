@@ -10,7 +10,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import LocalFolder, open_storage
-from launcher.cli.commands.metrics import happened
+from launcher.cli.commands.metrics import event_texts
 from launcher.cli.ui.gpu_monitor import ALL, EACH, Node, lines, newest, nodes, read_nodes
 from tests.cli.cloudjobs import Job
 from tests.command import launch
@@ -70,7 +70,7 @@ def test_a_slow_and_a_failing_gpu_are_named() -> None:
         "node 1",
     ]
     assert text[3].startswith("node 1, GPU 0: Xid 94: an uncorrectable memory error of this program alone")
-    assert [*lines(found, told={1})] == text[:3]
+    assert [*lines(found, reported={1})] == text[:3]
 
 
 def test_of_many_nodes_the_worst_are_shown() -> None:
@@ -91,13 +91,13 @@ def test_what_happened_is_told_once() -> None:
         *(xid, xid),
         {"event": "gpu_error", "node": 0, "gpu": None, "lost": True, "meaning": "the GPU is lost", "doubtful": True},
     ]
-    assert [*happened(events)] == [
-        "skipped, as their gradients were not finite: steps 7, 9",
-        "step 4: out of memory; from then on micro-batches of 8",
+    assert [*event_texts(events)] == [
+        "skipped because of non-finite gradients: steps 7, 9",
+        "step 4: out of memory; micro-batch reduced to 8",
         "node 1, GPU 3: Xid 63: a row (2 times)",
-        "node 0, a GPU: the GPU is lost; the results since then are in doubt",
+        "node 0, a GPU: the GPU is lost; results since then may be wrong",
     ]
-    assert next(iter(happened([{"event": "non_finite", "step": n} for n in range(12)]))).endswith("8, 9 and 2 more")
+    assert next(iter(event_texts([{"event": "non_finite", "step": n} for n in range(12)]))).endswith("8, 9 and 2 more")
 
 
 @pytest.fixture

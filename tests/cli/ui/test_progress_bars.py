@@ -18,7 +18,7 @@ def test_lines_tell_a_layer_once_when_it_has_gone(capsys: pytest.CaptureFixture[
         shown.line("appending")
         for done in (0, 5_000, 10_000, 10_000):
             shown.layer("code", done, 10_000)
-    assert capsys.readouterr() == ("", "launch: appending\nlaunch: sent code (10 kB)\n")
+    assert capsys.readouterr() == ("", "launch: appending\nlaunch: uploaded code (10 kB)\n")
 
 
 class Terminal(io.StringIO):

@@ -39,7 +39,7 @@ def test_the_same_bytes_under_any_locale() -> None:
 @pytest.mark.parametrize("line", [PLAN, f"{PLAN} -o json", "schema", "--help", "--version"])
 def test_a_disk_that_is_full(line: str) -> None:
     ran = shell(f"{line} >/dev/full")
-    assert (ran.returncode, ran.stderr) == (1, b"error: stdout can't be written: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (1, b"error: cannot write to stdout: No space left on device\n")
 
 
 def test_a_stdout_that_is_closed() -> None:

@@ -1,4 +1,4 @@
-"""`launch vm code`: ssh, scp, rsync and editors learn a VM's name."""
+"""`launch vm code`: add a VM to the ssh configuration."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ def vm_code(
     fleet = compute.instances()
     file = keys.settings_folder(os.environ) / "ssh_config"
     config_file.put(file, machine, there.target, config_file.gone(fleet.machines, fleet.unread, compute.project))
-    print(f"{machine.name} is in {file}")
+    print(f"added {machine.name} to {file}")
     config = keys.home(os.environ) / ".ssh" / "config"
     if is_used(config, file, yes=yes):
         show_lines(machine.name, config)
     if not there.target.proxy:
-        print(f"Once stopped and started it has another address: launch vm code {machine.name} again")
+        print(f"A stop and start changes its address: then run launch vm code {machine.name} again")
 
 
 def is_used(config: Path, file: Path, *, yes: bool) -> bool:
-    """Whether ~/.ssh/config includes launch's file, after asking for it. It isn't touched otherwise."""
+    """Return whether ~/.ssh/config includes launch's file; add the line if the user agrees."""
     from launcher.ssh import config_file
 
     if config_file.is_included(config, file, os.environ):
         return True
     line = config_file.include_line(file)
     if not yes:
-        question = f"Put this line at the top of {config}?\n    {line}\n"
+        question = f"Add this line at the top of {config}?\n    {line}\n"
         yes = sys.stdin.isatty() and typer.confirm(question, default=True, prompt_suffix="")
     if yes:
         config_file.include(config, file)
-        print(f"{config} includes it now")
+        print(f"added the line to {config}")
         return True
-    print(f"{config} is unchanged: ssh knows the name once this line is at its top\n    {line}")
+    print(f"{config} is unchanged; to use the name with ssh, add this line at its top:\n    {line}")
     return False
 
 
 def show_lines(name: str, config: Path) -> None:
-    """What can be typed now."""
+    """Print commands that use the name."""
     from launcher.cli.flows.find_vm import say
     from launcher.ssh import config_file
 
     if config_file.own_block(config, name):
-        say(f"{config} has a Host {name} of its own; launch's comes first")
+        say(f"{config} also has its own Host {name}; launch's entry takes precedence")
     print(f"    ssh {name}")
     print(f"    code --remote ssh-remote+{name}")
     print(f"    scp {name}:FILE .")

@@ -1,4 +1,4 @@
-"""`launch vm`: a Deep Learning VM to work on over SSH, or with --run a VM that trains and deletes itself."""
+"""`launch vm`: create a Deep Learning VM to work on over SSH, or with --run a VM that runs a job and deletes itself."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def vm(
     from launcher.cli.ui.plan_page import show
 
     flags = flags_of(ctx)
-    run = run or resume is not None  # a VM to work on is started, not resumed
+    run = run or resume is not None  # only runs can be resumed
     vertex.check(dry_run, detach, resume, new, watch_for, flags)
-    of_run = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
-    check(run, of_run, {"--lease": lease, "--idle-stop": idle_stop})
+    for_runs = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
+    check(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
     if dry_run:
@@ -105,23 +105,23 @@ def vm(
         create_workstation(inputs(spec, flags), output_format, detach=detach, preflight=not no_preflight)
 
 
-def check(run: bool, of_run: Mapping[str, object], of_work: Mapping[str, object]) -> None:
-    """Flags of the one kind of VM beside the other kind. Raises UsageError."""
-    if not run and (flag := given(of_run)):
-        raise UsageError(f"{flag} is for a run", "Add --run: launch vm SPEC --run …")
-    if run and (flag := given(of_work)):
-        raise UsageError(f"{flag} is for a VM to work on", "A run's time is --hours; then its VM deletes itself.")
+def check(run: bool, for_runs: Mapping[str, object], for_workstations: Mapping[str, object]) -> None:
+    """Check that no flag is for the other kind of VM. Raises UsageError."""
+    if not run and (flag := first_given(for_runs)):
+        raise UsageError(f"{flag} requires --run", "Add --run: launch vm SPEC --run …")
+    if run and (flag := first_given(for_workstations)):
+        raise UsageError(f"{flag} cannot be combined with --run", "To limit the time of a run, use --hours.")
 
 
-def given(flags: Mapping[str, object]) -> str:
-    """The first of some flags that was typed."""
+def first_given(flags: Mapping[str, object]) -> str:
+    """Return the first flag that was given, or an empty text."""
     return next((name for name, value in flags.items() if value not in (None, False)), "")
 
 
 def for_vm(
     flags: Flags, *, run: bool, lease: str | None, idle_stop: str | None, external_ip: bool, family: str | None
 ) -> tuple[Flags, tuple[Override, ...]]:
-    """What a VM's own flags change in the spec. --image is the boot disk's for a VM to work on."""
+    """Return the overrides of the VM flags. For a VM to work on, --image is the image of the boot disk."""
     from launcher.spec.reader import Override
 
     own: dict[str, tuple[object, str]] = {"vm.lease": (lease, "--lease"), "vm.idle_stop": (idle_stop, "--idle-stop")}

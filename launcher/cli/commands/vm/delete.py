@@ -1,4 +1,4 @@
-"""`launch vm delete`: a VM and its disk, gone."""
+"""`launch vm delete`: delete a VM and its disk."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ def vm_delete(
         print(f"nothing to do: {error.problem}")
         return
     check_ended(machine)
-    if not yes and not agreed(machine):
+    if not yes and not confirmed(machine):
         raise LaunchError(f"{machine.name} was not deleted")
-    print(f"{machine.name} is {deleted(compute, machine)}")
+    print(f"{machine.name} was {delete(compute, machine)}")
 
 
 def check_ended(machine: Machine) -> None:
-    """A VM that trains is ended by its run, unless that has ended. Raises UsageError, LaunchError: its folder can't be
-    read."""
-    from launcher.cli.flows.find_vm import of_work
+    """Check that the VM does not run a job. Raises UsageError: it does; LaunchError: its run folder is unreadable."""
+    from launcher.cli.flows.find_vm import check_workstation
     from launcher.compute.lifecycle import training_end
 
     try:
@@ -47,18 +46,18 @@ def check_ended(machine: Machine) -> None:
     except LaunchError as error:
         own = f"gcloud compute instances delete {machine.name} --zone={machine.zone} --project={machine.project}"
         raise LaunchError(
-            f"whether {machine.name} still trains isn't known: {error.problem}",
-            f"launch cancel {machine.run} ends its run. Whatever becomes of that:\n{own}",
+            f"cannot check whether {machine.name} still runs a job: {error.problem}",
+            f"launch cancel {machine.run} ends its run. To delete the VM anyway:\n{own}",
         ) from error
     if not ended:
-        of_work(machine, "it isn't deleted by hand")
+        check_workstation(machine, "it cannot be deleted separately")
 
 
-def agreed(machine: Machine) -> bool:
-    """Whether who is asked says yes. Raises UsageError: nobody can be asked."""
+def confirmed(machine: Machine) -> bool:
+    """Ask for confirmation. Raises UsageError: there is no terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
-            f"deleting {machine.name} asks first, and nobody can answer here",
+            "launch vm delete asks for confirmation, but there is no terminal",
             f"launch vm delete {machine.name} --zone {machine.zone} --yes",
         )
     print(f"{question(machine)} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -66,7 +65,7 @@ def agreed(machine: Machine) -> bool:
 
 
 def question(machine: Machine) -> str:
-    """What is about to be lost."""
+    """Return the question, which names the disks that will be deleted and kept."""
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import attached_disks
 
@@ -74,34 +73,34 @@ def question(machine: Machine) -> str:
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
     kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
     asks = [f"Delete {machine.name} ({machine.machine_type} in {machine.zone}, {state})?"]
-    asks += [f"All that is on its {disk_text(disk)} is lost." for disk in lost]
-    asks += [f"Its {disk_text(disk)} stays, and is billed." for disk in kept]
+    asks += [f"All data on its {disk_text(disk)} will be lost." for disk in lost]
+    asks += [f"Its {disk_text(disk)} is kept and billed." for disk in kept]
     return "\n".join(asks)
 
 
 def disk_text(disk: dict[str, object]) -> str:
-    """`boot disk (200 GB)`"""
+    """Return `boot disk (200 GB)`."""
     size = f" ({disk['diskSizeGb']} GB)" if disk.get("diskSizeGb") else ""
     return f"{'boot disk' if disk.get('boot') else 'disk'}{size}"
 
 
-def deleted(compute: Compute, machine: Machine) -> str:
-    """`deleted`, or that somebody else was quicker. Raises LaunchError."""
+def delete(compute: Compute, machine: Machine) -> str:
+    """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
     from launcher.backend.base import CreateRefused, GoneError
-    from launcher.cli.flows.find_vm import say, waited_for
-    from launcher.cli.flows.vm_errors import explained
+    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.vm_errors import refusal_error
     from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.ssh import keys
     from launcher.ssh.route import alias
 
-    with waited_for(machine):
+    with explain_interrupt(machine):
         say(f"deleting {machine.name}")
         try:
             wait_for_operation(compute, begin_change(lambda: compute.delete(machine)), say)
             how = "deleted"
         except GoneError:
-            how = "gone already"
+            how = "already deleted"
         except CreateRefused as error:
-            raise explained(error, machine) from error
+            raise refusal_error(error, machine) from error
     keys.forget(keys.settings_folder(os.environ), alias(machine))
     return how

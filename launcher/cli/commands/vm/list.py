@@ -1,4 +1,4 @@
-"""`launch vm list`: the VMs of launch's, in all zones."""
+"""`launch vm list`: list launch's VMs in all zones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 WIDTH = 80
-"""Of the list, unless the terminal is wider."""
-SPARED = ("ENDS", "MACHINE", "AGE", "$/H")
-"""What is left out, one after the other, where the list would be too wide: of an end how far it is, of a machine how
-it is provisioned."""
+"""Columns of the list, unless the terminal is wider."""
+DROPPED = ("ENDS", "MACHINE", "AGE", "$/H")
+"""What is dropped, in this order, if the list is too wide: the time left, the provisioning model, the whole column."""
 
 
 def vm_list(
     *,
     orphans: Annotated[
         bool,
-        option(OUTPUT, "--orphans", help="List only resources that cost money without need."),
+        option(OUTPUT, "--orphans", help="List only unneeded resources that cost money."),
     ] = False,
     output_format: OutputFormat = Output.text,
 ) -> None:
@@ -43,7 +42,7 @@ def vm_list(
     from launcher.cli.ui.documents import printed
 
     compute = open_compute()
-    machines, disks, now = look(compute)
+    machines, disks, now = read_inventory(compute)
     if orphans:
         show_orphans(compute, machines, disks, now, output_format)
     elif output_format is Output.text:
@@ -52,12 +51,12 @@ def vm_list(
         printed({"machines": [machine_data(machine, disks, now) for machine in machines]}, output_format)
 
 
-def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
-    """Launch's VMs, the newest first, its disks, and Google's time; what couldn't be read of them is told.
+def read_inventory(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
+    """Return launch's VMs, newest first, its disks, and Google's time; print what could not be read.
 
-    Raises LaunchError: the VMs can't be listed.
+    Raises LaunchError: the VMs cannot be listed.
     """
-    from launcher.cli.flows.find_vm import OURS, say, tell_unread
+    from launcher.cli.flows.find_vm import OURS, report_unread, say
     from launcher.compute.lifecycle import google_now, list_disks
     from launcher.errors import LaunchError
     from launcher.gcp.parallel import together
@@ -72,8 +71,8 @@ def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
     if isinstance(fleet, LaunchError):
         raise fleet
     if isinstance(kept, LaunchError):
-        say(f"disks couldn't be read: {kept.problem}")
-    tell_unread({**(kept.unread if not isinstance(kept, LaunchError) else {}), **fleet.unread})
+        say(f"cannot read the disks: {kept.problem}")
+    report_unread({**(kept.unread if not isinstance(kept, LaunchError) else {}), **fleet.unread})
     machines = [machine for machine in fleet.machines if machine.run]
     disks = () if isinstance(kept, LaunchError) else kept.disks
     return machines, disks, time.time() if isinstance(now, LaunchError) else now
@@ -83,7 +82,7 @@ def look(compute: Compute) -> tuple[Sequence[Machine], Sequence[Disk], float]:
 
 
 def table(machines: Sequence[Machine], disks: Iterable[Disk], now: float, width: int) -> Iterator[str]:
-    """The list, in `width` columns as far as names allow that."""
+    """Yield the list in `width` columns, if the names are short enough."""
     if not machines:
         yield "No VMs."
         return
@@ -92,14 +91,14 @@ def table(machines: Sequence[Machine], disks: Iterable[Disk], now: float, width:
 
 
 def fitting(rows: list[dict[str, str]], width: int) -> list[dict[str, str]]:
-    """The rows, without the columns that would make them too wide."""
-    for spared in SPARED:
+    """Return the rows without the columns that would make them too wide."""
+    for dropped in DROPPED:
         if sum(size + 2 for size in column_widths(lines_of(rows))) - 2 <= width:
             break
-        if spared in ("ENDS", "MACHINE"):
-            rows = [{**row, spared: row[spared].partition(", ")[0]} for row in rows]
+        if dropped in ("ENDS", "MACHINE"):
+            rows = [{**row, dropped: row[dropped].partition(", ")[0]} for row in rows]
         else:
-            rows = [{name: cell for name, cell in row.items() if name != spared} for row in rows]
+            rows = [{name: cell for name, cell in row.items() if name != dropped} for row in rows]
     return rows
 
 
@@ -109,7 +108,7 @@ def lines_of(rows: list[dict[str, str]]) -> list[list[str]]:
 
 
 def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
-    """A VM's cells, by column."""
+    """Return a VM's cells by column."""
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import price_of
     from launcher.text import rough_duration
@@ -128,7 +127,7 @@ def row(machine: Machine, disks: Iterable[Disk], now: float) -> dict[str, str]:
 
 
 def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
-    """`≈$4.10` so far, or `$20/month` for the disk of one that is stopped."""
+    """Return `≈$4.10` so far, or `$20/month` for the disk of a stopped VM."""
     from launcher.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
     from launcher.jobs.vm import DOWN
     from launcher.text import usd_text
@@ -143,12 +142,12 @@ def cost_text(machine: Machine, disks: Iterable[Disk], now: float) -> str:
 
 
 def ends_text(machine: Machine, now: float) -> str:
-    """`22:40, in 3 h`; `-` for one that doesn't run or that nothing stops."""
+    """Return `22:40, in 3 h`, or `-` for a VM that is not running or has no end."""
     from launcher.cli.ui.text import clock_text
     from launcher.text import rough_duration
 
     until = machine.lease_until
     if until is None:
         return "-"
-    left = f"in {rough_duration(until - now)}" if until > now else "is over"
+    left = f"in {rough_duration(until - now)}" if until > now else "overdue"
     return f"{clock_text(until, now)}, {left}"

@@ -1,4 +1,4 @@
-"""`launch vm list --orphans`: what is launch's and costs money without need, and the command that removes it."""
+"""`launch vm list --orphans`: list launch's unneeded resources that cost money, with the commands that remove them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 class Orphan(Struct, frozen=True, kw_only=True):
-    """A VM or a disk, why it isn't needed, what a month of it costs (None: unknown), and what removes it. `because`:
-    what a VM that trained has said of why it could not delete itself."""
+    """An unneeded VM or disk, why it is unneeded, its monthly cost (None: unknown), and the command that removes it.
+
+    `because` is the error with which a VM that ran a job failed to delete itself.
+    """
 
     what: str
     name: str
@@ -34,7 +36,7 @@ class Orphan(Struct, frozen=True, kw_only=True):
 def show_orphans(
     compute: Compute, machines: Sequence[Machine], disks: Sequence[Disk], now: float, output: Output
 ) -> None:
-    """All of them. Raises LaunchError."""
+    """Print the orphans. Raises LaunchError."""
     import msgspec
 
     from launcher.cli.ui.documents import printed
@@ -48,7 +50,7 @@ def show_orphans(
 
 
 def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
-    """How the VMs that train have ended, by their numbers; folders that can't be read are told."""
+    """Return how the jobs of VMs ended, by VM number; print the run folders that could not be read."""
     from launcher.cli.flows.find_vm import say
     from launcher.compute.lifecycle import training_end
     from launcher.errors import LaunchError
@@ -58,7 +60,7 @@ def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
     found = {}
     for number, answer in together({number: partial(training_end, one) for number, one in training.items()}).items():
         if isinstance(answer, LaunchError):
-            say(f"whether {training[number].name} has ended isn't known: {answer.problem}")
+            say(f"cannot check whether {training[number].name} has ended: {answer.problem}")
         elif answer is not None:
             found[number] = answer
     return found
@@ -67,7 +69,7 @@ def ends_of(machines: Sequence[Machine]) -> dict[str, Record]:
 def of_machines(
     machines: Sequence[Machine], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
-    """The VMs among them."""
+    """Yield the orphaned VMs."""
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import disks_of, vm_usd_per_month
     from launcher.jobs.orphans import needless
@@ -88,14 +90,14 @@ def of_machines(
 
 
 def removal(machine: Machine, *, has_ended: bool) -> str:
-    """The command that removes a VM."""
+    """Return the command that removes a VM."""
     if machine.trains and not has_ended:
         return f"launch cancel {machine.run}"
     return f"launch vm delete {machine.name} --zone {machine.zone}"
 
 
 def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -> Iterator[Orphan]:
-    """The disks among them."""
+    """Yield the orphaned disks."""
     from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.jobs.orphans import without_vm
 
@@ -105,19 +107,19 @@ def of_disks(disks: Sequence[Disk], machines: Sequence[Machine], project: str) -
             name=disk.name,
             zone=disk.zone,
             about=f"disk, {disk.size_gb} GB {disk.kind}",
-            why="it belongs to no VM",
+            why="not attached to any VM",
             usd_per_month=disks_usd_per_month([disk]),
             remove=f"gcloud compute disks delete {disk.name} --zone={disk.zone} --project={project}",
         )
 
 
 def lines(found: Sequence[Orphan]) -> Iterator[str]:
-    """The page: three lines each, commands in one piece, to be copied."""
+    """Yield the page: three lines per orphan; commands are not wrapped, to be copied."""
     from launcher.cli.ui.plan_page import wrapped
     from launcher.text import usd_text
 
     if not found:
-        yield "Nothing of launch's is there without need."
+        yield "No orphaned resources found."
         return
     for one in found:
         costs = "price unknown" if one.usd_per_month is None else f"{usd_text(one.usd_per_month, approx=True)} a month"
@@ -127,4 +129,4 @@ def lines(found: Sequence[Orphan]) -> Iterator[str]:
         yield f"    {one.remove}"
     known = [one.usd_per_month for one in found if one.usd_per_month is not None]
     if len(known) > 1:
-        yield f"in all {usd_text(sum(known), approx=True)} a month"
+        yield f"total {usd_text(sum(known), approx=True)} a month"

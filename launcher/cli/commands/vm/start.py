@@ -1,4 +1,4 @@
-"""`launch vm start`: a stopped VM that runs again, with a new lease."""
+"""`launch vm start`: start a stopped VM with a new lease."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from launcher.jobs.vm import Machine
 
 NOTES = {
-    "spot": "it is a Spot VM: Google may stop it again at any moment",
-    "flex-start": "it is a flex-start VM: it waits where there are no machines just now",
+    "spot": "a Spot VM, which Compute Engine may preempt at any time",
+    "flex-start": "a flex-start VM, which waits until capacity is available",
 }
 
 
@@ -27,30 +27,30 @@ def vm_start(
 
     Its lease, and the time after which Compute Engine stops it, start again.
     """
-    from launcher.cli.flows.find_vm import of_work, one_machine, open_compute
+    from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
 
     compute = open_compute()
     machine = one_machine(compute, name, zone)
-    again = f"launch vm SPEC --run --resume {machine.run} goes on with it"
-    machine = of_work(machine, "it isn't started again by hand", again)
+    again = f"launch vm SPEC --run --resume {machine.run} resumes the run"
+    machine = check_workstation(machine, "it cannot be started separately", again)
     if machine.status == "RUNNING":
-        show(compute, machine, output_format, "runs already")
+        show(compute, machine, output_format, "is already running")
         return
-    show(compute, started(compute, machine), output_format, "runs")
+    show(compute, start(compute, machine), output_format, "is running")
 
 
-def started(compute: Compute, machine: Machine) -> Machine:
-    """The VM once it runs. Raises NoCapacity: its zone has no such machine now; LaunchError."""
+def start(compute: Compute, machine: Machine) -> Machine:
+    """Start the VM; return it when it is running. Raises NoCapacity: its zone has none; LaunchError."""
     from launcher.backend.base import CreateRefused
-    from launcher.cli.flows.find_vm import say, waited_for
-    from launcher.cli.flows.vm_errors import explained
+    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.vm_errors import refusal_error
     from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.jobs.vm import UP
 
     running = frozenset({"RUNNING"})
-    with waited_for(machine):
+    with explain_interrupt(machine):
         if machine.status in STOPPING:
-            say(f"{machine.name} is being stopped; it starts after that")
+            say(f"{machine.name} is stopping; it will be started afterwards")
             machine = wait_for_status(compute, machine, STOPPED, say)
         elif machine.status in UP:
             return wait_for_status(compute, machine, running, say)
@@ -59,11 +59,11 @@ def started(compute: Compute, machine: Machine) -> Machine:
             forget_lease(compute, machine)
             return change_and_wait(compute, machine, lambda: compute.start(machine), running, say)
         except CreateRefused as error:
-            raise explained(error, machine) from error
+            raise refusal_error(error, machine) from error
 
 
 def forget_lease(compute: Compute, machine: Machine) -> None:
-    """Take away the end that somebody has moved the last lease to: it may be a minute from now. Raises LaunchError."""
+    """Remove the end that launch vm extend set for the last lease. Raises LaunchError."""
     from launcher.cli.flows.find_vm import say
     from launcher.compute.lifecycle import begin_change, wait_for_operation
     from launcher.jobs.vm import LEASE
@@ -73,16 +73,16 @@ def forget_lease(compute: Compute, machine: Machine) -> None:
 
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
-    """The VM, its price, its new lease, and how to reach it."""
-    from launcher.cli.flows.find_vm import shown_now
+    """Print the VM, its price, its new lease, and how to connect to it."""
+    from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.vm_text import price_and_end
     from launcher.compute.vm_cost import price_of
 
-    now = shown_now(compute)
+    now = display_time(compute)
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)
         return
     print(f"{machine.name} {how}: {price_and_end(machine, price_of(machine), now)}")
-    print(f"launch ssh {machine.name}\n    once its SSH server is up, in half a minute or so")
+    print(f"launch ssh {machine.name}\n    opens a shell once its SSH server is up, in about half a minute")

@@ -1,4 +1,4 @@
-"""`launch vm status`: one VM as Compute Engine has it, what it costs, when it stops, and how to reach it."""
+"""`launch vm status`: show a VM's state, cost, end, addresses and failures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from launcher.jobs.orphans import Disk
     from launcher.jobs.vm import Machine
 
-TOLD = 3
-"""Operations that went wrong, or were Google's own, that are shown: the newest."""
+SHOWN = 3
+"""Most operations to show: the newest that failed or that Google started."""
 
 
-class Seen(NamedTuple):
-    """All that is known of a VM at one moment."""
+class VmSnapshot(NamedTuple):
+    """A snapshot of a VM."""
 
     machine: Machine
     price: Price
     disks: tuple[Disk, ...]
     says: Mapping[str, str]
-    """Its guest attributes: how far its startup script is."""
+    """Its guest attributes: the progress of its startup script."""
     operations: Sequence[Operation]
     now: float
 
@@ -45,17 +45,17 @@ def vm_status(
     from launcher.cli.ui.documents import printed
 
     compute = open_compute()
-    seen = look(compute, one_machine(compute, name, zone))
+    snapshot = read_snapshot(compute, one_machine(compute, name, zone))
     if output_format is Output.text:
-        print("\n".join(lines(seen)))
+        print("\n".join(lines(snapshot)))
         return
-    data = machine_data(seen.machine, seen.disks, seen.now)
-    told = [{"kind": one.kind, "time": one.inserted, "error": error_text(one)} for one in seen.operations]
-    printed({**data, "says": dict(seen.says), "operations": told}, output_format)
+    data = machine_data(snapshot.machine, snapshot.disks, snapshot.now)
+    operations = [{"kind": one.kind, "time": one.inserted, "error": error_text(one)} for one in snapshot.operations]
+    printed({**data, "says": dict(snapshot.says), "operations": operations}, output_format)
 
 
-def look(compute: Compute, machine: Machine) -> Seen:
-    """What else is to be known of a VM; what can't be read is told, and left out."""
+def read_snapshot(compute: Compute, machine: Machine) -> VmSnapshot:
+    """Read the disks, guest attributes and operations of a VM; print and omit what cannot be read."""
     import time
 
     from launcher.cli.flows.find_vm import say
@@ -74,95 +74,98 @@ def look(compute: Compute, machine: Machine) -> Seen:
     )
     for what in ("disks", "says", "operations"):
         if isinstance(error := found[what], LaunchError):
-            say(f"its {'guest attributes' if what == 'says' else what} can't be read: {error.problem}")
+            say(f"cannot read its {'guest attributes' if what == 'says' else what}: {error.problem}")
     now, disks, says, operations = (
         None if isinstance(found[what], LaunchError) else found[what] for what in ("now", "disks", "says", "operations")
     )
-    return Seen(
+    return VmSnapshot(
         machine=machine,
         price=price_of(machine),
         disks=disks_of(machine, disks.disks if isinstance(disks, DiskList) else ()),
         says=says if isinstance(says, dict) else {},
-        operations=tuple(filter(is_telling, operations if isinstance(operations, tuple) else ()))[:TOLD],
+        operations=tuple(filter(is_relevant, operations if isinstance(operations, tuple) else ()))[:SHOWN],
         now=now if isinstance(now, float) else time.time(),
     )
 
 
-def is_telling(operation: Operation) -> bool:
-    """One that failed, or that Google has begun: compute.instances.preempted, .hostError, .automaticRestart."""
+def is_relevant(operation: Operation) -> bool:
+    """Return whether an operation failed or was started by Google: compute.instances.preempted, .hostError …"""
     return operation.failed or operation.kind.startswith("compute.instances.")
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def lines(seen: Seen) -> Iterator[str]:
-    """The page, in at most 80 columns."""
+def lines(snapshot: VmSnapshot) -> Iterator[str]:
+    """Yield the page, in at most 80 columns."""
     from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
 
-    yield from wrapped(f"{seen.machine.name}  {headline(seen)}", WIDTH)
+    yield from wrapped(f"{snapshot.machine.name}  {headline(snapshot)}", WIDTH)
     yield ""
-    for label, text in (*money(seen), *place(seen)):
+    for label, text in (*money(snapshot), *place(snapshot)):
         yield from labelled(label, text)
-    for label, text in names(seen):
-        yield f"{label:{LABEL}}{text}"  # in one piece, to be copied
-    for number, operation in enumerate(seen.operations):
+    for label, text in names(snapshot):
+        yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
+    for number, operation in enumerate(snapshot.operations):
         yield from labelled("" if number else "events", event(operation))
 
 
-def headline(seen: Seen) -> str:
-    """`runs for 3 h 12 min`, `is stopped`, `is STAGING`."""
+def headline(snapshot: VmSnapshot) -> str:
+    """Return `running for 3 h 12 min`, `stopped` or the state."""
     from launcher.cli.ui.text import elapsed
     from launcher.jobs.vm import DOWN
 
-    machine = seen.machine
+    machine = snapshot.machine
     if machine.status == "RUNNING" and machine.started is not None:
-        return f"runs for {elapsed(max(0.0, seen.now - machine.started))}"
-    return "is stopped" if machine.status in DOWN else f"is {machine.status}"
+        return f"running for {elapsed(max(0.0, snapshot.now - machine.started))}"
+    return "stopped" if machine.status in DOWN else machine.status
 
 
-def money(seen: Seen) -> Iterator[tuple[str, str]]:
-    """What it costs, and when it ends."""
+def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
+    """Yield its price and cost, its disks and its end."""
     from launcher.cli.ui.text import clock_text
     from launcher.cli.ui.vm_text import price_and_end
     from launcher.compute.vm_cost import disks_usd_per_month, usd_so_far
     from launcher.jobs.vm import DOWN
     from launcher.text import rough_duration, usd_text
 
-    machine, now = seen.machine, seen.now
-    yield "price", price_and_end(machine, seen.price, now)
-    so_far = usd_so_far(machine, seen.price, now)
+    machine, now = snapshot.machine, snapshot.now
+    yield "price", price_and_end(machine, snapshot.price, now)
+    so_far = usd_so_far(machine, snapshot.price, now)
     if so_far and machine.started is not None:
-        yield "cost", f"{usd_text(so_far, seen.price.approx)} since its last start ({clock_text(machine.started, now)})"
-    for disk in seen.disks:
+        yield (
+            "cost",
+            f"{usd_text(so_far, snapshot.price.approx)} since its last start ({clock_text(machine.started, now)})",
+        )
+    for disk in snapshot.disks:
         usd = disks_usd_per_month([disk])
         costs = "price unknown" if usd is None else f"{usd_text(usd, approx=True)} a month"
         down = machine.status in DOWN
-        yield "disk", f"{disk.size_gb} GB {disk.kind}, {costs}{', while it is stopped too' if not down else ''}"
+        yield "disk", f"{disk.size_gb} GB {disk.kind}, {costs}{', also while stopped' if not down else ''}"
     until = machine.lease_until
     if until is not None and until != machine.ceiling:
-        left = f"{rough_duration(until - now)} left" if until > now else "over"
-        yield "lease", f"until {clock_text(until, now)}, {left}; launch vm extend {machine.name} --lease 4h moves it"
+        left = f"{rough_duration(until - now)} left" if until > now else "expired"
+        yield "lease", f"until {clock_text(until, now)}, {left}; launch vm extend {machine.name} --lease 4h changes it"
     if machine.ceiling is not None:
-        yield "limit", f"{clock_text(machine.ceiling, now)}: then Google itself ends it, and that can't be moved"
+        yield "limit", f"{clock_text(machine.ceiling, now)}: Compute Engine ends it then; fixed while it runs"
 
 
-def place(seen: Seen) -> Iterator[tuple[str, str]]:
-    """Where and what it is."""
+def place(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
+    """Yield its state, machine type, zone and addresses."""
     from launcher.cli.ui.vm_text import state_text
 
-    machine = seen.machine
-    state = seen.says.get("state", "")
-    reason = f" ({seen.says['reason']})" if seen.says.get("reason") else ""
-    said = {"ready": "; ready to work on", "failed": "; its setup failed"}.get(state, f"; its setup is at: {state}")
-    yield "state", f"{state_text(machine)}{said if state else ''}{reason}"
+    machine = snapshot.machine
+    state = snapshot.says.get("state", "")
+    reason = f" ({snapshot.says['reason']})" if snapshot.says.get("reason") else ""
+    setup = {"ready": "; ready to use", "failed": "; setup failed"}.get(state, f"; setup step: {state}")
+    yield "state", f"{state_text(machine)}{setup if state else ''}{reason}"
     yield "machine", f"{machine.machine_type}{gpus_text(machine)}, {machine.provisioning} in {machine.zone}"
-    outside = f", {machine.external_ip} from outside" if machine.external_ip else "; none from outside (IAP)"
-    yield "address", f"{machine.internal_ip or 'none yet'}{outside}"
+    external = f", external {machine.external_ip}" if machine.external_ip else "; no external address (IAP)"
+    yield "address", f"{machine.internal_ip or 'none yet'}{external}"
 
 
 def gpus_text(machine: Machine) -> str:
-    """` (2 × NVIDIA L4)`, where the catalog knows."""
+    """Return ` (2 × NVIDIA L4)`, or an empty text for an unknown machine type."""
     from launcher import catalog
     from launcher.compute.vm_cost import shape_of
 
@@ -170,10 +173,10 @@ def gpus_text(machine: Machine) -> str:
     return f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""
 
 
-def names(seen: Seen) -> Iterator[tuple[str, str]]:
-    """What one may want to copy."""
-    machine = seen.machine
-    if image := next((disk.image for disk in seen.disks if disk.image), ""):
+def names(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
+    """Yield names and commands to copy."""
+    machine = snapshot.machine
+    if image := next((disk.image for disk in snapshot.disks if disk.image), ""):
         yield "image", image
     accounts = machine.request.get("serviceAccounts") or [{"email": "none"}]
     yield "account", str(accounts[0].get("email", ""))
@@ -187,7 +190,7 @@ def names(seen: Seen) -> Iterator[tuple[str, str]]:
 
 
 def event(operation: Operation) -> str:
-    """`2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`"""
+    """Return `2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`."""
     from launcher.cli.ui.text import stamp
 
     text = error_text(operation)
@@ -196,7 +199,7 @@ def event(operation: Operation) -> str:
 
 
 def error_text(operation: Operation) -> str | None:
-    """Why it failed; None: it didn't."""
+    """Return why an operation failed, or None if it did not."""
     if not operation.failed:
         return None
     refusal = operation.refusal

@@ -1,4 +1,4 @@
-"""`launch vm stop`: a VM that costs no more than its disk."""
+"""`launch vm stop`: stop a VM, so that only its disk is billed."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ def vm_stop(
 
     Its boot disk is kept and billed. Data on its local SSDs (/mnt/localssd) is lost.
     """
-    from launcher.cli.flows.find_vm import of_work, one_machine, open_compute
+    from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
 
     compute = open_compute()
-    machine = of_work(one_machine(compute, name, zone), "it isn't stopped by hand")
+    machine = check_workstation(one_machine(compute, name, zone), "it cannot be stopped separately")
     if machine.status in STOPPED:
-        show(compute, machine, output_format, "is stopped already")
+        show(compute, machine, output_format, "is already stopped")
         return
-    show(compute, stopped(compute, machine), output_format, "is stopped")
+    show(compute, stop(compute, machine), output_format, "is stopped")
 
 
-def stopped(compute: Compute, machine: Machine) -> Machine:
-    """The VM once it is stopped. Raises LaunchError."""
+def stop(compute: Compute, machine: Machine) -> Machine:
+    """Stop the VM; return it when it has stopped. Raises LaunchError."""
     from launcher.backend.base import CreateRefused
-    from launcher.cli.flows.find_vm import say, waited_for
-    from launcher.cli.flows.vm_errors import explained
+    from launcher.cli.flows.find_vm import explain_interrupt, say
+    from launcher.cli.flows.vm_errors import refusal_error
     from launcher.compute.lifecycle import change_and_wait, wait_for_status
     from launcher.compute.vm_cost import has_local_ssd
 
     discard = has_local_ssd(machine)
-    with waited_for(machine):
+    with explain_interrupt(machine):
         if machine.status in STOPPING:
-            say(f"{machine.name} is being stopped already")
+            say(f"{machine.name} is already stopping")
             return wait_for_status(compute, machine, STOPPED, say)
-        say(f"stopping {machine.name}{': what lies on /mnt/localssd is lost' if discard else ''}")
+        say(f"stopping {machine.name}{'; data on /mnt/localssd will be lost' if discard else ''}")
         try:
             return change_and_wait(
                 compute, machine, lambda: compute.stop(machine, discard_local_ssd=discard), STOPPED, say
             )
         except CreateRefused as error:
-            raise explained(error, machine) from error
+            raise refusal_error(error, machine) from error
 
 
 def show(compute: Compute, machine: Machine, output: Output, how: str) -> None:
-    """The VM, what it goes on to cost, and how to start it again."""
-    from launcher.cli.flows.find_vm import shown_now
+    """Print the VM, what it still costs, and how to start or delete it."""
+    from launcher.cli.flows.find_vm import display_time
     from launcher.cli.ui.data import machine_data
     from launcher.cli.ui.documents import printed
     from launcher.cli.ui.plan_page import WIDTH, wrapped
 
     disks = disks_of(compute, machine)
     if output is not Output.text:
-        printed(machine_data(machine, disks, shown_now(compute)), output)
+        printed(machine_data(machine, disks, display_time(compute)), output)
         return
     print("\n".join(wrapped(f"{machine.name} {how}; {disks_text(disks)}", WIDTH)))
-    print(f"launch vm start {machine.name}\n    starts it again")
-    print(f"launch vm delete {machine.name}\n    deletes it, with its disk")
+    print(f"launch vm start {machine.name}\n    starts it")
+    print(f"launch vm delete {machine.name}\n    deletes it and its disk")
 
 
 def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
-    """The disks of a VM; none where they can't be read, which is told."""
+    """Return the disks of a VM; print why if they cannot be read."""
     from launcher.cli.flows.find_vm import say
     from launcher.compute.lifecycle import list_disks
     from launcher.compute.vm_cost import disks_of
@@ -84,12 +84,12 @@ def disks_of(compute: Compute, machine: Machine) -> tuple[Disk, ...]:
     try:
         return disks_of(machine, list_disks(compute, f'labels.launch-run="{machine.run}"').disks)
     except LaunchError as error:
-        say(f"its disk can't be read: {error.problem}")
+        say(f"cannot read its disks: {error.problem}")
         return ()
 
 
 def disks_text(disks: Sequence[Disk]) -> str:
-    """`its disk (200 GB pd-balanced) still costs ≈$20.00 a month`"""
+    """Return `its disk (200 GB pd-balanced) still costs ≈$20.00 a month`."""
     from launcher.compute.vm_cost import disks_usd_per_month
     from launcher.text import usd_text
 

@@ -23,7 +23,7 @@ def test_ssh_knows_the_name(place: Place) -> None:
     ran = place.launch("vm", "code", "dev", "--yes", *place.there)
     assert "ssh dev" in ran.out
     assert "code --remote ssh-remote+dev" in ran.out
-    assert "another address: launch vm code dev again" in ran.out
+    assert "run launch vm code dev again" in ran.out
     config = place.home / ".ssh" / "config"
     assert config.read_text() == f'Include "{place.settings / "ssh_config"}"\n'
     argv = ["ssh", "-F", str(config), "dev", "echo hello"]
@@ -36,14 +36,14 @@ def test_ssh_knows_the_name(place: Place) -> None:
 
 def test_the_users_file_is_asked_about(place: Place) -> None:
     ran = place.launch("vm", "code", "dev", *place.there)
-    assert "is unchanged: ssh knows the name once this line is at its top" in ran.out
+    assert "is unchanged; to use the name with ssh, add this line at its top" in ran.out
     assert not (place.home / ".ssh" / "config").exists()
     assert (place.settings / "ssh_config").exists()
 
 
 def test_a_name_that_the_user_has_already(place: Place) -> None:
     (place.home / ".ssh" / "config").write_text("Host dev\n  HostName 192.0.2.1\n")
-    assert "has a Host dev of its own" in place.launch("vm", "code", "dev", "--yes", *place.there).err
+    assert "also has its own Host dev" in place.launch("vm", "code", "dev", "--yes", *place.there).err
 
 
 def test_a_vm_that_is_gone_is_forgotten(place: Place) -> None:

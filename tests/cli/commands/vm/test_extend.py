@@ -33,7 +33,7 @@ def test_never_beyond_what_google_allows(vms: Vms) -> None:
     made = vms.make("dev", hours=3)
     ran = vms.launch("extend", "dev", "--lease", "4h")
     assert lease_of(vms) == int((made.started or 0) + 3 * HOUR)
-    assert "Google itself ends it Wed 01:13, and that can't be moved" in ran.out
+    assert "Compute Engine ends it Wed 01:13, which cannot change" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
@@ -125,12 +125,12 @@ def test_what_is_taken_for_a_time_that_does_not_exist_is_said(vms: Vms, in_zone:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "Say one of --lease and --until"),
-        (["--lease", "1h", "--until", "22:40"], "Say one of --lease and --until"),
-        (["--lease", "soon"], "--lease 'soon' isn't a time"),
-        (["--until", "later"], "--until 'later' isn't a time"),
-        (["--until", "25:00"], "--until '25:00' isn't a time"),
-        (["--until", "2020-01-01T00:00"], "--until 2020-01-01T00:00 is over"),
+        ([], "one of --lease and --until is required"),
+        (["--lease", "1h", "--until", "22:40"], "one of --lease and --until is required"),
+        (["--lease", "soon"], "--lease: invalid duration 'soon'"),
+        (["--until", "later"], "--until: invalid time 'later'"),
+        (["--until", "25:00"], "--until: invalid time '25:00'"),
+        (["--until", "2020-01-01T00:00"], "--until 2020-01-01T00:00 is in the past"),
     ],
 )
 def test_no_such_time(vms: Vms, flags: list[str], said: str) -> None:
@@ -180,16 +180,16 @@ def test_the_page(vms: Vms) -> None:
     vms.clock.advance(2 * HOUR)
     page = vms.launch("status", "dev").out
     assert page.splitlines() == [
-        "dev  runs for 2 h 1 min",
+        "dev  running for 2 h 1 min",
         "",
         "price     $2.00/h, at most $24.01, stops itself 02:13 ($8.00 by then)",
         "cost      $4.03 since its last start (Tue 22:13)",
-        "disk      200 GB pd-balanced, ≈$20.00 a month, while it is stopped too",
-        "lease     until 02:13, 2 h left; launch vm extend dev --lease 4h moves it",
-        "limit     10:13: then Google itself ends it, and that can't be moved",
-        "state     RUNNING; ready to work on",
+        "disk      200 GB pd-balanced, ≈$20.00 a month, also while stopped",
+        "lease     until 02:13, 2 h left; launch vm extend dev --lease 4h changes it",
+        "limit     10:13: Compute Engine ends it then; fixed while it runs",
+        "state     RUNNING; ready to use",
         "machine   g2-standard-24 (2 × NVIDIA L4), standard in us-central1-a",
-        "address   10.128.0.2; none from outside (IAP)",
+        "address   10.128.0.2; no external address (IAP)",
         "account   launch@my-project.iam.gserviceaccount.com",
         f"vm        {made.resource}",
         "reach     launch ssh dev",
@@ -200,13 +200,13 @@ def test_what_went_wrong_is_in_it(vms: Vms) -> None:
     vms.make("dev", model="SPOT")
     vms.cloud.compute.set_guest("dev", "launch/state", "failed")
     vms.cloud.compute.set_guest("dev", "launch/reason", "the driver never came")
-    assert "state     RUNNING; its setup failed (the driver never came)\n" in vms.launch("status", "dev").out
+    assert "state     RUNNING; setup failed (the driver never came)\n" in vms.launch("status", "dev").out
     vms.cloud.compute.preempt("dev")
     vms.clock.advance(60)
     vms.cloud.compute.capacity.out("us-central1-a", "g2-*")
     vms.launch("start", "dev", code=5)
     page = vms.launch("status", "dev").out
-    assert page.startswith("dev  is stopped")
+    assert page.startswith("dev  stopped")
     assert "start failed: ZONE_RESOURCE_POOL_EXHAUSTED" in " ".join(page.split())
     assert "preempted" in page
     assert "start     launch vm start dev" in page

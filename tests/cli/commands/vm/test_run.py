@@ -86,7 +86,7 @@ def test_status_logs_and_cancel_of_a_run_that_goes_on(job: Job, site: VmSite) ->
     assert job.launch("logs", run).out == "[workerpool0-0] hello from the VM\n"
     assert f"{run} has written no metrics yet" in job.launch("metrics", run, code=1).err
     ended = job.launch("cancel", "job").out
-    assert f"{run} was cancelled" in ended
+    assert f"{run} cancelled" in ended
     assert f"its folder: gs://my-bucket/runs/{run}" in ended
     assert "1. spot in us-central1-a: it was cancelled" in job.launch("status", f"gs://my-bucket/runs/{run}").out
     assert job.cloud.compute.names() == []
@@ -100,7 +100,7 @@ def test_a_run_of_any_id_goes_on_after_its_vm_is_gone(job: Job, site: VmSite) ->
     job.launch(*RUN, "--run-id", "mine", code=3)
     assert "run       mine succeeded" in job.launch(*RUN, "--resume", "mine").out
     for name in ("others", "job"):
-        assert f"there is no run {name}" in job.launch(*RUN, "--resume", name, code=2).err
+        assert f"no run {name}" in job.launch(*RUN, "--resume", name, code=2).err
     assert len(inserts(job.cloud)) == 2
 
 
@@ -152,14 +152,14 @@ def test_a_run_belongs_to_one_service_at_a_time(job: Job, site: VmSite) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("vm", "--new"), "--new is for a run"),
-        (("vm", "--run", "--lease", "4h"), "--lease is for a VM to work on"),
-        (("vm", "--dry-run", "--detach"), "--dry-run sends nothing"),
-        (("vm", "job.yaml", "--run", "--new", "--resume", "job"), "--new chooses the run's id"),
+        (("vm", "--new"), "--new requires --run"),
+        (("vm", "--run", "--lease", "4h"), "--lease cannot be combined with --run"),
+        (("vm", "--dry-run", "--detach"), "--detach cannot be combined with --dry-run"),
+        (("vm", "job.yaml", "--run", "--new", "--resume", "job"), "--resume cannot be combined with --new"),
         (("vm", "job.yaml", "--run", "--resume", "-o"), "needs a run"),
         (("vm", "job.yaml", "--run", "--resume", "job", "--run-id", "x"), "--resume names the run"),
-        (("vm", "job.yaml", "--run", "--new", "--run-id", "x"), "--new chooses the run's id"),
-        (("vm", "--run-id", "x"), "--run-id is for a run"),
+        (("vm", "job.yaml", "--run", "--new", "--run-id", "x"), "--run-id cannot be combined with --new"),
+        (("vm", "--run-id", "x"), "--run-id requires --run"),
         (("vm", "lst"), "Did you mean launch vm list?"),
     ],
 )

@@ -20,19 +20,19 @@ def test_stop_and_start(vms: Vms) -> None:
     assert ran.out.splitlines()[0] == "dev is stopped; its disk (200 GB pd-balanced) still costs ≈$20.00 a month"
     assert "launch vm start dev" in ran.out
     assert vms.status("dev") == "TERMINATED"
-    assert vms.launch("stop", "dev").out.startswith("dev is stopped already; its disk (200 GB")
+    assert vms.launch("stop", "dev").out.startswith("dev is already stopped; its disk (200 GB")
     vms.clock.advance(3 * HOUR)
     ran = vms.launch("start", "dev")
-    assert ran.out.splitlines()[0].startswith("dev runs: $2.00/h, at most $24.01, stops itself 05:")
+    assert ran.out.splitlines()[0].startswith("dev is running: $2.00/h, at most $24.01, stops itself 05:")
     assert vms.status("dev") == "RUNNING"
-    assert vms.launch("start", "dev").out.startswith("dev runs already: $2.00/h")
+    assert vms.launch("start", "dev").out.startswith("dev is already running: $2.00/h")
 
 
 def test_scratch_is_lost_and_that_is_told(vms: Vms) -> None:
     vms.make("dev", ssds=2)
-    assert "/mnt/localssd is lost" in vms.launch("stop", "dev").err
+    assert "/mnt/localssd will be lost" in vms.launch("stop", "dev").err
     vms.make("big", machine="a3-highgpu-2g", model="SPOT")
-    assert "/mnt/localssd is lost" in vms.launch("stop", "big").err
+    assert "/mnt/localssd will be lost" in vms.launch("stop", "big").err
     vms.make("plain")
     assert "/mnt/localssd" not in vms.launch("stop", "plain").err
 
@@ -40,10 +40,10 @@ def test_scratch_is_lost_and_that_is_told(vms: Vms) -> None:
 def test_one_that_is_being_stopped_is_waited_for(vms: Vms) -> None:
     machine = vms.make("dev")
     vms.compute.stop(machine, discard_local_ssd=False)
-    assert "is being stopped already" in vms.launch("stop", "dev").err
+    assert "is already stopping" in vms.launch("stop", "dev").err
     vms.launch("start", "dev")
     vms.compute.stop(machine, discard_local_ssd=False)
-    assert "it starts after that" in vms.launch("start", "dev").err
+    assert "it will be started afterwards" in vms.launch("start", "dev").err
     assert vms.status("dev") == "RUNNING"
 
 
@@ -52,7 +52,7 @@ def test_one_that_is_coming_up_is_waited_for(vms: Vms) -> None:
     vms.launch("stop", "dev")
     vms.compute.start(machine)
     assert vms.status("dev") == "PROVISIONING"
-    assert vms.launch("start", "dev").out.startswith("dev runs: ")
+    assert vms.launch("start", "dev").out.startswith("dev is running: ")
     assert len([path for path in vms.asked("POST") if path.endswith("/start")]) == 1
 
 
@@ -61,8 +61,8 @@ def test_a_zone_without_room_keeps_a_vm_down(vms: Vms) -> None:
     vms.launch("stop", "dev")
     vms.cloud.compute.capacity.out("us-central1-a", "g2-*")
     ran = vms.launch("start", "dev", code=5)
-    assert "us-central1-a has no g2-standard-24 for dev just now, and its disk is in that zone" in ran.err
-    assert "launch vm start dev\n    again, later" in ran.err
+    assert "us-central1-a, where the disk of dev is, has no capacity for g2-standard-24" in ran.err
+    assert "launch vm start dev\n    tries again later" in ran.err
     assert vms.status("dev") == "TERMINATED"
 
 
@@ -85,7 +85,7 @@ def test_what_is_done_is_done_though_google_says_no_time(vms: Vms) -> None:
 def test_spot_is_said_on_start(vms: Vms) -> None:
     vms.make("dev", model="SPOT")
     vms.launch("stop", "dev")
-    assert "Google may stop it again at any moment" in vms.launch("start", "dev").err
+    assert "may preempt at any time" in vms.launch("start", "dev").err
 
 
 @pytest.mark.parametrize("command", ["stop", "start", "delete", "extend"])
@@ -93,7 +93,7 @@ def test_a_vm_that_trains_is_left_to_its_run(vms: Vms, command: str) -> None:
     vms.train()
     flags = {"delete": ["--yes"], "extend": ["--lease", "4h"]}.get(command, [])
     ran = vms.launch(command, RUN, *flags, code=2)
-    assert f"{RUN} trains for {RUN}: " in ran.err
+    assert f"{RUN} runs the job of {RUN}: " in ran.err
     assert (f"launch cancel {RUN}" if command != "start" else f"launch vm SPEC --run --resume {RUN}") in ran.err
     assert vms.status(RUN) == "RUNNING"
 
@@ -104,7 +104,7 @@ def test_delete_asks(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Person("n\n"))
     ran = vms.launch("delete", "dev", code=1)
     assert (
-        "Delete dev (g2-standard-24 in us-central1-a, RUNNING)?\nAll that is on its boot disk (200 GB) is lost."
+        "Delete dev (g2-standard-24 in us-central1-a, RUNNING)?\nAll data on its boot disk (200 GB) will be lost."
         in ran.err
     )
     assert "dev was not deleted" in ran.err
@@ -113,22 +113,22 @@ def test_delete_asks(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vms.cloud.compute.names() == ["dev"]
     assert not vms.asked("DELETE")
     monkeypatch.setattr(sys, "stdin", Person("y\n"))
-    assert vms.launch("delete", "dev").out == "dev is deleted\n"
+    assert vms.launch("delete", "dev").out == "dev was deleted\n"
     assert vms.cloud.compute.names() == []
 
 
 def test_a_disk_that_stays_is_told(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     vms.make("dev", auto_delete=False)
     monkeypatch.setattr(sys, "stdin", Person("y\n"))
-    assert "Its boot disk (200 GB) stays, and is billed." in vms.launch("delete", "dev").err
+    assert "Its boot disk (200 GB) is kept and billed." in vms.launch("delete", "dev").err
 
 
 def test_one_that_is_gone_is_no_failure(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert vms.launch("delete", "dev", "--yes").out == "nothing to do: launch has no VM dev in project my-project\n"
+    assert vms.launch("delete", "dev", "--yes").out == "nothing to do: no VM dev in project my-project\n"
     vms.make("dev")
     assert "Did you mean dev?" in vms.launch("delete", "devv", "--yes", code=2).err
     vms.cloud.faults.add(Fault("compute.instances.delete", Status(404), times=1))
-    assert vms.launch("delete", "dev", "--yes").out == "dev is gone already\n"
+    assert vms.launch("delete", "dev", "--yes").out == "dev was already deleted\n"
 
 
 def test_somebody_elses_vm_is_never_touched(vms: Vms) -> None:
@@ -141,7 +141,7 @@ def test_somebody_elses_vm_is_never_touched(vms: Vms) -> None:
 
 def test_a_training_vm_whose_run_has_ended_is_deleted(vms: Vms) -> None:
     vms.end(vms.train())
-    assert vms.launch("delete", RUN, "--yes").out == f"{RUN} is deleted\n"
+    assert vms.launch("delete", RUN, "--yes").out == f"{RUN} was deleted\n"
 
 
 def test_an_outage_on_the_way_is_told_and_waited_out(vms: Vms) -> None:
@@ -168,7 +168,7 @@ def test_ctrl_c_takes_nothing_back(vms: Vms, monkeypatch: pytest.MonkeyPatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.clock.REAL", Clock(vms.clock, sleep))
-    assert "launch vm status dev shows how far it is" in vms.launch("stop", "dev", code=130).err
+    assert "launch vm status dev shows its progress" in vms.launch("stop", "dev", code=130).err
     vms.clock.advance(60)
     assert vms.status("dev") == "TERMINATED"
 
@@ -177,6 +177,6 @@ def test_a_training_vm_whose_folder_cannot_be_read(vms: Vms) -> None:
     vms.train()
     vms.cloud.faults.add(Fault("storage.*", Status(403), times=None))
     ran = vms.launch("delete", RUN, "--yes", code=1)
-    assert f"whether {RUN} still trains isn't known" in ran.err
+    assert f"cannot check whether {RUN} still runs a job" in ran.err
     assert f"gcloud compute instances delete {RUN} --zone=us-central1-a --project=my-project" in ran.err
     assert vms.status(RUN) == "RUNNING"
