@@ -114,8 +114,8 @@ def test_a_request_that_is_none(tmp_path: Path, text: str, words: str, dry_run: 
 
 
 def test_a_request_that_is_not_there(tmp_path: Path) -> None:
-    assert "can't be read" in refused("--request", tmp_path / "none.json")
-    assert "can't be read" in refused("--request", tmp_path)
+    assert "cannot read --request" in refused("--request", tmp_path / "none.json")
+    assert "cannot read --request" in refused("--request", tmp_path)
 
 
 def test_a_request_runs_and_its_output_is_moved(tmp_path: Path) -> None:

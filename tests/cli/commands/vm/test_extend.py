@@ -228,5 +228,5 @@ def test_what_cannot_be_read_is_told_and_left_out(vms: Vms) -> None:
         vms.cloud.faults.add(Fault(f"compute.{name}", Status(403), times=None))
     ran = vms.launch("status", "dev")
     for what in ("disks", "guest attributes", "operations"):
-        assert f"its {what} can't be read" in ran.err
+        assert f"cannot read its {what}" in ran.err
     assert "price     $2.00/h" in ran.out
