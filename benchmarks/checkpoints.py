@@ -280,7 +280,7 @@ def _as_if_more_was_to_do(manifest: Path) -> None:
     name = manifest.relative_to(folder.folder).as_posix()
     old = manifests.read(folder, name)
     new = old._replace(about={**old.about, "config": {**old.about["config"], "steps": 10}})
-    folder.write(name, manifests.encoded(new))
+    folder.write(name, manifests.encode(new))
 
 
 TITLES = {

@@ -187,8 +187,8 @@ def _compared(ours: Mapping[str, Any], said: Mapping[str, str]) -> Verdict:
 def _health(place: Place) -> Measured:
     from launch_train.node import health_check
 
-    facts = health_check.gather(os.environ)
-    findings = health_check.judge(facts, processes=None, wanted={}, cloud=True)
+    facts = health_check.inspect_machine(os.environ)
+    findings = health_check.assess(facts, processes=None, wanted={}, cloud=True)
     cards = [{"name": card.name, "memory_gb": card.memory_gb, "slowed": card.slowed} for card in facts.cards]
     kept = {name: getattr(facts, name) for name in ("gpus", "gpu", "driver", "cuda", "image_cuda", "shm_bytes", "lost")}
     return {**kept, "cards": cards, "unfit": findings.unfit, "warnings": list(findings.warnings), "here": place.gpus}

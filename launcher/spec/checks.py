@@ -91,9 +91,9 @@ def custom_functions(run: Run) -> dict[str, str]:
     """Return the custom functions (MODULE:FUNCTION) in `run.config`, by setting; without functions of PyTorch & co."""
     if not run.is_builtin or not run.config:
         return {}
-    from launch_train.common.config import own_functions
+    from launch_train.common.config import user_functions
 
-    found = {f"run.config.{key}": name for key, name in own_functions(run.config).items()}
+    found = {f"run.config.{key}": name for key, name in user_functions(run.config).items()}
     return {key: name for key, name in found.items() if re.split("[.:]", name)[0] not in INSTALLED}
 
 
@@ -105,9 +105,9 @@ def data_paths(run: Run) -> dict[str, str]:
     """Return the local data paths in `run.config`, by setting; without buckets and built-in data sets."""
     if not run.is_builtin or not run.config:
         return {}
-    from launch_train.common.config import own_paths
+    from launch_train.common.config import local_paths
 
-    return {f"run.config.{key}": path for key, path in own_paths(run.config).items()}
+    return {f"run.config.{key}": path for key, path in local_paths(run.config).items()}
 
 
 def conflicting_image_settings(spec: JobSpec) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.compute.backend import Vms
 from launcher.compute.client import Compute
@@ -88,7 +88,7 @@ class Site:
         return self.vms.compute
 
     def folder(self, nodes: int = 1) -> GcsFolder:
-        return GcsFolder(str(plan_of(nodes).run_folder), world=World(self.clock, self.clock.advance))
+        return GcsFolder(str(plan_of(nodes).run_folder), world=RetryClock(self.clock, self.clock.advance))
 
     def write(self, number: str, nodes: int = 1, **record: Any) -> None:
         """What a VM's own script writes when its container has ended."""

@@ -169,4 +169,4 @@ def test_a_secret_that_is_not_there_is_not_looked_for_elsewhere() -> None:
     said = "node 0: secret HF_TOKEN (projects/p/secrets/s/versions/latest) does not exist"
     found = of_end(failed(70), SPOT, said)
     assert (found.scope, found.kind, found.cause) == ("permanent", "unfit", said)
-    assert of_end(failed(70), SPOT, "node 0: 1 of 2 GPUs (l4) are visible").scope == "region+provisioning"
+    assert of_end(failed(70), SPOT, "node 0: found 1 of 2 GPUs (l4)").scope == "region+provisioning"

@@ -123,7 +123,7 @@ def test_two_nodes_preempted_with_their_run_in_a_bucket(
     assert 1 < check_told(ran, found) < STEPS, f"{middle} must be in the middle of the training on this machine"
     for node in (0, 1):
         said = b"".join(data for name, data in sorted(content.items()) if name.startswith(f"text/0001-000{node}-"))
-        assert b"stopped from outside after saving" in said
+        assert b"interrupted; checkpoint saved" in said
         assert said.rstrip().endswith(b"launch: done")
     assert any(name.startswith("logs/events.out.tfevents") for name in content)
     assert "this run finished on" in start(output, "99s").stderr

@@ -65,7 +65,7 @@ def test_preempted_it_goes_on_elsewhere_and_no_step_is_lost(site: Site) -> None:
     assert process.returncode == 0, err
     found = json.loads(out)
     assert (found["state"], found["zone"], found["results"]["steps"]) == ("SUCCEEDED", "us-central1-b", STEPS)
-    assert "Compute Engine preempts this VM" in err
+    assert "Compute Engine is preempting this VM" in err
     (left,) = [row for row in site.rows() if row.get("event") == "resumed"]
     before = [row["step"] for row in site.rows() if "event" not in row and row["step"] <= left["step"]]
     assert before == list(range(1, left["step"] + 1))  # all that was done is there, and was done once

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch_train.common.storage import GcsFolder
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def folder(self) -> GcsFolder:
-        return GcsFolder(str(self.plan.run_folder), world=World(self.clock, self.clock.advance))
+        return GcsFolder(str(self.plan.run_folder), world=RetryClock(self.clock, self.clock.advance))
 
     def ledger(self) -> BucketLedger:
         return BucketLedger(self.folder, self.time, self.said.append, project="my-project", region="us-central1")

@@ -13,7 +13,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder, LocalFolder
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.diagnosis import Diagnosis
 from launcher.errors import NotAuthorised, UsageError
@@ -47,7 +47,7 @@ def time(clock: FakeClock) -> Clock:
 @pytest.fixture
 def folder(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> GcsFolder:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    return GcsFolder(URL, world=World(clock, clock.advance))
+    return GcsFolder(URL, world=RetryClock(clock, clock.advance))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_of_two_that_note_an_end_at_once_one_holds(folder: GcsFolder, time: Cloc
             return found
 
     failed = Diagnosis(scope="permanent", kind="user", cause="exit 1")
-    held = BucketLedger(Late(URL, world=World(clock, clock.advance)), time).note_end(1, failed, "FAILED")
+    held = BucketLedger(Late(URL, world=RetryClock(clock, clock.advance)), time).note_end(1, failed, "FAILED")
     [entry] = BucketLedger(folder, time).entries()
     assert entry.end == held == other[0]
     assert held.kind == "succeeded"
@@ -228,7 +228,7 @@ def test_what_forbids_a_start_is_forgiven(ledger: BucketLedger, folder: GcsFolde
 
 
 def test_a_bucket_that_is_not_there(folder: GcsFolder, time: Clock, clock: FakeClock) -> None:
-    missing = GcsFolder("gs://not-there/runs/r", world=World(clock, clock.advance))
+    missing = GcsFolder("gs://not-there/runs/r", world=RetryClock(clock, clock.advance))
     with pytest.raises(UsageError) as told:
         BucketLedger(missing, time, project="my-project", region="us-east5").entries()
     assert told.value.hint == "gcloud storage buckets create gs://not-there --location=us-east5 --project=my-project"
@@ -256,7 +256,7 @@ def denied(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
             bucket = Bucket("my-bucket", denied=frozenset(f"storage.objects.{verb}" for verb in permissions))
             cloud = stack.enter_context(GoogleCloud(clock=clock, buckets=(bucket,)))
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-            return GcsFolder(URL, world=World(clock, clock.advance))
+            return GcsFolder(URL, world=RetryClock(clock, clock.advance))
 
         yield made
 

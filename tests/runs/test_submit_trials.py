@@ -14,7 +14,7 @@ import pytest
 from requests.adapters import HTTPAdapter
 
 from launch_train.common.storage import GcsFolder, client
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
@@ -94,7 +94,7 @@ class Trials:
     def ledger(self, plan: Plan, time: Clock, *, bucket: bool) -> Ledger:
         if not bucket:
             return MemoryLedger(time)
-        world = World(time.now, time.sleep, self.chance.random)
+        world = RetryClock(time.now, time.sleep, self.chance.random)
         return BucketLedger(GcsFolder(str(plan.run_folder), self.storage, world=world), time)
 
     def launch(self, plan: Plan, *, bucket: bool, vertex: Vertex | None = None, time: Clock | None = None) -> str:

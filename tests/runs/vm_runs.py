@@ -9,7 +9,7 @@ from typing import Any
 
 from launch_train.common import contract
 from launch_train.common.storage import GcsFolder
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launcher.backend.router import Services
 from launcher.clock import Clock
 from launcher.compute.backend import Vms
@@ -85,7 +85,7 @@ class VmSite:
 
     @property
     def folder(self) -> GcsFolder:
-        return GcsFolder(str(self.plan.run_folder), world=World(self.clock, self.clock.advance))
+        return GcsFolder(str(self.plan.run_folder), world=RetryClock(self.clock, self.clock.advance))
 
     @property
     def service(self) -> Services:
@@ -134,7 +134,9 @@ class VmSite:
         """As the VM's own startup script writes it."""
         known = {"reason": "", "name": vm.name, "zone": vm.zone, "started": self.clock() - 60, "ended": self.clock()}
         content = json.dumps({**known, **fields}).encode()
-        folder = GcsFolder(json.loads(vm.items["launch"])["run_folder"], world=World(self.clock, self.clock.advance))
+        folder = GcsFolder(
+            json.loads(vm.items["launch"])["run_folder"], world=RetryClock(self.clock, self.clock.advance)
+        )
         try:
             folder.write(contract.machine_end(vm.number), content, create=True)
         except FileExistsError:

@@ -47,7 +47,7 @@ What = Literal["parameters", "moments"]
 
 def main(base: Path) -> None:
     torch.set_num_threads(1)
-    consensus.APART_SECONDS = 0.0  # a run is over in less
+    consensus.VOTE_SECONDS = 0.0  # a run is over in less
     session = Session(base, process_group.join(os.environ))
     last = session.ranks.world - 1
     train(session, "same", CONFIG)

@@ -67,7 +67,7 @@ def patch() -> None:
     from launch_train.trainer import shutdown
     from launch_train.trainer import train as loop
 
-    consensus.APART_SECONDS = 0.0  # the run is over in less
+    consensus.VOTE_SECONDS = 0.0  # the run is over in less
     shutdown.PEER_SECONDS = 0.3  # type: ignore[attr-defined]  # a rank whose peer has failed gets less than the pause
     build, rate, evaluate, train = models.build, optimizer.learning_rate, loop.evaluate, Feed.train
 

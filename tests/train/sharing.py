@@ -90,7 +90,7 @@ class Session:
         assert self.ranks.store is not None
         store = PrefixStore(f"{name}/{generation}", self.ranks.store)
         env = {contract.RUN_FOLDER: str(self.base / name), contract.ATTEMPT: "1"}
-        return replace(self.ranks, store=store, meetings=itertools.count()), env | {
+        return replace(self.ranks, store=store, barriers=itertools.count()), env | {
             contract.GENERATION: str(generation)
         }
 
@@ -105,7 +105,7 @@ class Session:
         """Resume a copy of a run folder, and save at once what was read."""
         if self.ranks.rank == 0:
             shutil.copytree(self.base / source, self.base / name)
-        process_group.meet(self.ranks)
+        process_group.barrier(self.ranks)
         ranks, env = self.start(name, 5)
         run = setup(parse({**CONFIG, **config}), ranks, env)
         loop.warm_up(run)
@@ -113,12 +113,12 @@ class Session:
         assert run.saver is not None
         run.saver.save(run.state["step"], resume.to_save(run))
         run.sink.close()
-        process_group.meet(ranks)
+        process_group.barrier(ranks)
 
 
 def main(base: Path) -> None:
     torch.set_num_threads(1)
-    consensus.APART_SECONDS = 0.0  # a run is over in less
+    consensus.VOTE_SECONDS = 0.0  # a run is over in less
     session = Session(base, process_group.join(os.environ))
     with gained():
         runs(session)
@@ -157,7 +157,7 @@ def runs(session: Session) -> None:
 def copied(session: Session, source: str, name: str) -> None:
     if session.ranks.rank == 0:
         shutil.copytree(session.base / source, session.base / name)
-    process_group.meet(session.ranks)
+    process_group.barrier(session.ranks)
 
 
 @contextmanager

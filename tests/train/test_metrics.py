@@ -19,7 +19,7 @@ from launch_train import metrics
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import Buffer, GcsFolder, LocalFolder, open_storage
-from launch_train.telemetry import rows, upload_queue
+from launch_train.telemetry import metric_sink, rows, upload_queue
 from launch_train.telemetry.upload_queue import Direct
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Status
 
@@ -62,7 +62,7 @@ def test_a_second_start_under_the_same_numbers_goes_on_behind_the_first(tmp_path
 
 
 def test_rows_reach_the_folder_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.01)
     written, storage = threading.Event(), LocalFolder(tmp_path)
 
     class Watched(LocalFolder):
@@ -129,8 +129,8 @@ def test_which_values_of_a_row_were_no_numbers(row: dict[str, Any], lost: dict[s
 
 
 def test_a_folder_that_fails_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
-    monkeypatch.setattr(metrics, "QUEUE_BLOCKS", 2)
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(metric_sink, "QUEUE_BLOCKS", 2)
     out = parts(Broken(tmp_path))
 
     def train_for_ever() -> None:
@@ -301,7 +301,7 @@ def test_flush_means_that_the_rows_are_there(cloud: GoogleCloud, bucket: dict[st
         out.put([{"step": step}])
         assert out.flush(20)
         assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, step + 1))
-        assert time.monotonic() - began < metrics.FLUSH_SECONDS, "it pushes"
+        assert time.monotonic() - began < metric_sink.FLUSH_SECONDS, "it pushes"
     out.close()
     assert out.flush(1)
 
@@ -331,13 +331,13 @@ def test_nothing_wakes_while_no_row_comes() -> None:
             return item
 
     queue: Any = Queue()
-    assert metrics._collect(queue) == ([{"step": 1}, {"step": 2}], None)
+    assert metric_sink._next_rows(queue) == ([{"step": 1}, {"step": 2}], None)
     assert queue.limits[0] is None
-    assert metrics.FLUSH_SECONDS - 1 < queue.limits[2] <= queue.limits[1] <= metrics.FLUSH_SECONDS
+    assert metric_sink.FLUSH_SECONDS - 1 < queue.limits[2] <= queue.limits[1] <= metric_sink.FLUSH_SECONDS
 
 
 def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 60.0)
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 60.0)
     storage = LocalFolder(tmp_path)
     out = metrics.Parts(storage, Direct(storage), metrics.part_names({}, contract.monitor_part), seconds=0.01)
     out.put([{"time": 1.0}])
@@ -370,8 +370,8 @@ def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucke
 def test_no_outage_reaches_the_training(
     cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
-    monkeypatch.setattr(metrics, "LIST_SECONDS", 0.1)
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(metric_sink, "LIST_SECONDS", 0.1)
     monkeypatch.setattr(upload_queue, "SEND_SECONDS", 0.1)
     cloud.faults.down(until=clock() + 1)
     out = metrics.open_sink(bucket)
@@ -419,7 +419,7 @@ def test_parts_begin_after_those_that_are_there(cloud: GoogleCloud, bucket: dict
 def test_without_the_listing_no_row_is_lost(
     cloud: GoogleCloud, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "LIST_SECONDS", 0.1)
+    monkeypatch.setattr(metric_sink, "LIST_SECONDS", 0.1)
     cloud.faults.add(Fault("storage.objects.list", Status(503), times=None))
     GcsFolder(bucket[contract.RUN_FOLDER]).write(contract.metrics_part(1, 0, 0, 0), b"{}\n")
     out = metrics.open_sink(bucket, tensorboard=False)
@@ -429,21 +429,21 @@ def test_without_the_listing_no_row_is_lost(
 
 
 def test_a_bucket_that_is_not_there_is_said_at_once(bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.001)
+    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 0.001)
     out = metrics.open_sink({**bucket, contract.RUN_FOLDER: "gs://no-such-bucket/r"}, tensorboard=False)
     out.put([{"step": 1}])
     assert not out.flush(20)
-    with pytest.raises(OutputError, match="there is no bucket no-such-bucket"):
+    with pytest.raises(OutputError, match="bucket no-such-bucket does not exist"):
         out.put([{"step": 2}])
-    with pytest.raises(OutputError, match="there is no bucket no-such-bucket"):
+    with pytest.raises(OutputError, match="bucket no-such-bucket does not exist"):
         out.close()
 
 
 def test_what_a_killed_script_had_put_is_swept(cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str]) -> None:
     cloud.faults.down(until=clock() + 1)
     code = (
-        "import os, signal; from launch_train import metrics\n"
-        "metrics.FLUSH_SECONDS = 0.001; metrics.LIST_SECONDS = 0.1\n"
+        "import os, signal; from launch_train import metrics; from launch_train.telemetry import metric_sink\n"
+        "metric_sink.FLUSH_SECONDS = 0.001; metric_sink.LIST_SECONDS = 0.1\n"
         "for step in range(1, 101): metrics.log(step, loss=1 / step)\n"
         "sink = metrics._default(); sink.flush(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

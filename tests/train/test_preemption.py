@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 HOOK = """
 import os, signal, time
 import launch_train.distributed.consensus, launch_train.performance.optimizer, launch_train.trainer.build
-launch_train.distributed.consensus.APART_SECONDS = 0.0  # the run is over in less
+launch_train.distributed.consensus.VOTE_SECONDS = 0.0  # the run is over in less
 real = launch_train.performance.optimizer.learning_rate
 def learning_rate(step, *rest):
     if step > int(os.environ['STOP_AT']):

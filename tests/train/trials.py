@@ -72,7 +72,7 @@ def waiting_for_saves(then: Callable[[Run], None] = lambda _run: None) -> Iterat
 
     def train_step(run: Run) -> None:
         real(run)
-        while run.saver and run.saver._busy():
+        while run.saver and run.saver._is_saving():
             time.sleep(0.01)
         then(run)
 

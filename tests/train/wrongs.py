@@ -15,12 +15,12 @@ SETTINGS: dict[str, Wrong] = {
     "key": Wrong(
         "an unknown setting",
         {"steps_": 3},
-        "run.config can't be used: steps_: is no setting; did you mean steps?",
+        "invalid run.config: steps_: unknown setting; did you mean steps?",
     ),
     "scheme": Wrong(
         "data in a bucket of another cloud",
         {"data": "s3://bucket/data"},
-        "run.config can't be used: data: 's3://bucket/data' can't be used; it must be python-stdlib, synthetic, …",
+        "invalid run.config: data: invalid value 's3://bucket/data'; must be python-stdlib, synthetic, …",
     ),
     "batch": Wrong(
         "a batch size that the processes don't divide",
@@ -54,13 +54,13 @@ MODELS: dict[str, Wrong] = {
     "module": Wrong(
         "a missing module",
         {**OWN, "model": "nowhere.model:build"},
-        "model: nowhere.model:build: there is no module nowhere in {here}, and none is installed",
+        "model: nowhere.model:build: no module nowhere in {here}, and none is installed",
     ),
     "lacking": Wrong(
         "a module that imports a missing package",
         {**OWN, "model": "lacking:build"},
         "model: lacking:build can't be imported at lacking.py:1: ModuleNotFoundError: No module named "
-        "'no_such_package'; image.requirements is where it belongs if no_such_package is a package",
+        "'no_such_package'; if no_such_package is a package, add it to image.requirements",
     ),
     "syntax": Wrong(
         "a module with a syntax error",
@@ -95,7 +95,7 @@ MODELS: dict[str, Wrong] = {
     "loss": Wrong(
         "a loss that isn't a function",
         {**OWN, "loss": "mine:constant"},
-        "loss: mine:constant: mine.py: constant is no function, but int",
+        "loss: mine:constant: mine.py: constant is not a function (type: int)",
     ),
     "forward-raises": Wrong(
         "a forward pass that fails",
@@ -184,7 +184,8 @@ FOLDERS: dict[str, Wrong] = {
     "gpus": Wrong(
         "GPUs that the installed PyTorch can't use",
         {},
-        "this node has 8 GPUs (nvidia-smi), but torch … can't use them: it is built without CUDA or for a newer driver",
+        "this node has 8 GPUs (nvidia-smi), but torch … can't use them: "
+        "it was built without CUDA, or for a newer driver",
         Exit.UNFIT,
         1,
         env={"LAUNCH_VISIBLE_GPUS": "8"},
@@ -192,8 +193,8 @@ FOLDERS: dict[str, Wrong] = {
     "another-run": Wrong(
         "a run folder with another run's checkpoint",
         {},
-        "{run} belongs to another spec: model was {…}. Set it back to go on, or begin a new run (--new, or another "
-        "name)",
+        "{run} belongs to another spec: model was {…}. Change it back to resume, or start a fresh run (--new, or "
+        "another name)",
         before={"LAUNCH_CONFIG": json.dumps({**USUAL, "model": {**GPT, "n_embd": 4}})},
     ),
     "another-code": Wrong(

@@ -1,1 +1,1 @@
-"""The containerised trainer: one process a GPU, started by `launch_train.node` on each machine."""
+"""The package in the container: the node agent (`launch_train.node`), the built-in trainer and the API for scripts."""

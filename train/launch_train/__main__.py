@@ -1,5 +1,7 @@
-"""One process of a run: `torchrun … -m launch_train`, or `python -m launch_train` alone. Its settings are JSON in
-LAUNCH_CONFIG."""
+"""Run one process of the built-in trainer: `torchrun … -m launch_train`, or `python -m launch_train` alone.
+
+Its settings are JSON in LAUNCH_CONFIG.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +15,50 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import ConfigError, UsageError
-from launch_train.common.process_exit import done, leave
+from launch_train.common.process_exit import leave, run_program
 
 if TYPE_CHECKING:
     from launch_train.distributed.process_group import Ranks
 
 
 def main() -> NoReturn:
-    """Settings are checked before torch, which takes seconds to load."""
+    """Train. The settings are checked before torch is imported, which takes seconds."""
     rank = int(os.environ.get("RANK") or 0)
     ranks: Ranks | None = None
 
     def work() -> NoReturn:
         nonlocal ranks
         config = parse(read_config(os.environ.get(contract.CONFIG) or "{}"))
-        with without_garbage():
+        with garbage_collection_paused():
             from launch_train.distributed import process_group
             from launch_train.trainer import train
         ranks = process_group.join(os.environ)
         train.train(config, ranks, os.environ)
         process_group.finish(ranks)
 
-    leave(done("train", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
+    leave(run_program("train", work, lambda error: _should_report(ranks, rank, error)), rank=rank)
 
 
-def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
-    """Whether this rank prints its error. What is wrong in the config is so on all ranks, and told without torch; which
-    may be what can't be loaded."""
+def _should_report(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
+    """Return whether this rank prints the error.
+
+    Before the ranks are joined, a UsageError is the same on all of them, so rank 0 alone prints it. This must work
+    without torch, whose import may be what failed.
+    """
     if ranks is None:
         return rank == 0 or not isinstance(error, UsageError)
     from launch_train.distributed import process_group
 
-    return process_group.speaks(ranks, error)
+    return process_group.should_report(ranks, error)
 
 
 @contextmanager
-def without_garbage() -> Iterator[None]:
-    """Imports make a million objects that stay. To look for garbage among them takes a fifth of their time, and later,
-    again and again, a tenth of a second in which the other ranks wait for this one."""
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause garbage collection, then exempt all objects that exist by then from it.
+
+    Imports create about a million objects that stay. Collecting among them takes a fifth of the import time, and later
+    a tenth of a second at a time, while the other ranks wait for this one.
+    """
     gc.disable()
     try:
         yield
@@ -60,7 +68,7 @@ def without_garbage() -> Iterator[None]:
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """LAUNCH_CONFIG. Raises ConfigError if it isn't a JSON object."""
+    """Parse LAUNCH_CONFIG. Raises ConfigError if it isn't a JSON object."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Checkpoints for programs of your own: to read one anywhere (`load`), and to save and go on.
+"""Checkpoints for custom scripts: load one anywhere (`load`), or save and resume in a training script.
 
-A script saves and goes on in a few lines, under torchrun or not; without a run folder they do nothing:
+A script needs a few lines, under torchrun or not; without a run folder they do nothing:
 
-    from train import checkpoint
+    from launch_train import checkpoint
     state = {"model": model, "optimizer": optimizer}
     for step in range(checkpoint.restore(state) + 1, steps + 1):
         ...
@@ -11,7 +11,7 @@ A script saves and goes on in a few lines, under torchrun or not; without a run 
         if checkpoint.preempted():
             checkpoint.leave()
 
-torch is loaded with the first call that needs it. `launch_train.checkpointing.manifest` says what a checkpoint is.
+torch is imported by the first call that needs it. The format is documented in `launch_train.checkpointing.manifest`.
 """
 
 from __future__ import annotations
@@ -35,35 +35,38 @@ __all__ = ["CheckpointError", "due", "leave", "load", "preempted", "restore", "s
 
 
 def load(url: str, step: int | None = None) -> dict[str, Any]:
-    """A checkpoint's whole state for a program of your own: `load(RUN_FOLDER)["model"]` is the model's state_dict, and
-    `["ranks"]` has what was each rank's own.
+    """Return the complete state of a checkpoint: the newest valid one, or that of `step`.
 
-    The newest valid one, or that of `step`. Raises CheckpointError if there is none, or what there is is damaged,
-    UsageError if another version of launch wrote it, and OutputError if the storage can't be read.
+    `load(RUN_FOLDER)["model"]` is the model's state_dict; `["ranks"]` lists the per-rank values (`own`) of each rank.
+
+    Raises CheckpointError if no such checkpoint exists or all of them are damaged, UsageError if another version of
+    launch wrote it, and OutputError if the storage can't be read.
     """
     storage = open_storage(url)
-    wanted = [name for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")) if _is_of(name, step)]
-    reasons = [] if wanted else ["there is none"]
+    wanted = [
+        name for name in manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/")) if _has_step(name, step)
+    ]
+    reasons = [] if wanted else ["none exists"]
     for name in wanted:
         try:
-            return _loaded(storage, manifests.read(storage, name))
+            return _load_state(storage, manifests.read(storage, name))
         except CheckpointError as error:
             reasons.append(str(error))
     which = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"{storage.url} has no usable {which}: {'; '.join(reasons)}")
 
 
-def _loaded(storage: Storage, manifest: Manifest) -> dict[str, Any]:
-    from launch_train.api.encoding import decoded
-    from launch_train.checkpointing.partition import joined
-    from launch_train.distributed.dtensor import wholes
+def _load_state(storage: Storage, manifest: Manifest) -> dict[str, Any]:
+    from launch_train.api.encoding import decode
+    from launch_train.checkpointing.partition import join
+    from launch_train.distributed.dtensor import full_tensors
 
     with tempfile.TemporaryDirectory(prefix="launch-checkpoint-") as folder:
         saved = reader.read_all(manifest.folder, reader.fetch(storage, manifest, Path(folder)))
-        state: dict[str, Any] = joined(wholes(saved), saved[0]["rest"])  # copies: the files go
+        state: dict[str, Any] = join(full_tensors(saved), saved[0]["rest"])  # copies, as the files are deleted
         own = [copy.deepcopy(shard["own"]) for shard in saved]
     try:
-        whole: dict[str, Any] = decoded(state) | {"ranks": decoded(own)}
+        whole: dict[str, Any] = decode(state) | {"ranks": decode(own)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{manifest.folder} is not a launch checkpoint: {type(error).__name__}: {error}"
@@ -71,12 +74,12 @@ def _loaded(storage: Storage, manifest: Manifest) -> dict[str, Any]:
     return whole
 
 
-def _is_of(name: str, step: int | None) -> bool:
+def _has_step(name: str, step: int | None) -> bool:
     match = contract.MANIFEST.match(name)
     return step is None or (match is not None and int(match["step"]) == step)
 
 
-# --- A script of your own: launch_train.api.session does the work
+# --- For a training script; the implementation is launch_train.api.session
 # --------------------------------------------------------
 
 
@@ -88,16 +91,17 @@ def restore(
     keep_last: int = 3,
     keep_every: int = 0,
 ) -> int:
-    """Bring `state` and the random generators to the run's newest checkpoint. Returns its step: 0 in a new run.
+    """Load the run's newest checkpoint into `state` and the random generators. Returns its step, 0 for a new run.
 
-    What has `state_dict` and `load_state_dict` is changed in place, inside DDP and torch.compile; any other value
-    (numbers, text, bytes, tensors, NumPy arrays, lists and dicts of them) is put into `state`. That is the same on all
-    ranks; `own` is what each rank has for itself, and stays as it is if the run had another number of ranks.
-    `minutes`, `keep_last` and `keep_every` are as in run.config's `checkpoint`. Call it once, on all ranks, last before
-    the loop. Without a run folder it does nothing.
+    Objects with `state_dict` and `load_state_dict` are changed in place, also inside DDP and torch.compile. Other
+    values (numbers, text, bytes, tensors, NumPy arrays, and lists and dicts of them) are replaced in `state`. `state`
+    is the same on all ranks. `own` holds per-rank values; it is left unchanged if the number of ranks has changed.
+    `minutes`, `keep_last` and `keep_every` are as in run.config's `checkpoint`. Call it once, on all ranks, directly
+    before the training loop. Without a run folder it does nothing.
 
-    A state that can't be saved, differs between the ranks (see `save`) or doesn't fit the checkpoint, a run that was
-    taken over and a run folder that can't be used end the process in one line, with their exit codes.
+    The process exits with a one-line error and its exit code if the state can't be saved, differs between the ranks
+    (see `save`) or doesn't match the checkpoint, if another start has taken over the run, or if the run folder can't be
+    used.
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return 0
@@ -108,8 +112,10 @@ def restore(
 
 
 def due(step: int) -> bool:
-    """Whether to save now: the interval is over, or the machine is to go. All ranks call it after the same steps, and
-    are told the same."""
+    """Return whether to save now: the interval has passed, or the machine is being preempted.
+
+    All ranks must call it after the same steps; all get the same answer.
+    """
     if not os.environ.get(contract.RUN_FOLDER):
         return False
     from launch_train.api import session
@@ -119,12 +125,14 @@ def due(step: int) -> bool:
 
 
 def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, wait: bool = False) -> None:
-    """Save `state`, and each rank's `own`, as they are after `step`, on all ranks. The values are copied now and
-    written by a thread; with `wait`, and once the machine is to go, it returns when they are durable.
+    """Save `state`, and each rank's `own`, as the checkpoint of `step`. All ranks must call it.
 
-    The ranks compare names, types, shapes and dtypes first. Where they differ in a number, text, bytes or a tensor
-    without dimensions, rank 0's is saved and a line says so once. Other differences, a value that a checkpoint can't
-    hold and a step behind the newest end all ranks in one line, with exit code 2.
+    The values are copied now and written by a thread. With `wait`, and once the machine is being preempted, it returns
+    when they are durable.
+
+    The ranks first compare names, types, shapes and dtypes. Where they differ in a number, text, bytes or a
+    zero-dimensional tensor, rank 0's value is saved and a line says so once. Any other difference, a value that a
+    checkpoint can't hold, and a step before the newest one end all ranks with a one-line error and exit code 2.
     """
     if not os.environ.get(contract.RUN_FOLDER):
         return
@@ -134,7 +142,7 @@ def save(step: int, state: Mapping[str, Any], *, own: Mapping[str, Any] | None =
 
 
 def preempted() -> bool:
-    """Whether the last `due` said that the machine is to go: the same on all ranks."""
+    """Return whether the last `due` reported a preemption: the same on all ranks."""
     if not os.environ.get(contract.RUN_FOLDER):
         return False
     from launch_train.api import session
@@ -143,7 +151,7 @@ def preempted() -> bool:
 
 
 def leave() -> NoReturn:
-    """End this process as preempted (exit code 75): another start goes on from what was saved."""
+    """Exit as preempted (exit code 75); the next start resumes from the newest checkpoint."""
     from launch_train.api import session
 
-    session.go()
+    session.leave_preempted()

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from launch_train.common.faults import PEER, explained
+from launch_train.common.faults import PEER, with_gpu_hint
 
 ERROR = re.compile(r"(\[rank\d+\]: )?(?P<text>[A-Za-z_][\w.]*(Error|Exception)(:.*)?)$")
 """The last line of a Python traceback; torch prefixes the rank once the process group exists."""
@@ -19,7 +19,7 @@ TRAINER = re.compile(r"train: (?P<text>.+)$")
 """The trainer's messages; the last one before a deliberate end is its reason."""
 
 NOTICE = re.compile(
-    r"waits for a peer|the run goes on|is tried again|takes objects again|can't be removed|does not wait for them"
+    r"waits for a peer|training continues|is tried again|takes objects again|can't be removed|does not wait for them"
     r"|figures are written|is not looked at|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
     r"|train: warning: "
 )
@@ -37,7 +37,7 @@ FAILED = re.compile(r"launch: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
 """The last line of argparse, before exit code 2."""
 
-BY_ITSELF = "(its own lines say why)"
+BY_ITSELF = "see the error above"
 """In a node's reason: the trainer exited deliberately and said why (train/launch_train/node/exit_status.py)."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
@@ -86,7 +86,7 @@ class LinePrinter:
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
-            if line.startswith("launch: ") and "; starting again (" in line:
+            if line.startswith("launch: ") and "; restarting (" in line:
                 self.restarts += 1
                 self.reset()
             else:
@@ -110,4 +110,4 @@ class LinePrinter:
             kind = "refused"
         else:
             return
-        self._seen.setdefault(kind, Cause(replica, explained(found["text"])))
+        self._seen.setdefault(kind, Cause(replica, with_gpu_hint(found["text"])))

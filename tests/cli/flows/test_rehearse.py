@@ -83,11 +83,11 @@ def test_the_page_tells_the_image(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 ENDED = "launch: node 0: exit code 1; failed once without a new checkpoint (exit code 1)"
-ON_PURPOSE = "launch: node 0: the config or the code can't work (its own lines say why) (exit code 2)"
+ON_PURPOSE = "launch: node 0: invalid config or code; see the error above (exit code 2)"
 GLOO = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 LOST = "launch: node 1: no word for 60 s (exit code 1)"
 CRASH = "launch: rank 1 failed first: SIGSEGV (crash in native code)"
-ABORT = "launch: rank 1 failed first: SIGABRT (native code gave up)"
+ABORT = "launch: rank 1 failed first: SIGABRT (abort in native code)"
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ ABORT = "launch: rank 1 failed first: SIGABRT (native code gave up)"
         ([GLOO, ABORT, ENDED], ABORT.removeprefix("launch: ")),
         ([GLOO, LOST], "node 1: no word for 60 s"),
         (
-            ["OldError: 1", "launch: node 0: exit code 1; starting again (1 of 3 since …)", "NewError: 2"],
+            ["OldError: 1", "launch: node 0: exit code 1; restarting (1 of 3 since …)", "NewError: 2"],
             "NewError: 2",
         ),
         (["train: warning: step 3: loss is nan", LOST], "node 1: no word for 60 s"),
         (["work.py: error: unrecognized arguments: --x", ON_PURPOSE], "unrecognized arguments: --x"),
         (
-            ["launch: 2 ranks failed alike: KeyError: 'x' (work.py:3)", ABORT, ENDED],
+            ["launch: 2 ranks failed: KeyError: 'x' (work.py:3)", ABORT, ENDED],
             "KeyError: 'x' (work.py:3)",
         ),
         (["launch: rank 1 failed: ValueError: bad (a.py:3)", GLOO, ENDED], "ValueError: bad (a.py:3)"),

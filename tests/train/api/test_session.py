@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from launch_train import checkpoint
 from launch_train.api import encoding, state_dict
-from launch_train.checkpointing.partition import joined, split
+from launch_train.checkpointing.partition import join, split
 from launch_train.common import contract, heartbeat
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
@@ -205,8 +205,8 @@ def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "code", "line"),
     [
-        ("c.due(1)", 2, "train: checkpoint.restore comes first"),
-        ("c.restore({}); c.restore({})", 2, "train: checkpoint.restore comes once"),
+        ("c.due(1)", 2, "train: call checkpoint.restore first"),
+        ("c.restore({}); c.restore({})", 2, "train: call checkpoint.restore once"),
         ("c.restore({'a/b': 1})", 2, "train: 'a/b' can't be a name in a checkpoint"),
         ("c.restore({}); c.save(1, {'a': [object()]})", 2, "train: state['a'][0] is a object, which a checkpoint"),
         ("c.restore([])", 2, "train: a checkpoint's state must be a dict by name"),
@@ -224,7 +224,9 @@ def test_a_state_that_is_not_the_checkpoints(tmp_path: Path) -> None:
     assert run(PLAIN, tmp_path / "run").code == 0
     done = run("from launch_train import checkpoint as c\nc.restore({'model': 1})", tmp_path / "run", 1)
     assert done.code == 2
-    assert done.err.startswith("train: checkpoints/step-00000003/0001-0000 doesn't fit this script: it has no 'model'")
+    assert done.err.startswith(
+        "train: checkpoints/step-00000003/0001-0000 doesn't match this script: it has no 'model'"
+    )
 
 
 def test_a_run_of_the_trainer_is_no_scripts(tmp_path: Path, one_thread: None) -> None:
@@ -238,7 +240,7 @@ def test_a_run_of_the_trainer_is_no_scripts(tmp_path: Path, one_thread: None) ->
 def test_ranks_without_a_process_group_are_told(tmp_path: Path) -> None:
     done = run(PLAIN, tmp_path / "run", more={"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
     assert done.code == 2
-    assert done.err.startswith("train: checkpoint.restore comes after torch.distributed.init_process_group")
+    assert done.err.startswith("train: call checkpoint.restore after torch.distributed.init_process_group")
 
 
 def test_other_nodes_read_and_leave_saving_to_the_first(tmp_path: Path) -> None:
@@ -306,11 +308,11 @@ trees = st.recursive(leaves, lambda t: st.one_of(st.lists(t), st.dictionaries(ke
 @given(trees)
 def test_any_values_come_back(tree: Any) -> None:
     file = __import__("io").BytesIO()
-    parts = split({"it": encoding.encoded(tree)})
+    parts = split({"it": encoding.encode(tree)})
     torch.save(parts._asdict(), file)
     file.seek(0)
     read = torch.load(file, weights_only=True)
-    assert_same(encoding.decoded(joined(read["tensors"], read["rest"]))["it"], tree)
+    assert_same(encoding.decode(join(read["tensors"], read["rest"]))["it"], tree)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -331,15 +333,15 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("value", [np.float32(0.1), np.int64(3), np.bool_(True), float("nan"), 2**127, 1j])
 def test_single_numbers_keep_their_type(value: Any) -> None:
-    back = encoding.decoded(encoding.encoded(value))
+    back = encoding.decode(encoding.encode(value))
     assert type(back) is type(value)
     assert repr(back) == repr(value)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([object()]), np.zeros(2, "f4,i4"), Path("x"), open])
 def test_what_a_checkpoint_cannot_hold_is_refused_when_it_is_saved(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"state\['a'\]\[1\] is a .*, which a checkpoint can't hold"):
-        encoding.encoded([0, value], "state['a']")
+    with pytest.raises(UsageError, match=r"state\['a'\]\[1\] is a .*, which a checkpoint can't store"):
+        encoding.encode([0, value], "state['a']")
 
 
 def test_rows_of_the_script_are_there(whole: dict[int, Path]) -> None:

@@ -88,7 +88,7 @@ def test_what_passes_by_itself_is_not_even_noticed(
     bucket.faults.add(fault)
     train(RUN, checkpoint=OFTEN)
     assert bucket.faults.used[fault] == fault.times
-    assert "was not written" not in capsys.readouterr().err
+    assert "checkpoint of step" not in capsys.readouterr().err
     assert checkpoint.load(RUN)["loop"]["step"] == STEPS
 
 
@@ -101,7 +101,7 @@ def test_a_save_that_fails_costs_a_line_and_not_the_run(
         train(RUN, checkpoint=OFTEN)
     err = capsys.readouterr().err
     assert bucket.faults.used[fault] == 6
-    assert "train: the checkpoint of step 1 was not written: gs://my-bucket/runs/one/checkpoints/step-00000001" in err
+    assert "train: checkpoint of step 1 failed: gs://my-bucket/runs/one/checkpoints/step-00000001" in err
     assert "the run goes on" in err
     assert checkpoint.load(RUN)["loop"]["step"] == STEPS
     assert not [name for name in names(bucket) if "step-00000001/" in name]
@@ -114,7 +114,7 @@ def test_training_does_not_wait_for_a_slow_bucket(bucket: GoogleCloud, monkeypat
 
     def counted(run: Any) -> None:
         real(run)
-        beside.append(run.saver._busy())
+        beside.append(run.saver._is_saving())
 
     monkeypatch.setattr(loop, "train_step", counted)
     train(RUN, steps=400, eval={"every": 0}, checkpoint=OFTEN)
@@ -152,13 +152,13 @@ def test_a_checkpoint_does_not_wait_for_rows_for_ever(
 
     with waiting_for_saves(enough), pytest.raises(RuntimeError, match="enough"):
         train(RUN, checkpoint=OFTEN)
-    assert "the rows up to step 1 are not in the run folder yet" in capsys.readouterr().err
+    assert "the metrics up to step 1 are not in the run folder yet" in capsys.readouterr().err
     assert checkpoint.load(RUN)["loop"]["step"] >= 1
 
 
 def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest is there: that is what counts. Its pointer gets what is left of the time."""
-    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 2.0)
+    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 2.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="LATEST", times=None, after=1))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit):
@@ -169,7 +169,7 @@ def test_a_pointer_that_stalls_does_not_hold_a_preemption(bucket: GoogleCloud, m
 
 def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the save before hangs in the network: the one of the preemption doesn't wait for it."""
-    monkeypatch.setattr("launch_train.checkpointing.async_saver.GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr("launch_train.checkpointing.async_saver.CANCEL_SECONDS", 0.2)
     bucket.faults.add(Fault("storage.objects.insert", Slow(4.0), name=r"step-00000001/.*part", times=1))
     began = time.monotonic()
     with trials.sigterm_after(3), pytest.raises(PreemptedError):
@@ -181,7 +181,7 @@ def test_a_save_under_way_is_given_up_in_time(bucket: GoogleCloud, monkeypatch: 
 def test_a_preempted_run_whose_rows_do_not_arrive_is_saved_all_the_same(
     bucket: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 3.0)
+    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 3.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="metrics/", times=None))
     with trials.sigterm_after(9), pytest.raises(PreemptedError):
         train(RUN)
@@ -214,7 +214,7 @@ def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
 ) -> None:
     with trials.sigterm_after(3), pytest.raises(PreemptedError):
         train(RUN)
-    monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 1.0)
+    monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 1.0)
     bucket.faults.add(Fault("storage.objects.insert", Status(503), name="step-00000010/", times=None))
     began = time.monotonic()
     with trials.sigterm_after(9), pytest.raises(SystemExit) as stopped:
@@ -240,7 +240,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     with waiting_for_saves(room):
         train(folder, generation=1, checkpoint=OFTEN)
     err = capsys.readouterr().err
-    assert "the checkpoint of step 7 was not written" in err
+    assert "checkpoint of step 7 failed" in err
     assert "No space left on device" in err or "the disk is full" in err
     assert checkpoint.load(str(folder))["loop"]["step"] == STEPS
 

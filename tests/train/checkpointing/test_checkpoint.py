@@ -19,7 +19,7 @@ from launch_train.checkpointing import loader, multipart_writer, retention
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
 from launch_train.checkpointing.multipart_writer import CancelledError
-from launch_train.checkpointing.partition import joined, shared_out, split
+from launch_train.checkpointing.partition import assign_to_ranks, join, split
 from launch_train.common import contract
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
@@ -46,7 +46,7 @@ def write(
     """A checkpoint as the ranks of a run would write it."""
     tensors, rest = split(state)
     shards = []
-    for rank, paths in enumerate(shared_out(tensors, world, ())):
+    for rank, paths in enumerate(assign_to_ranks(tensors, world, ())):
         content = {"tensors": {path: tensors[path] for path in paths}, "own": {"rank": rank}}
         content |= {"rest": rest} if rank == 0 else {}
         folder = contract.checkpoint_folder(step, start)
@@ -83,7 +83,7 @@ def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     for step, start in ((7, "0001-0000"), (7, "0001-0003"), (9, "0001-0001"), (3, "0002-0000")):
         write(storage, {"loop": {"step": step, "start": start}}, step=step, start=start)
-    names = manifests.listed(storage.list())
+    names = manifests.manifest_names(storage.list())
     assert [name.split("/")[1:3] for name in names] == [
         ["step-00000009", "0001-0001"],
         ["step-00000007", "0001-0003"],
@@ -252,7 +252,7 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path) -> None:
 def test_a_run_of_another_kind_is_not_resumed(tmp_path: Path, about: dict[str, Any]) -> None:
     """Its checkpoints may be whole; what it says of itself is nothing that a run of ours could be held against."""
     with pytest.raises(UsageError) as caught:
-        loader.refuse_another(about, {"config": dict.fromkeys((*loader.FIXED, "data"), 1)}, "gs://b/run")
+        loader.require_same_run(about, {"config": dict.fromkeys((*loader.FIXED, "data"), 1)}, "gs://b/run")
     assert "gs://b/run" in str(caught.value)
 
 
@@ -341,19 +341,19 @@ def test_tied_weights_are_written_once() -> None:
     weight = torch.ones(4, 4)
     tensors, rest = split({"a": weight, "b": {"c": weight}, "d": weight[:2], "e": torch.ones(4, 4)})
     assert set(tensors) == {"a", "d", "e"}
-    back = joined(tensors, rest)
+    back = join(tensors, rest)
     assert back["a"] is back["b"]["c"]
 
 
 def test_shares_are_balanced_and_buffers_are_the_first_ranks() -> None:
     tensors = {f"model/{n}": torch.zeros(100 - n) for n in range(40)} | {"model/mean": torch.zeros(500)}
-    shares = shared_out(tensors, 4, {"model/mean"})
+    shares = assign_to_ranks(tensors, 4, {"model/mean"})
     assert sorted(path for share in shares for path in share) == sorted(tensors)
     assert "model/mean" in shares[0]
     sizes = [sum(tensors[path].numel() for path in share if path != "model/mean") for share in shares]
     assert max(sizes) - min(sizes) <= 100
     del tensors["model/mean"]  # a rank that doesn't have it shares the rest out alike
-    assert shared_out(tensors, 4, {"model/mean"})[1:] == shares[1:]
+    assert assign_to_ranks(tensors, 4, {"model/mean"})[1:] == shares[1:]
 
 
 ONE, TWO = "0001-0000", "0001-0001"
@@ -374,26 +374,26 @@ def test_what_is_kept(there: list[tuple[int, str]], last: int, every: int, goes:
         for step, start in there
         for name in ("manifest.json", "rank-00000-0000.part")
     ]
-    doomed = retention.expendable([*names, contract.LATEST], 9, TWO, last=last, every=every)
+    doomed = retention.folders_to_remove([*names, contract.LATEST], 9, TWO, last=last, every=every)
     assert doomed == sorted(contract.checkpoint_folder(step, start) for step, start in goes)
 
 
 def test_what_was_left_unfinished_goes_and_what_a_later_start_writes_stays() -> None:
     folders = {start: contract.checkpoint_folder(9, start) for start in (ONE, TWO, "0002-0000")}
     names = [f"{folder}/rank-00000-0000.part" for folder in folders.values()]
-    assert retention.expendable(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
+    assert retention.folders_to_remove(names, 9, TWO, last=3, every=0) == [folders[ONE], folders[TWO]]
 
 
 def test_a_broken_one_beyond_the_newest_does_not_push_a_good_one_out() -> None:
     """Step 300 was passed over, the run went on behind 200 and has saved 250: with one to keep, that is 250."""
     names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, ONE), (250, TWO))]
-    gone = retention.expendable(names, 250, TWO, last=1, every=0)
+    gone = retention.folders_to_remove(names, 250, TWO, last=1, every=0)
     assert gone == [contract.checkpoint_folder(200, ONE), contract.checkpoint_folder(300, ONE)]
 
 
 def test_what_a_later_start_saved_is_not_ours_to_remove() -> None:
     names = [contract.manifest(step, start) for step, start in ((200, ONE), (300, TWO))]
-    assert retention.expendable(names, 200, ONE, last=1, every=0) == []
+    assert retention.folders_to_remove(names, 200, ONE, last=1, every=0) == []
 
 
 def test_the_manifest_says_all_in_plain_json(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from launch_train.checkpointing.interval import FIRST_SECONDS, Interval, chosen, expected_between, young
+from launch_train.checkpointing.interval import (
+    FIRST_SECONDS,
+    Interval,
+    expected_between,
+    from_settings,
+    young_interval,
+)
 from launch_train.common import contract
 from launch_train.common.config import parse
 
@@ -18,7 +24,7 @@ def test_youngs_interval_loses_least() -> None:
     def lost(seconds: float) -> float:
         return cost / seconds + seconds / 2 / between
 
-    best = young(cost, between)
+    best = young_interval(cost, between)
     assert best == pytest.approx(200.8, rel=1e-3)
     assert all(lost(best) < lost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
 
@@ -26,7 +32,7 @@ def test_youngs_interval_loses_least() -> None:
 @pytest.mark.parametrize(("minutes", "seconds"), [("auto", FIRST_SECONDS), ("off", math.inf), (10, 600.0), (0.5, 30.0)])
 def test_what_the_config_says(minutes: object, seconds: float) -> None:
     settings = parse({"checkpoint": {"minutes": minutes}}).checkpoint
-    assert chosen(settings, {}).seconds == seconds
+    assert from_settings(settings, {}).seconds == seconds
 
 
 def test_auto_is_short_for_its_section() -> None:
@@ -35,7 +41,7 @@ def test_auto_is_short_for_its_section() -> None:
 
 
 def test_launch_tells_how_often_machines_are_interrupted() -> None:
-    one = chosen(parse({}).checkpoint, {contract.MTBF: "8"})
+    one = from_settings(parse({}).checkpoint, {contract.MTBF: "8"})
     assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
         "a checkpoint every 2.83 min: one costs 0.5 s of training, and an interruption is expected every 8 h "
         "(Young's rule)"

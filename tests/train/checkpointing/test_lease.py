@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.checkpointing import lease
-from launch_train.checkpointing.lease import Fence, next_start
+from launch_train.checkpointing.lease import Lease, next_start
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, SupersededError
 from launch_train.common.storage import LocalFolder
@@ -16,14 +16,14 @@ from launch_train.common.storage import LocalFolder
 
 def test_a_later_start_takes_over_and_keeps_the_pointer(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    first = Fence(storage, "0001-0000")
+    first = Lease(storage, "0001-0000")
     first.advance(10, "manifest")
-    second = Fence(storage, "0001-0001")
+    second = Lease(storage, "0001-0001")
     held, _ = lease.read(storage)
     assert (held["start"], held["step"], held["manifest"]) == ("0001-0001", 10, "manifest")
-    with pytest.raises(SupersededError, match="attempt 0001, generation 0001 has taken this run over"):
+    with pytest.raises(SupersededError, match="attempt 0001, generation 0001 has taken over this run"):
         first.check()
-    with pytest.raises(SupersededError, match=r"this start \(0001-0000\) leaves it alone"):
+    with pytest.raises(SupersededError, match=r"this start \(0001-0000\) exits"):
         first.advance(20, "other")
     second.check()
     second.advance(30, "its own")
@@ -38,13 +38,13 @@ def test_a_swap_that_only_seemed_to_fail_is_no_other_start(tmp_path: Path) -> No
             super().swap(name, data, version)
             raise OutputError("no answer")
 
-    mine = Fence(LocalFolder(tmp_path), "0001-0000")
+    mine = Lease(LocalFolder(tmp_path), "0001-0000")
     with pytest.raises(OutputError):
         mine.advance(10, "manifest", Deaf(tmp_path))
     mine.check()
     mine.advance(20, "next")
     assert lease.read(LocalFolder(tmp_path))[0]["step"] == 20
-    again = Fence(LocalFolder(tmp_path), "0001-0001")
+    again = Lease(LocalFolder(tmp_path), "0001-0001")
     with pytest.raises(OutputError):
         again.advance(30, "manifest", Deaf(tmp_path))
     again.advance(40, "later")
@@ -53,9 +53,9 @@ def test_a_swap_that_only_seemed_to_fail_is_no_other_start(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("late", ["0001-0004", "0001-0005"])
 def test_the_same_or_an_older_start_is_refused(tmp_path: Path, late: str) -> None:
-    Fence(LocalFolder(tmp_path), "0001-0005")
+    Lease(LocalFolder(tmp_path), "0001-0005")
     with pytest.raises(SupersededError):
-        Fence(LocalFolder(tmp_path), late)
+        Lease(LocalFolder(tmp_path), late)
 
 
 def test_a_damaged_pointer_stops_nobody(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_damaged_pointer_stops_nobody(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     for text in (b"", b"{", b"[]", b'{"start": 3}', b"\xff"):
         storage.write(contract.LATEST, text)
-        Fence(storage, "0001-0000").advance(1, "manifest")
+        Lease(storage, "0001-0000").advance(1, "manifest")
 
 
 def test_of_many_at_once_with_one_name_one_wins(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_of_many_at_once_with_one_name_one_wins(tmp_path: Path) -> None:
     def take() -> None:
         gate.wait()
         try:
-            won.append(Fence(LocalFolder(tmp_path), "0001-0000"))
+            won.append(Lease(LocalFolder(tmp_path), "0001-0000"))
         except SupersededError as error:
             lost.append(str(error))
 
@@ -91,7 +91,7 @@ def test_of_many_at_once_the_newest_wins(tmp_path: Path) -> None:
     def take(generation: int) -> None:
         gate.wait()
         try:
-            held[generation] = Fence(LocalFolder(tmp_path), contract.start_name(1, generation))
+            held[generation] = Lease(LocalFolder(tmp_path), contract.start_name(1, generation))
         except SupersededError:
             return
 
@@ -109,5 +109,5 @@ def test_of_many_at_once_the_newest_wins(tmp_path: Path) -> None:
 def test_the_next_name_for_who_has_none(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     assert next_start(storage) == "0001-0001"
-    Fence(storage, "0003-0041")
+    Lease(storage, "0003-0041")
     assert next_start(storage) == "0003-0042"

@@ -95,13 +95,13 @@ def test_a_sigterm_in_the_last_save_changes_nothing(
 def test_a_sigterm_in_an_evaluation_begins_it_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = process_group.same_buffers
+    real = process_group.broadcast_buffers
 
     def told(*args: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         real(*args)
 
-    monkeypatch.setattr("launch_train.trainer.train.same_buffers", told)
+    monkeypatch.setattr("launch_train.trainer.train.broadcast_buffers", told)
     with pytest.raises(PreemptedError):
         train(tmp_path / "run")
     monkeypatch.undo()
@@ -288,8 +288,8 @@ def test_a_checkpoint_from_before_a_setting_was_there_is_the_same_spec() -> None
     before = {key: value for key, value in now.items() if key != "attention"}
     before["optimizer"] = {key: value for key, value in now["optimizer"].items() if key != "fused"}
     before = json.loads(json.dumps(before))
-    loader.refuse_another({"config": before}, {"config": now}, "gs://b/runs/a")
-    assert loader.changes({"config": before}, {"config": now}) == []
+    loader.require_same_run({"config": before}, {"config": now}, "gs://b/runs/a")
+    assert loader.describe_changes({"config": before}, {"config": now}) == []
 
 
 def test_another_micro_batch_goes_on_and_says_so(
@@ -329,10 +329,10 @@ def test_an_older_start_that_is_still_alive_leaves(tmp_path: Path, monkeypatch: 
     def train_step(run: Any) -> None:
         real(run)
         if run.state["step"] == 5:
-            lease.Fence(LocalFolder(folder), "0001-0007")
+            lease.Lease(LocalFolder(folder), "0001-0007")
 
     monkeypatch.setattr(loop, "train_step", train_step)
-    with pytest.raises(SupersededError, match="attempt 0001, generation 0007 has taken this run over"):
+    with pytest.raises(SupersededError, match="attempt 0001, generation 0007 has taken over this run"):
         train(folder)
     assert not [name for name in LocalFolder(folder).list("checkpoints/") if contract.MANIFEST.match(name)]
 
@@ -347,7 +347,7 @@ def test_a_start_that_comes_too_late_leaves(tmp_path: Path) -> None:
 
 def test_by_hand_each_start_has_the_next_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {contract.RUN_FOLDER: str(tmp_path / "run")}
-    taken = [lease.taken(LocalFolder(tmp_path / "run"), env).start for _ in range(3)]
+    taken = [lease.acquire(LocalFolder(tmp_path / "run"), env).start for _ in range(3)]
     assert taken == ["0001-0001", "0001-0002", "0001-0003"]
 
 
@@ -370,7 +370,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
     capsys.readouterr()
     train(folder, generation=2)
     out = capsys.readouterr().out
-    assert "a checkpoint is passed over: checkpoints/step-00000012/0001-0001/" in out
+    assert "skipped a checkpoint: checkpoints/step-00000012/0001-0001/" in out
     assert "resumed at step 6" in out
     assert differences(whole, folder) == set()
     assert losses(folder) == losses(whole)
@@ -383,7 +383,7 @@ def test_without_any_whole_checkpoint_the_run_begins_again(
     for part in (tmp_path / "run").glob("checkpoints/step-*/*/*.part"):
         part.unlink()
     train(tmp_path / "run", generation=1)
-    assert "no checkpoint can be used: the run begins at step 1 again" in capsys.readouterr().out
+    assert "no usable checkpoint: starting from step 1" in capsys.readouterr().out
     assert differences(whole, tmp_path / "run") == set()
 
 
@@ -426,7 +426,7 @@ def test_preempted_before_its_last_evaluation_the_last_checkpoint_has_its_digest
     preempted(tmp_path / "run", STEPS - 1)
     train(tmp_path / "run", generation=1)
     ended = read(tmp_path / "run").event("end")
-    newest = manifests.listed(LocalFolder(tmp_path / "run").list())[0]
+    newest = manifests.manifest_names(LocalFolder(tmp_path / "run").list())[0]
     manifest = manifests.read(LocalFolder(tmp_path / "run"), newest)
     assert ended is not None
     assert manifest.about["parameters_sha256"] == ended["parameters_sha256"]

@@ -22,7 +22,7 @@ from launch_train.common.config import (
     ResNet,
     as_data,
     line,
-    own_paths,
+    local_paths,
     parse,
     problems,
 )
@@ -139,20 +139,20 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"profile": True}, "profile", "off"),
     ({"model": "gpt2-124"}, "model", "did you mean gpt2-124m?"),
     ({"model": 5}, "model", "name or a mapping"),
-    ({"model": {"name": [1]}}, "model.name", "no model's name"),
+    ({"model": {"name": [1]}}, "model.name", "not a model name"),
     ({"model": {"n_embd": 130}}, "model.n_embd", "not divisible by n_head"),
     ({"model": {"n_layers": 2}}, "model.n_layers", "did you mean n_layer?"),
     ({"model": {"name": "resnet50", "n_layer": 2}}, "model.n_layer", "num_classes"),
     ({"model": {"dropout": 1}}, "model.dropout", "0.99"),
     ({"model": {"vocab_size": 255}}, "model.vocab_size", "at least 256"),
-    ({"model": "resnet50", "data": "python-stdlib"}, "data", "takes images"),
+    ({"model": "resnet50", "data": "python-stdlib"}, "data", "needs images"),
     ({"model": {"name": "hf:gpt2", "pretrained": "yes"}}, "model.pretrained", "true, false"),
     ({"model": {"name": "hf:gpt2", "task": "chat"}}, "model.task", "masked-lm"),
     ({"model": "hf:a/b/c"}, "model", "hf:TYPE"),
     ({"model": "my pkg:build"}, "model", "my_pkg.model:build"),
-    ({"model": {"name": "bert-large", "bias": True}}, "model.bias", "no setting"),
+    ({"model": {"name": "bert-large", "bias": True}}, "model.bias", "unknown setting"),
     ({"model": {"name": "bert", "masked": 1}}, "model.masked", "0.9"),
-    ({"data": {"path": "corpus", "settings": {"a": 1}}}, "data.settings", "function of your own"),
+    ({"data": {"path": "corpus", "settings": {"a": 1}}}, "data.settings", "custom function"),
     ({"data": {"block_size": 1}}, "data.block_size", "from 2"),
     ({"loss": "cross_entropy"}, "loss", "my_pkg.losses:loss"),
     ({"loader": {"workers": -1}}, "loader.workers", "auto"),
@@ -195,17 +195,17 @@ def test_when_a_run_hangs_is_seconds_or_the_trainers_choice(value: Any) -> None:
 
 
 def test_one_problem_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^run\.config can't be used: stps: is no setting; did you mean steps\?$"):
+    with pytest.raises(ConfigError, match=r"^invalid run\.config: stps: unknown setting; did you mean steps\?$"):
         parse({"stps": 1})
 
 
 def test_the_paths_of_a_config_are_those_of_files() -> None:
-    assert own_paths({"data": "corpus/"}) == {"data": "corpus/"}
+    assert local_paths({"data": "corpus/"}) == {"data": "corpus/"}
     named = {"path": "a.txt", "tokenizer": "t.json"}
-    assert own_paths({"data": named}) == {"data": "a.txt", "data.tokenizer": "t.json"}
+    assert local_paths({"data": named}) == {"data": "a.txt", "data.tokenizer": "t.json"}
     for path in ("gs://bucket/x", "synthetic", "python-stdlib", "my.data:build"):
-        assert own_paths({"data": {"path": path, "tokenizer": "tiktoken:gpt2"}}) == {}
-    assert own_paths({}) == own_paths({"data": 3}) == {}
+        assert local_paths({"data": {"path": path, "tokenizer": "tiktoken:gpt2"}}) == {}
+    assert local_paths({}) == local_paths({"data": 3}) == {}
 
 
 def test_all_problems_are_reported_at_once() -> None:

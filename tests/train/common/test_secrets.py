@@ -13,7 +13,7 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.contract import Exit
 from launch_train.common.errors import UsageError
-from launch_train.common.secrets import AwayError, SecretError, Vault, secrets_of
+from launch_train.common.secrets import SecretError, SecretReader, UnavailableError, read_secrets
 from tests.googlecloud import Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
 from tests.train.nodes import Machines, Node, machines
 
@@ -27,7 +27,7 @@ def environ(cloud: GoogleCloud, **secrets: str) -> dict[str, str]:
 
 
 def read(cloud: GoogleCloud, **secrets: str) -> Mapping[str, str]:
-    return Vault(environ(cloud, **secrets), seconds=5).read()
+    return SecretReader(environ(cloud, **secrets), seconds=5).read()
 
 
 def told(cloud: GoogleCloud, kind: type[Exception] = SecretError, **secrets: str) -> str:
@@ -46,17 +46,17 @@ def test_values_by_their_variables(cloud: GoogleCloud) -> None:
 
 
 def test_without_secrets_nobody_is_asked() -> None:
-    assert Vault({}, seconds=5).read() == {}
+    assert SecretReader({}, seconds=5).read() == {}
 
 
 def test_what_is_said_of_them(cloud: GoogleCloud) -> None:
     cloud.secrets.add("hf", f"{CANARY}\n".encode())
     lines: list[str] = []
     before = dict(os.environ)
-    found = secrets_of(environ(cloud), 5, lambda ask: ask(), lines.append)
+    found = read_secrets(environ(cloud), 5, lambda ask: ask(), lines.append)
     assert found == {"HF_TOKEN": f"{CANARY}\n"}
     assert lines == [
-        "the secret HF_TOKEN ends with a new line, which is handed on as it is",
+        "warning: the secret HF_TOKEN ends with a newline, which is part of its value",
         "read from Secret Manager: HF_TOKEN",
     ]
     assert dict(os.environ) == before
@@ -65,7 +65,7 @@ def test_what_is_said_of_them(cloud: GoogleCloud) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"A": 1}', '{"A": "hf"}', '{"A": "https://x/secrets/a/versions/1"}'])
 def test_references_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="LAUNCH_SECRETS must be a JSON object"):
-        Vault({contract.SECRETS: text}, seconds=5)
+        SecretReader({contract.SECRETS: text}, seconds=5)
 
 
 # --- What can't be read, and what to do about it ----------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_references_that_are_none(text: str) -> None:
 def test_a_missing_grant_is_named_to_the_letter(cloud: GoogleCloud) -> None:
     cloud.secrets.deny("hf")
     assert told(cloud) == (
-        f"secret HF_TOKEN ({HF}) can't be read: the account that this job runs as may not, or it doesn't exist: "
+        f"secret HF_TOKEN ({HF}) can't be read: the job's service account has no access, or it doesn't exist: "
         "gcloud secrets add-iam-policy-binding hf --project=my-project --member=serviceAccount:ACCOUNT "
         "--role=roles/secretmanager.secretAccessor"
     )
@@ -82,13 +82,13 @@ def test_a_missing_grant_is_named_to_the_letter(cloud: GoogleCloud) -> None:
 
 def test_the_account_is_named_where_it_is_known(cloud: GoogleCloud) -> None:
     cloud.secrets.deny("hf")
-    vault = Vault(environ(cloud), seconds=5)
+    vault = SecretReader(environ(cloud), seconds=5)
     with pytest.raises(SecretError):
         vault.read()
     vault._session.credentials.service_account_email = "trainer@my-project.iam.gserviceaccount.com"
     with pytest.raises(SecretError) as refused:
         vault.read()
-    assert "trainer@my-project.iam.gserviceaccount.com may not" in str(refused.value)
+    assert "trainer@my-project.iam.gserviceaccount.com has no access" in str(refused.value)
     assert "--member=serviceAccount:trainer@my-project.iam.gserviceaccount.com --role" in str(refused.value)
 
 
@@ -124,14 +124,14 @@ def test_credentials_that_are_not_accepted(cloud: GoogleCloud) -> None:
     assert read(cloud) == {"HF_TOKEN": CANARY}
     names = environ(cloud)
     cloud.tokens = {"better"}
-    with pytest.raises(SecretError, match="secret HF_TOKEN: Secret Manager takes no such credentials"):
-        Vault(names, seconds=5).read()
+    with pytest.raises(SecretError, match="secret HF_TOKEN: Secret Manager rejected the credentials"):
+        SecretReader(names, seconds=5).read()
 
 
 @pytest.mark.parametrize("value", [b"\xff" + CANARY.encode(), CANARY.encode() + b"\0"])
 def test_a_value_that_is_no_environment_variable(cloud: GoogleCloud, value: bytes) -> None:
     cloud.secrets.add("hf", value)
-    assert "can be no environment variable" in told(cloud)
+    assert "can't be an environment variable" in told(cloud)
 
 
 # --- What passes ------------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_what_passes_is_asked_again(cloud: GoogleCloud, effect: Status) -> None:
     cloud.secrets.add("hf", CANARY.encode())
     cloud.secrets.add("other", b"2")
     cloud.faults.add(Fault(ACCESS, effect, name="other"))
-    vault = Vault(environ(cloud, A=HF, B=HF.replace("hf", "other")), seconds=5)
-    with pytest.raises(AwayError, match="secret B") as away:
+    vault = SecretReader(environ(cloud, A=HF, B=HF.replace("hf", "other")), seconds=5)
+    with pytest.raises(UnavailableError, match="secret B") as away:
         vault.read()
     assert CANARY not in str(away.value)
     assert vault.read() == {"A": CANARY, "B": "2"}
@@ -154,8 +154,8 @@ def test_what_passes_is_asked_again(cloud: GoogleCloud, effect: Status) -> None:
 
 def test_a_server_that_says_nothing_takes_no_longer_than_a_request_may(cloud: GoogleCloud) -> None:
     cloud.faults.add(Fault(ACCESS, Stalled()))
-    with pytest.raises(AwayError, match="gives no answer"):
-        Vault(environ(cloud), seconds=0.2).read()
+    with pytest.raises(UnavailableError, match="is unreachable"):
+        SecretReader(environ(cloud), seconds=0.2).read()
 
 
 def test_no_flipped_bit_gets_through(cloud: GoogleCloud) -> None:
@@ -163,8 +163,8 @@ def test_no_flipped_bit_gets_through(cloud: GoogleCloud) -> None:
     torn = 0
     for at in range(0, 131, 3):
         cloud.faults.add(Fault(ACCESS, Torn(at=at)))
-        vault = Vault(environ(cloud), seconds=5)
-        with suppress(AwayError):
+        vault = SecretReader(environ(cloud), seconds=5)
+        with suppress(UnavailableError):
             torn += 1
             assert vault.read() == {"HF_TOKEN": CANARY}  # it was a bit of something else, the version's name say
             torn -= 1
@@ -193,7 +193,7 @@ def on(machine: Machines, cloud: GoogleCloud, *argv: str, **env: str) -> Node:
     folder = {"LAUNCH_RUN_FOLDER": "gs://my-bucket/runs/r", "LAUNCH_SPOOL": str(machine.folder / "spools")}
     script = machine.script(SHOWS)
     names = {**environ(cloud), **folder, contract.RESTARTS: "1", **env}
-    timing = {"text": 0.2, "again": 0.05}
+    timing = {"text": 0.2, "retry_every": 0.05}
     return machine.start("--launcher", "python", "--script", script, "--", *argv, env=names, timing=timing)
 
 
@@ -235,4 +235,4 @@ def test_a_node_waits_for_secret_manager(cloud: GoogleCloud, start: Callable[...
     cloud.faults.add(Fault(ACCESS, Status(503), times=3))
     node = start(CANARY[::-1], "0")
     assert node.wait() == Exit.OK
-    assert "Secret Manager answers 503; trying again" in node.text
+    assert "Secret Manager answers 503; retrying" in node.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch_train.common.text import clock, did_you_mean, plural, si, span
+from launch_train.common.text import clock, did_you_mean, format_duration, plural, si
 
 
 def test_a_suggestion() -> None:
@@ -43,4 +43,4 @@ def test_times(seconds: float, text: str) -> None:
     [(45.0, "45 s"), (0.06, "0.06 s"), (252.0, "4.2 min"), (8 * 3600.0, "8 h"), (1e6, "11.6 days")],
 )
 def test_spans(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.common.user_import import Own, load
+from launch_train.common.user_import import UserFunction, load
 from launch_train.models import build
 from launch_train.models import user_model as own
 
@@ -56,15 +56,15 @@ def test_a_function_in_a_package_is_called_with_its_settings(write: Write) -> No
 def test_the_users_code_comes_behind_pythons_own_modules(write: Write) -> None:
     write(queue="def build(): return 1\n")
     said = refused(lambda: load("queue:build", "model"))
-    own = "queue.py can't be imported: Python's own module queue comes first. Give it another name"
+    own = "queue.py can't be imported: Python's module queue shadows it; rename it"
     assert said == f"model: queue:build: {own}"
 
 
-@pytest.mark.parametrize(("name", "whose"), [("launch_train__model", "launch's own"), ("pytest", "the installed")])
+@pytest.mark.parametrize(("name", "whose"), [("launch_train__model", "launch's"), ("pytest", "the installed")])
 def test_a_module_that_another_one_hides_is_named(write: Write, name: str, whose: str) -> None:
     write(**{name: "def build(): return 1\n"})
     said = refused(lambda: load(f"{name.replace('__', '.')}:build", "model"))
-    assert f": {whose} module {name.partition('__')[0]} comes first" in said
+    assert f": {whose} module {name.partition('__')[0]} shadows it" in said
 
 
 def test_a_folder_beside_a_module_of_its_name_hides_nothing(write: Write, tmp_path: Path) -> None:
@@ -92,18 +92,18 @@ MODULES = {
         (
             "mine_b.model:build",
             "can't be imported at mine_b/model.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'; "
-            "image.requirements is where it belongs if nowhere_to_be_found is a package",
+            "if nowhere_to_be_found is a package, add it to image.requirements",
         ),
         ("mine_c:build", "can't be imported at mine_c.py:3: ValueError: two lines"),
         ("mine_d:build", "can't be imported at mine_d.py:1: SyntaxError: invalid syntax"),
-        ("mine_e:build", ": mine_e.py: build is no function, but int"),
+        ("mine_e:build", ": mine_e.py: build is not a function (type: int)"),
         ("mine_f:build", ": mine_f.py has no build; did you mean biuld?"),
         ("mine_g:build", "can't be imported at mine_g.py:2: SystemExit: no"),
         ("mine_h:build", "can't be imported at mine_c.py:3: ValueError: two lines"),
         ("mine_i:build", "can't be imported at mine_i.py:1: ImportError: cannot import name 'nothing' from 'mine_f'"),
-        ("mine_j.deep.modle:build", ": there is no module mine_j.deep.modle in {folder}, and none is installed; did "),
+        ("mine_j.deep.modle:build", ": no module mine_j.deep.modle in {folder}, and none is installed; did "),
         ("mine_j.deep.modle:build", "did you mean mine_j.deep.model?"),
-        ("mine_z:build", ": there is no module mine_z in {folder}, and none is installed"),
+        ("mine_z:build", ": no module mine_z in {folder}, and none is installed"),
         ("mine_f.model:build", ": mine_f.py is a module, not a package with a model"),
     ],
 )
@@ -283,7 +283,9 @@ def test_what_fails_with_its_first_batch_is_one_line() -> None:
         UsageError, match=r"model: m:build failed .*TypeError.*without `loss` the trainer calls model\("
     ):
         own.Whole(Bare(), "model: m:build")(*batch)
-    judged = own.Judged(Bare(), Own("m:loss", "loss", lambda outputs, targets: (outputs - targets).square().mean()))
+    judged = own.Judged(
+        Bare(), UserFunction("m:loss", "loss", lambda outputs, targets: (outputs - targets).square().mean())
+    )
     with pytest.raises(UsageError, match=r"model failed .*mat1 and mat2"):
         judged(torch.ones(3, 3), batch[1])
     assert judged(*batch).dim() == 0

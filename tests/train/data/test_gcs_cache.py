@@ -14,7 +14,7 @@ from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.storage import objects, open_storage
 from launch_train.common.storage.objects import Objects
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launch_train.data import gcs_cache, open_data
 from launch_train.distributed.process_group import Ranks
 from tests.googlecloud import Fault, GoogleCloud, Status
@@ -120,7 +120,7 @@ def test_after_an_error_what_has_come_is_not_read_again(cloud: GoogleCloud, tmp_
     [
         ("gs://my-bucket/nothing", "^data: there is no object and no folder gs://my-bucket/nothing$"),
         ("gs://my-bucket/image", "there is no object and no folder"),
-        ("gs://no-such-bucket/x", "^data: gs://no-such-bucket: there is no bucket no-such-bucket"),
+        ("gs://no-such-bucket/x", "^data: gs://no-such-bucket: bucket no-such-bucket does not exist"),
     ],
 )
 def test_what_is_not_there(tmp_path: Path, url: str, words: str) -> None:
@@ -136,10 +136,10 @@ def test_who_may_not_read_is_told_so(cloud: GoogleCloud, tmp_path: Path) -> None
 
 def test_a_bucket_that_does_not_answer(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    world = World(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+    world = RetryClock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(gcs_cache, "Objects", lambda url: Objects(url, world=world))
     cloud.faults.add(Fault(LIST, Status(503), times=None))
-    with pytest.raises(UnfitError, match=r"^data: gs://my-bucket can't be reached, tried for 120 s"):
+    with pytest.raises(UnfitError, match=r"^data: gs://my-bucket is unreachable, tried for 120 s"):
         gcs_cache.fetch("gs://my-bucket/images", tmp_path)
 
 
@@ -186,6 +186,6 @@ def test_what_was_stopped_asks_for_no_further_part(cloud: GoogleCloud) -> None:
     folder, sink = Objects("gs://my-bucket"), io.BytesIO()
     (one,) = folder.objects("images/a/1.jpg")
     folder.stopped = True
-    with pytest.raises(OutputError, match=r"images/a/1.jpg is no longer wanted"):
+    with pytest.raises(OutputError, match=r"images/a/1.jpg: download cancelled"):
         folder.fetch(one, sink)
     assert asked(cloud) == ["list"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch_train.distributed.consensus import Agreement, Wish
+from launch_train.distributed.consensus import Agreement, StepVote
 from launch_train.distributed.process_group import Ranks
 
 
@@ -34,7 +34,7 @@ def test_short_steps_have_a_word_now_and_then(
     talks: list[list[int]], usual: float, talked: int, heard: int | None
 ) -> None:
     agreement = Agreement(Ranks(world=2))
-    agreed = [agreement.turn(Wish(stop=True), usual) for _ in range(12)]
+    agreed = [agreement.vote(StepVote(stop=True), usual) for _ in range(12)]
     assert len(talks) == talked
     assert next((number for number, one in enumerate(agreed, start=1) if one.stop), None) == heard
     assert all(said == [1, 0, 0] for said in talks)
@@ -43,17 +43,17 @@ def test_short_steps_have_a_word_now_and_then(
 def test_what_was_wished_once_between_two_turns_is_not_lost(talks: list[list[int]]) -> None:
     """An interval's save is wished for at one step only."""
     agreement = Agreement(Ranks(world=2))
-    agreed = [agreement.turn(Wish(save=step == 2), 0.06) for step in range(1, 13)]
+    agreed = [agreement.vote(StepVote(save=step == 2), 0.06) for step in range(1, 13)]
     assert talks == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert [number for number, one in enumerate(agreed, start=1) if one.save] == [8]
 
 
 def test_a_wish_alone_is_granted_at_once() -> None:
-    assert Agreement(Ranks()).turn(Wish(save=True), 0.001) == Wish(save=True)
+    assert Agreement(Ranks()).vote(StepVote(save=True), 0.001) == StepVote(save=True)
 
 
 def test_what_is_under_way_is_read_before_the_ranks_part(talks: list[list[int]]) -> None:
     agreement = Agreement(Ranks(world=2))
-    assert agreement.turn(Wish(leave=True), 0.0) == Wish()
-    assert agreement.close() == Wish(leave=True)
-    assert agreement.close() == Wish()
+    assert agreement.vote(StepVote(leave=True), 0.0) == StepVote()
+    assert agreement.close() == StepVote(leave=True)
+    assert agreement.close() == StepVote()

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from launch_train.common import contract
-from launch_train.common.process_exit import Told
+from launch_train.common.process_exit import ShutdownSignal
 from launch_train.distributed import peers
 from launch_train.distributed.peers import Peers, Process, this_process
 from launch_train.distributed.process_group import Ranks
-from launch_train.metrics import Null
+from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import shutdown
 
 
@@ -37,7 +37,7 @@ def peers_with(monkeypatch: pytest.MonkeyPatch, *others: Process) -> Peers:
 
 
 def process(pid: int) -> Process:
-    return Process(this_process().space, pid, peers._started(pid))
+    return Process(this_process().space, pid, peers._start_time(pid))
 
 
 @pytest.mark.parametrize("buried", [False, True])
@@ -70,7 +70,7 @@ class Waiting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int = 2) -> None:
         monkeypatch.setattr(shutdown, "PEER_SECONDS", 0.2)
-        monkeypatch.setattr(shutdown, "NOTICE_SECONDS", 1.6)
+        monkeypatch.setattr(shutdown, "PREEMPTION_SECONDS", 1.6)
         monkeypatch.setattr(shutdown, "leave", self._leave)
         self.run: Any = SimpleNamespace(ranks=Ranks(world=world), sink=Null(), saver=SimpleNamespace(seconds=0.6))
         self.left = threading.Event()
@@ -80,7 +80,7 @@ class Waiting:
         self.code = code
         self.left.set()
 
-    def seconds(self, told: Told, failed: bool, most: float) -> float | None:
+    def seconds(self, told: ShutdownSignal, failed: bool, most: float) -> float | None:
         told.signum, told.at = signal.SIGTERM, time.monotonic()
         known = SimpleNamespace(failed=lambda: failed)
         thread = threading.Thread(target=shutdown.leave_if_stuck, args=(self.run, known, told))
@@ -95,7 +95,7 @@ class Waiting:
 
 def test_after_a_notice_it_waits_while_a_save_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(monkeypatch)
-    waited = waiting.seconds(Told({}), False, 5)
+    waited = waiting.seconds(ShutdownSignal({}), False, 5)
     assert waited
     assert 1.0 <= waited < 1.6
     assert waiting.code == 143
@@ -109,7 +109,7 @@ def test_after_a_failure_it_does_not_wait(
     path = tmp_path / "notice"
     if notice:
         path.touch()
-    waited = Waiting(monkeypatch).seconds(Told({contract.NOTICE: str(path)}), failed, 5)
+    waited = Waiting(monkeypatch).seconds(ShutdownSignal({contract.NOTICE: str(path)}), failed, 5)
     assert waited
     assert waited < 0.9
 
@@ -118,13 +118,13 @@ def test_a_notice_that_the_node_takes_back_ends_the_wait(monkeypatch: pytest.Mon
     path = tmp_path / "notice"
     path.touch()
     threading.Timer(0.3, path.unlink).start()
-    waited = Waiting(monkeypatch).seconds(Told({contract.NOTICE: str(path)}), False, 5)
+    waited = Waiting(monkeypatch).seconds(ShutdownSignal({contract.NOTICE: str(path)}), False, 5)
     assert waited
     assert waited < 0.9
 
 
 @pytest.mark.parametrize(("world", "saving"), [(2, True), (1, False)])
 def test_who_saves_or_has_no_peers_stays(monkeypatch: pytest.MonkeyPatch, world: int, saving: bool) -> None:
-    told = Told({contract.NOTICE: "/nowhere/notice"})
+    told = ShutdownSignal({contract.NOTICE: "/nowhere/notice"})
     told.saving = saving
     assert Waiting(monkeypatch, world).seconds(told, True, 0.6) is None

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from launch_train.common import contract
 from launch_train.common.errors import TrainError, UnfitError
 from launch_train.distributed import process_group
-from launch_train.distributed.process_group import Ranks, meet, once_per_node, speaks
+from launch_train.distributed.process_group import Ranks, barrier, run_once_per_node, should_report
 
 
 def pair() -> tuple[Ranks, Ranks]:
@@ -46,7 +46,7 @@ def test_gpus_that_torch_can_not_use_are_never_replaced_by_the_cpu(monkeypatch: 
 def test_a_process_without_a_gpu_of_its_own_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UnfitError, match="process 1 of this node has no GPU: there are 1"):
+    with pytest.raises(UnfitError, match="process 1 of this node has no GPU: only 1"):
         process_group.join({"LOCAL_RANK": "1", contract.VISIBLE_GPUS: "1"})
 
 
@@ -59,16 +59,16 @@ def test_ranks_wait_for_each_other_each_time(monkeypatch: pytest.MonkeyPatch) ->
         for number in (1, 2):
             time.sleep(0.1)
             said.append(f"late {number}")
-            meet(second)
+            barrier(second)
 
     def early() -> None:
         for number in (1, 2):
-            meet(first)
+            barrier(first)
             said.append(f"met {number}")
 
     run_all(late, early)
     assert said == ["late 1", "met 1", "late 2", "met 2"]
-    meet(Ranks())  # alone: nobody to wait for
+    barrier(Ranks())  # alone: nobody to wait for
 
 
 def test_the_timeout_of_all_process_groups_is_raised() -> None:
@@ -95,25 +95,27 @@ def test_how_many_nodes_take_part(monkeypatch: pytest.MonkeyPatch, world: str, h
 
 
 def test_who_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "PATIENCE", 0.05)
+    monkeypatch.setattr(process_group, "BARRIER_SECONDS", 0.05)
     monkeypatch.setattr(process_group, "POLL_SECONDS", 0.01)
-    with pytest.raises(TrainError, match="not all ranks came"):
-        meet(pair()[0])
+    with pytest.raises(TrainError, match="not all ranks arrived"):
+        barrier(pair()[0])
 
 
 def test_rank_0_speaks_and_else_the_first_that_has_something_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "MOMENT", 10.0)
+    monkeypatch.setattr(process_group, "REPORT_SECONDS", 10.0)
     one, other = TrainError("it is full"), TrainError("it is broken")
     spoke: dict[str, bool] = {}
     first, second = pair()
-    run_all(lambda: spoke.update(zero=speaks(first, one)), lambda: spoke.update(one=speaks(second, other)))
+    run_all(
+        lambda: spoke.update(zero=should_report(first, one)), lambda: spoke.update(one=should_report(second, other))
+    )
     assert spoke == {"zero": True, "one": False}
-    monkeypatch.setattr(process_group, "MOMENT", 0.05)
+    monkeypatch.setattr(process_group, "REPORT_SECONDS", 0.05)
     first, second = pair()
-    assert [speaks(rank, one) for rank in (second, second)] == [True, False]
-    assert not speaks(first, one), "in the same words"
-    assert speaks(first, other)
-    assert speaks(None, one)
+    assert [should_report(rank, one) for rank in (second, second)] == [True, False]
+    assert not should_report(first, one), "in the same words"
+    assert should_report(first, other)
+    assert should_report(None, one)
 
 
 @pytest.mark.parametrize("module", ["launch_train", "launch_train.bench"])
@@ -128,15 +130,15 @@ def test_a_torch_that_cant_be_loaded_is_told_once(tmp_path: Path, module: str) -
 
 
 def test_what_torch_says_of_a_peer_that_has_gone_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "MOMENT", 0.05)
+    monkeypatch.setattr(process_group, "REPORT_SECONDS", 0.05)
     gone = RuntimeError("Connection closed by peer")
     for said in (TrainError("it is full"), ValueError("of the user's")):
         first, second = pair()
-        assert speaks(second, said)
-        assert not speaks(first, gone)
-        assert speaks(first, KeyError("another error of the user's"))
+        assert should_report(second, said)
+        assert not should_report(first, gone)
+        assert should_report(first, KeyError("another error of the user's"))
     first, second = pair()
-    assert speaks(first, gone), "nobody has said why"
+    assert should_report(first, gone), "nobody has said why"
 
 
 def test_an_error_of_the_files_is_passed_on_too() -> None:
@@ -144,7 +146,7 @@ def test_an_error_of_the_files_is_passed_on_too() -> None:
         raise OSError(28, "No space left on device", "/cache")
 
     with pytest.raises(TrainError, match="No space left on device: '/cache'"):
-        once_per_node(Ranks(), full)
+        run_once_per_node(Ranks(), full)
 
 
 def test_nothing_keeps_a_process_that_leaves(tmp_path: Path) -> None:
@@ -161,8 +163,8 @@ def test_nothing_keeps_a_process_that_leaves(tmp_path: Path) -> None:
 )
 def test_gloo_takes_the_interface_that_nccl_was_given(nccl: str | None, gloo: str | None) -> None:
     environ = {} if nccl is None else {"NCCL_SOCKET_IFNAME": nccl}
-    process_group._same_network(environ)
+    process_group._use_nccl_interface_for_gloo(environ)
     assert environ.get("GLOO_SOCKET_IFNAME") == gloo
     own = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "eth7"}
-    process_group._same_network(own)
+    process_group._use_nccl_interface_for_gloo(own)
     assert own["GLOO_SOCKET_IFNAME"] == "eth7"

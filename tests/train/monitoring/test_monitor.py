@@ -15,11 +15,11 @@ import pytest
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.distributed.process_group import Ranks
-from launch_train.metrics import Null, Sink
 from launch_train.monitoring import monitor
 from launch_train.monitoring.bounded_call import Aside
 from launch_train.monitoring.monitor import Late, Off, Watch, open_monitor
 from launch_train.monitoring.nvml import open_gpus
+from launch_train.telemetry.metric_sink import Null, Sink
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import sweep
 from tests.train.monitoring.fakenvml import Device, FakeNvml

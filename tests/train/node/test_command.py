@@ -16,7 +16,7 @@ from launch_train.node.command import (
     child_env,
     command,
     machine_env,
-    missing,
+    missing_target,
     parse_args,
     rehearsal_env,
 )
@@ -47,7 +47,7 @@ def test_a_wrong_command_line_is_a_users_error(argv: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         parse_args(argv)
     assert caught.value.code == 2
-    assert "launch: error" in capsys.readouterr().err
+    assert "launch_train.node: error" in capsys.readouterr().err
 
 
 def shown(task: Task, cluster: Cluster) -> str:
@@ -103,10 +103,12 @@ def test_the_platforms_own_variables_are_left_alone() -> None:
 
 def test_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "x.py").touch()
-    assert missing(Task("torchrun", "script", "x.py", ()), tmp_path) == ""
-    assert missing(Task("torchrun", "script", "y.py", ()), tmp_path) == f"y.py: no such file in {tmp_path}"
-    assert missing(Task("python", "command", "", ("sh", "-c")), tmp_path) == ""
-    assert missing(Task("python", "command", "", ("no-such-thing",)), tmp_path) == "no-such-thing: no such command"
+    assert missing_target(Task("torchrun", "script", "x.py", ()), tmp_path) == ""
+    assert missing_target(Task("torchrun", "script", "y.py", ()), tmp_path) == f"y.py: no such file in {tmp_path}"
+    assert missing_target(Task("python", "command", "", ("sh", "-c")), tmp_path) == ""
+    assert (
+        missing_target(Task("python", "command", "", ("no-such-thing",)), tmp_path) == "no-such-thing: no such command"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,16 +118,16 @@ def test_what_is_missing(tmp_path: Path) -> None:
         ("pkg.deep.work", ""),
         ("torch.distributed.run", ""),
         ("train", ""),
-        ("nothing.here", "nothing.here: there is no module nothing, neither in FOLDER nor installed"),
-        ("pkg.deep.wrok", "pkg.deep.wrok: there is no module pkg.deep.wrok, neither in FOLDER nor installed"),
-        ("mine.work", "mine.work: there is no module mine.work (mine is no package), neither in FOLDER nor installed"),
+        ("nothing.here", "nothing.here: no module nothing in FOLDER, and none is installed"),
+        ("pkg.deep.wrok", "pkg.deep.wrok: no module pkg.deep.wrok in FOLDER, and none is installed"),
+        ("mine.work", "mine.work: no module mine.work (mine is not a package) in FOLDER, and none is installed"),
     ],
 )
 def test_a_module_that_is_missing_is_known_before_it_is_started(tmp_path: Path, module: str, words: str) -> None:
     (tmp_path / "pkg" / "deep").mkdir(parents=True)
     (tmp_path / "mine.py").touch()
     (tmp_path / "pkg" / "deep" / "work.py").write_text("raise SystemExit('it is not imported')")
-    assert missing(Task("torchrun", "module", module, ()), tmp_path) == words.replace("FOLDER", str(tmp_path))
+    assert missing_target(Task("torchrun", "module", module, ()), tmp_path) == words.replace("FOLDER", str(tmp_path))
 
 
 def test_a_script_of_the_image_that_fails_or_is_not_there(tmp_path: Path) -> None:
@@ -149,5 +151,5 @@ def test_a_rehearsal_leaves_the_clouds_network_out() -> None:
     network = {"NCCL_ALGO": "Ring", "LAUNCH_NCCL_SCRIPT": "/x.sh", "LAUNCH_LIBRARY_PATH": "/lib"}
     env, line = rehearsal_env(kept | network)
     assert env == kept
-    assert line.endswith("is left out (NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
+    assert line.endswith("(NCCL_ALGO, LAUNCH_NCCL_SCRIPT, LAUNCH_LIBRARY_PATH)")
     assert rehearsal_env(kept) == (kept, "")

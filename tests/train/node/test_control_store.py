@@ -1,4 +1,4 @@
-"""The control store: members, their pulse, and the referee, over a store in memory and over torch's."""
+"""The control store: members, their pulse, and the coordinator, over a store in memory and over torch's."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.errors import OutputError
-from launch_train.common.process_exit import NOTICE_SECONDS
+from launch_train.common.process_exit import PREEMPTION_SECONDS
 from launch_train.common.storage import Buffer, LocalFolder, Storage, open_storage
 from launch_train.metrics import LAST_SECONDS
 from launch_train.node.control_store import (
+    HeartbeatMonitor,
     Member,
     MemoryStore,
     Order,
-    Pulse,
     State,
     Store,
     StoreLostError,
     Timing,
     reserve_port,
 )
-from launch_train.node.coordinator import Referee
+from launch_train.node.coordinator import Coordinator
 from launch_train.node.exit_status import End, Outcome
-from launch_train.node.run_record import Record
+from launch_train.node.run_record import RunRecord
 from tests.train.nodes import free_port, until
 
-FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05, settle=0.2, patience=0.3, again=0.01)
+FAST = Timing(tick=0.002, beat=0.02, lost=0.3, gather=5, line=0.05, settle=0.2, retry=0.3, retry_every=0.01)
 
 
 class Clock:
@@ -46,7 +46,7 @@ class Clock:
 
 def test_a_pulse_tells_who_is_there() -> None:
     store, clock = MemoryStore(), Clock()
-    pulse = Pulse(store, 3, lost=30, clock=clock)
+    pulse = HeartbeatMonitor(store, 3, lost=30, clock=clock)
     assert pulse.members() == {}
     store.set("beat/0", "aa:1")
     store.set("beat/2", "cc:1")
@@ -62,7 +62,7 @@ def test_a_pulse_tells_who_is_there() -> None:
 
 def test_who_was_away_himself_blames_nobody() -> None:
     store, clock = MemoryStore(), Clock()
-    pulse = Pulse(store, 1, lost=30, clock=clock)
+    pulse = HeartbeatMonitor(store, 1, lost=30, clock=clock)
     store.set("beat/0", "aa:1")
     pulse.members()
     clock.now += 3600  # the machine was suspended, and the other one with it
@@ -74,15 +74,15 @@ def test_who_was_away_himself_blames_nobody() -> None:
 
 
 class Crew:
-    """Some members, each with a line of its own, and a referee in between."""
+    """Some members, each with a line of its own, and a coordinator in between."""
 
     def __init__(self, folder: Path, size: int, storage: Storage | None = None, timing: Timing = FAST) -> None:
         self.store = MemoryStore()
-        self.record = Record(storage or open_storage(str(folder)))
+        self.record = RunRecord(storage or open_storage(str(folder)))
         self.said: list[str] = []
         self.size = size
         self.members: dict[int, Member] = {}
-        self.referee = Referee(
+        self.coordinator = Coordinator(
             self.store, self.record, attempt=1, size=size, restarts=1, timing=timing, say=self.said.append
         )
 
@@ -105,7 +105,7 @@ class Crew:
 
     def end(self) -> End:
         until(lambda: all(self.state(n).end for n in self.members), "the end")
-        self.referee.join()
+        self.coordinator.join()
         end = self.state(0).end
         assert end
         return end
@@ -120,7 +120,7 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
 
 
 def test_a_run_that_goes_well(crew: Crew) -> None:
-    crew.referee.start()
+    crew.coordinator.start()
     crew.join(1)
     until(lambda: any("waiting for node 0" in line for line in crew.said), "a line about node 0")
     assert crew.state(1).phase == "wait"
@@ -166,7 +166,7 @@ def test_a_node_has_the_end_before_it_says_so() -> None:
 
 def test_one_failure_stops_all_and_a_new_port_is_found(crew: Crew) -> None:
     crew.join(0, 1)
-    crew.referee.start()
+    crew.coordinator.start()
     first = crew.ordered(0)
     crew.report(0, Outcome(1, -9))
     until(lambda: crew.state(0).phase == "stop", "the stop")
@@ -182,7 +182,7 @@ def test_one_failure_stops_all_and_a_new_port_is_found(crew: Crew) -> None:
 
 def test_a_new_line_to_the_same_node_is_another_member(crew: Crew) -> None:
     crew.join(0, 1)
-    crew.referee.start()
+    crew.coordinator.start()
     first = crew.ordered(0)
     crew.members[1].close()
     crew.join(1)
@@ -194,7 +194,7 @@ def test_a_new_line_to_the_same_node_is_another_member(crew: Crew) -> None:
 
 
 def test_an_alarm_ends_the_run_everywhere(crew: Crew) -> None:
-    crew.referee.start()
+    crew.coordinator.start()
     crew.join(1)
     crew.members[1].alarm(End(70, "node 1: no GPU"))
     crew.join(0)
@@ -208,21 +208,21 @@ def test_a_fault_of_the_referee_leaves_nobody_waiting(crew: Crew, monkeypatch: p
     crew.store.set("beat/0", "aa:1")
     crew.store.set("alarm", "no JSON")
     crew.join(0, 1)
-    crew.referee.start()
+    crew.coordinator.start()
     assert crew.end().code == 1
     assert seen == [json.JSONDecodeError]
 
 
 def test_who_has_saved_and_left_gives_the_others_time_to_do_so_too(crew: Crew) -> None:
     crew.join(0, 1)
-    crew.referee.start()
+    crew.coordinator.start()
     crew.ordered(0)
     crew.report(0, Outcome(1, 1, (75,), signum=15))
     time.sleep(0.1)
     assert crew.state(0).phase == "run"
     until(lambda: crew.state(0).phase == "stop", "the stop of one that does not leave by itself")
     crew.report(0, Outcome(0, 1, (75,), note="stopped with the others"))
-    assert crew.end() == End(75, "stopped from outside after saving")
+    assert crew.end() == End(75, "interrupted; checkpoint saved")
 
 
 class Shaky(LocalFolder):
@@ -253,7 +253,7 @@ class Shaky(LocalFolder):
 def shaky(tmp_path: Path) -> Iterator[Crew]:
     made = Crew(tmp_path, 1, Shaky(tmp_path))
     made.join(0)
-    made.referee.start()
+    made.coordinator.start()
     yield made
     made.members[0].close()
 
@@ -269,7 +269,7 @@ def test_a_run_folder_that_can_not_be_reached_for_a_moment_ends_nothing(shaky: C
     shake(shaky, 7)
     shaky.report(0, Outcome(0, 5))
     shaky.ordered(1)
-    assert shaky.said[0] == "no answer; trying again for 0 s"
+    assert shaky.said[0] == "no answer; retrying for 0 s"
     shaky.report(1, Outcome(0, 0))
     assert shaky.end() == End(0, "done")
 
@@ -294,10 +294,10 @@ def test_an_end_that_is_clear_asks_the_run_folder_nothing(shaky: Crew, outcome: 
 
 @pytest.mark.parametrize("calls", [0, 1])  # away from the first list on, or when the generation is written
 def test_a_node_replaced_while_the_run_folder_was_away_costs_no_start(tmp_path: Path, calls: int) -> None:
-    crew = Crew(tmp_path, 2, Shaky(tmp_path), replace(FAST, patience=30))
+    crew = Crew(tmp_path, 2, Shaky(tmp_path), replace(FAST, retry=30))
     shake(crew, 10**9).spared = calls
     crew.join(0, 1)
-    crew.referee.start()
+    crew.coordinator.start()
     until(lambda: crew.said != [], "the trouble")
     crew.members[1].close()
     crew.join(1)
@@ -311,9 +311,9 @@ def test_a_node_replaced_while_the_run_folder_was_away_costs_no_start(tmp_path: 
 
 
 def test_an_alarm_can_not_undo_what_is_done(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, 1, timing=replace(FAST, tick=0.5))  # both come between two looks of the referee
+    crew = Crew(tmp_path, 1, timing=replace(FAST, tick=0.5))  # both come between two looks of the coordinator
     crew.join(0)
-    crew.referee.start()
+    crew.coordinator.start()
     crew.ordered(0)
     crew.store.set("outcome/0/0", json.dumps(asdict(Outcome(0, 0))))
     crew.store.set("alarm", json.dumps(asdict(End(143, "stopped by SIGTERM"))))
@@ -326,14 +326,14 @@ def test_a_reason_that_can_not_be_written_is_told_all_the_same(shaky: Crew) -> N
     shake(shaky, 10**9)
     shaky.report(0, Outcome(0, 2, (2,)))
     assert shaky.end().code == 2
-    assert shaky.said[-1] == "terminal could not be written (no answer): don't start this run again"
+    assert shaky.said[-1] == "terminal could not be written (no answer): do not start this run again"
 
 
 def test_a_run_folder_that_fails_is_the_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     crew = Crew(tmp_path / "file", 1)
     crew.join(0)
-    crew.referee.start()
+    crew.coordinator.start()
     end = crew.end()
     crew.members[0].close()
     assert end.code == 70
@@ -413,7 +413,7 @@ def test_an_order_survives_the_store() -> None:
 def test_graces_nest() -> None:
     timing = Timing()
     torchrun, node, container = timing.grace - timing.report, timing.grace, 25.0
-    assert max(NOTICE_SECONDS, LAST_SECONDS + 1) < torchrun <= node - 3 < node < node + timing.last <= container
+    assert max(PREEMPTION_SECONDS, LAST_SECONDS + 1) < torchrun <= node - 3 < node < node + timing.last <= container
 
 
 def test_a_thousand_nodes_look_less_often() -> None:

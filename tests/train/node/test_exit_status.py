@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from launch_train.common.contract import Exit
-from launch_train.node.exit_status import End, Outcome, decided, exhausted, own_failure
+from launch_train.node.exit_status import End, Outcome, end_after_failure, end_from_outcomes, own_failure
 
 
 def judged(*outcomes: Outcome, failures: int = 1, restarts: int = 3) -> End | None:
-    return decided(outcomes) or exhausted(outcomes, failures=failures, restarts=restarts)
+    return end_from_outcomes(outcomes) or end_after_failure(outcomes, failures=failures, restarts=restarts)
 
 
 def test_all_good_is_the_end() -> None:
@@ -44,24 +44,24 @@ def test_what_another_start_can_not_change_ends_at_once(mark: Exit, terminal: bo
 
 def test_preempted_is_never_success_and_never_for_good() -> None:
     end = judged(Outcome(0, 1, (75,), signum=15), Outcome(1, 1, (75,), note="stopped with the others"))
-    assert end == End(75, "stopped from outside after saving")
+    assert end == End(75, "interrupted; checkpoint saved")
     assert judged(Outcome(0, 0, (75,), signum=15)) == end
-    assert judged(Outcome(0, 0, signum=15)) == End(143, "node 0 got SIGTERM")
-    assert judged(Outcome(0, -2, signum=2)) == End(130, "node 0 got SIGINT")
+    assert judged(Outcome(0, 0, signum=15)) == End(143, "node 0 received SIGTERM")
+    assert judged(Outcome(0, -2, signum=2)) == End(130, "node 0 received SIGINT")
 
 
 def test_who_has_saved_ends_the_run_on_all_nodes_whoever_got_the_signal() -> None:
-    end = End(75, "stopped from outside after saving")
+    end = End(75, "interrupted; checkpoint saved")
     # Another node was preempted; this one's ranks agreed, saved and left by themselves.
     assert judged(Outcome(0, 1, (75,)), Outcome(1, 1, (75,), signum=15)) == end
     # It was stopped with the others a moment after its own processes had saved; the others broke on their way out.
     assert judged(Outcome(0, 1, (75,), note="stopped with the others"), Outcome(1, -9)) == end
     # The machine that was preempted went down before it could report.
-    assert judged(Outcome(0, 1, (75,)), Outcome(1, 1, note="was silent for 30 s")) == end
+    assert judged(Outcome(0, 1, (75,)), Outcome(1, 1, note="no heartbeat for 30 s")) == end
 
 
 def test_who_left_with_work_left_is_not_done_whatever_it_exits_with() -> None:
-    assert judged(Outcome(0, 0, (75,))) == End(75, "stopped from outside after saving")
+    assert judged(Outcome(0, 0, (75,))) == End(75, "interrupted; checkpoint saved")
     assert not Outcome(0, 0, (2,)).ok
 
 
@@ -81,9 +81,9 @@ def test_what_fails_twice_before_its_first_step_is_not_tried_again() -> None:
     failed = Outcome(1, 5)
     assert own_failure([Outcome(0, 1, note="was replaced"), failed, Outcome(2, 6)]) == 5
     assert own_failure([Outcome(0, 0), Outcome(1, 1, note="stopped with the others")]) is None
-    words = "node 1: exit code 5; failed twice before its first step: starting again can't help"
-    assert exhausted([failed], failures=2, restarts=3, hopeless=True) == End(1, words, terminal=True)
-    assert exhausted([failed], failures=2, restarts=3, hopeless=False) is None
+    words = "node 1: exit code 5; failed twice before its first step; not retrying"
+    assert end_after_failure([failed], failures=2, restarts=3, failed_twice_early=True) == End(1, words, terminal=True)
+    assert end_after_failure([failed], failures=2, restarts=3, failed_twice_early=False) is None
 
 
 def test_an_unknown_signal_has_a_number() -> None:

@@ -14,7 +14,7 @@ import torch
 from launch_train.common import faults
 from launch_train.common.contract import Exit
 from launch_train.common.faults import Fault
-from launch_train.node.exit_status import Outcome, recurring
+from launch_train.node.exit_status import Outcome, recurring_fault
 from tests.train.material import USUAL
 from tests.train.nodes import Machines, Node, machines
 
@@ -216,13 +216,13 @@ def fault(**changed: object) -> Fault:
 )
 def test_what_makes_two_failures_one(changed: dict[str, object], same: bool) -> None:
     before, now = Outcome(0, 1, faults=(fault(),)), Outcome(1, 1, faults=(fault(**changed),))
-    assert (recurring([before], [now]) is not None) == same
-    assert recurring([before], [now, Outcome(0, -9)]) is None, "a signal ended a peer: its own fault is unknown"
+    assert (recurring_fault([before], [now]) is not None) == same
+    assert recurring_fault([before], [now, Outcome(0, -9)]) is None, "a signal ended a peer: its own fault is unknown"
 
 
 def test_where_the_step_is_unknown_the_text_counts_too() -> None:
     def twice(error: str) -> Fault | None:
-        return recurring(
+        return recurring_fault(
             [Outcome(0, 1, faults=(fault(step=None),))], [Outcome(0, 1, faults=(fault(step=None, error=error),))]
         )
 
@@ -268,8 +268,8 @@ def test_what_torch_says_without_a_gpu_is_said_in_plain_words(ask: Callable[[], 
     ],
 )
 def test_errors_of_machines_and_builds_without_cuda(text: str, needs: bool) -> None:
-    assert (faults.NEEDS_GPU in faults.explained(f"RuntimeError: {text}")) == needs
-    assert faults.explained(faults.explained(text)) == faults.explained(text)
+    assert (faults.NEEDS_GPU in faults.with_gpu_hint(f"RuntimeError: {text}")) == needs
+    assert faults.with_gpu_hint(faults.with_gpu_hint(text)) == faults.with_gpu_hint(text)
 
 
 def test_a_record_that_can_not_be_written_hides_no_error(
@@ -345,7 +345,7 @@ def test_an_errors_note_is_not_its_text() -> None:
 def test_what_a_stopped_node_fails_with_is_no_reason() -> None:
     lost = Outcome(0, 1, faults=(fault(transient=True),))
     stopped = Outcome(1, 1, note="stopped with the others", faults=(fault(),))
-    assert recurring([lost, stopped], [lost, stopped]) is None
+    assert recurring_fault([lost, stopped], [lost, stopped]) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.node.gce_vm import Machine, machine_of, source_of
+from launch_train.node.gce_vm import Machine, log_source, machine_of
 from launcher.runs.metrics.results import results
 from tests.googlecloud import Fault, GoogleCloud, Stalled, Status
 from tests.googlecloud.logs import WRITE
@@ -34,7 +34,7 @@ def learning_rate(step, *rest):
         time.sleep(0.1)
     return real(step, *rest)
 launch_train.performance.optimizer.learning_rate = learning_rate
-runpy.run_module("train", run_name="__main__")
+runpy.run_module("launch_train", run_name="__main__")
 """
 CONFIG: dict[str, Any] = {
     "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 16, "dropout": 0.2},
@@ -96,7 +96,7 @@ def test_one_that_cant_be_read_is_told_and_none(text: str) -> None:
 @pytest.mark.parametrize(("node", "task"), [(0, "workerpool0-0"), (1, "workerpool1-0"), (3, "workerpool1-2")])
 def test_what_its_entries_say(node: int, task: str) -> None:
     machine = Machine(*TOLD.values())
-    source = source_of(machine, {contract.RUN: "demo-1", contract.CLUSTER_SPEC: cluster_spec(4, node, 2222)})
+    source = log_source(machine, {contract.RUN: "demo-1", contract.CLUSTER_SPEC: cluster_spec(4, node, 2222)})
     assert source.labels == {
         "launch-run": "demo-1",
         "task_name": task,
@@ -106,7 +106,7 @@ def test_what_its_entries_say(node: int, task: str) -> None:
 
 
 def test_a_cluster_that_cant_be_read_is_somebody_elses_word() -> None:
-    assert source_of(Machine("p", "z", "n", "1"), {contract.CLUSTER_SPEC: "{"}).labels["task_name"] == "workerpool0-0"
+    assert log_source(Machine("p", "z", "n", "1"), {contract.CLUSTER_SPEC: "{"}).labels["task_name"] == "workerpool0-0"
 
 
 # --- Cloud Logging ----------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_preempted_vm_saves_and_another_goes_on_without_a_step_lost(one: Machi
         began = time.monotonic()
         assert first.wait() == Exit.PREEMPTED, first.text
         assert time.monotonic() - began < 25  # with time to spare of the 30 s that Compute Engine gives
-        notice = "launch: Compute Engine preempts this VM (instance/preempted is TRUE): saving and leaving"
+        notice = "launch: Compute Engine is preempting this VM (instance/preempted is TRUE); saving a checkpoint"
         assert first.text.count(notice) == 1
         assert notice in logged(cloud)
         stopped = results(objects(cloud, "metrics/")).event("preempted")

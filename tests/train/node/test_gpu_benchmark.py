@@ -12,7 +12,7 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.node import gpu_benchmark
-from launch_train.node.gpu_benchmark import Result, check, measured, wanted
+from launch_train.node.gpu_benchmark import Result, check, is_requested, run_bench
 from tests.train.alone import alone
 from tests.train.nodes import machines
 
@@ -25,9 +25,9 @@ def never() -> bool:
 
 
 def test_it_is_off_unless_it_is_asked_for() -> None:
-    assert [wanted(env) for env in ({}, {contract.PREFLIGHT: "off"}, BENCH)] == [False, False, True]
+    assert [is_requested(env) for env in ({}, {contract.PREFLIGHT: "off"}, BENCH)] == [False, False, True]
     with pytest.raises(UsageError, match="LAUNCH_PREFLIGHT='yes' must be off or bench"):
-        wanted({contract.PREFLIGHT: "yes"})
+        is_requested({contract.PREFLIGHT: "yes"})
 
 
 @alone
@@ -36,7 +36,7 @@ def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "train.py").write_text("raise SystemExit('not me')")
     monkeypatch.chdir(tmp_path)
     env = {**ENV, contract.RUN_FOLDER: str(tmp_path / "run"), contract.EXIT_FILE: str(tmp_path / "exit")}
-    done = measured(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
+    done = run_bench(env, 3, processes=1, gpus=0, stopped=never, parts="host,allreduce")
     assert done.problem == ""
     data = json.loads(done.report)
     assert (data["ok"], [rank["node"] for rank in data["ranks"]]) == (True, [3])
@@ -46,9 +46,9 @@ def test_a_machine_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @alone
 def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
     began = time.monotonic()
-    late = measured(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
-    assert late == Result("the measuring did not end within 0 s")
-    assert measured(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
+    late = run_bench(ENV, 0, processes=1, gpus=0, stopped=never, limit=0.3)
+    assert late == Result("the benchmark did not finish within 0 s")
+    assert run_bench(ENV, 0, processes=1, gpus=0, stopped=lambda: True) == Result()
     assert time.monotonic() - began < 2 * gpu_benchmark.GRACE
 
 
@@ -56,7 +56,7 @@ def test_what_takes_too_long_is_ended_and_so_is_what_is_stopped() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     """What the measuring finds, one after the other."""
     results: list[Result] = []
-    monkeypatch.setattr(gpu_benchmark, "measured", lambda *_, **__: results.pop(0))
+    monkeypatch.setattr(gpu_benchmark, "run_bench", lambda *_, **__: results.pop(0))
     return results
 
 
@@ -65,7 +65,7 @@ def test_a_slow_machine_is_unfit_and_its_figures_are_kept(told: list[Result]) ->
     said: list[str] = []
     kept: list[bytes] = []
     check(BENCH, 1, 8, 8, said.append, never, kept.append)
-    assert said == ["preflight: measuring 8 GPUs", "preflight: the GPUs are as fast as they should be"]
+    assert said == ["preflight: benchmarking 8 GPUs", "preflight: passed, GPU speed is as expected"]
     with pytest.raises(UnfitError, match="preflight: GPU 3 of node 1 is 28 % slower"):
         check(BENCH, 1, 8, 8, said.append, never, kept.append)
     with pytest.raises(UnfitError, match="preflight: dead"):
@@ -76,20 +76,20 @@ def test_a_slow_machine_is_unfit_and_its_figures_are_kept(told: list[Result]) ->
 
 def test_the_problem_is_what_the_verdict_calls_unfit() -> None:
     findings = [{"unfit": True, "text": "a"}, {"unfit": False, "text": "b"}, {"unfit": True, "text": "c"}]
-    assert gpu_benchmark._problem(70, json.dumps({"findings": findings}).encode(), 1.0) == "a; c"
+    assert gpu_benchmark._describe_problem(70, json.dumps({"findings": findings}).encode(), 1.0) == "a; c"
 
 
 def test_a_node_without_gpus_goes_on(told: list[Result]) -> None:
     said: list[str] = []
     check(BENCH, 0, 1, 0, said.append, never, print)
-    assert said == ["preflight: no GPU here, so there is nothing to measure; going on without"]
+    assert said == ["preflight: skipped, no GPU found"]
 
 
 def test_a_node_that_is_stopped_meanwhile_claims_nothing(told: list[Result]) -> None:
     told += [Result()]
     said: list[str] = []
     check(BENCH, 0, 1, 1, said.append, lambda: True, print)
-    assert said == ["preflight: measuring the GPU"]
+    assert said == ["preflight: benchmarking the GPU"]
 
 
 def test_a_node_whose_gpus_are_ill_never_starts_the_program(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_node_whose_gpus_are_ill_never_starts_the_program(tmp_path: Path) -> N
         site.script("print('at work')")
         node = site.start("--script", "work.py", env={**BENCH, contract.PROCESSES: "1", "PATH": path})
         assert node.wait() == contract.Exit.UNFIT, node.text
-        assert "launch: node 0: preflight: the measuring failed with exit code 70" in node.text
+        assert "launch: node 0: preflight: the benchmark failed with exit code 70" in node.text
         assert node.text.count("but torch") == 1, "one line of what is wrong"
         assert "at work" not in node.text
         assert not (site.run_folder / contract.TERMINAL).exists()  # another machine may do it

@@ -16,7 +16,7 @@ from launch_train.common import contract, heartbeat
 from launch_train.common.contract import Exit
 from launch_train.common.heartbeat import Beat, Heartbeat
 from launch_train.node import hang_detection
-from launch_train.node.hang_detection import Hangs
+from launch_train.node.hang_detection import HangDetector
 from tests.train.nodes import REPOSITORY, Machines, machines
 from tests.train.trials import CONFIG, losses
 
@@ -61,7 +61,7 @@ def test_a_process_that_hangs_is_started_again(one: Machines, how: str) -> None:
     assert node.wait() == Exit.OK, node.text
     assert "in stuck" in stacks(one)
     assert node.text.count("hung: no progress for") == 1
-    assert "starting again (1 of 3" in node.text
+    assert "restarting (1 of 3" in node.text
     assert not (one.run_folder / contract.TERMINAL).exists()
 
 
@@ -171,14 +171,14 @@ def test_without_a_node_there_is_no_heartbeat(tmp_path: Path) -> None:
 def test_compiling_again_is_no_hang_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, late: float, hung: bool
 ) -> None:
-    found, now = Hangs(tmp_path, None, lambda: -math.inf), time.monotonic()
+    found, now = HangDetector(tmp_path, None, lambda: -math.inf), time.monotonic()
     monkeypatch.setattr(heartbeat, "newest", lambda folder: Beat(now - late - 60, now - late))
     monkeypatch.setattr(found, "stacks", lambda: text)
     assert found.found() == (text if hung else None)
 
 
 def test_progress_while_the_stacks_are_written_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, line = Hangs(tmp_path, None, lambda: -math.inf), Heartbeat({contract.WATCH: str(tmp_path)})
+    found, line = HangDetector(tmp_path, None, lambda: -math.inf), Heartbeat({contract.WATCH: str(tmp_path)})
     line.expect(-1)
 
     def stacks() -> bytes:
@@ -192,7 +192,7 @@ def test_progress_while_the_stacks_are_written_is_no_hang(tmp_path: Path, monkey
 def test_a_line_of_output_does_not_shorten_what_was_announced(tmp_path: Path) -> None:
     """A checkpoint that a script waits for; another of its processes prints meanwhile."""
     heard = time.monotonic() + 1
-    found, line = Hangs(tmp_path, 5.0, lambda: heard), Heartbeat({contract.WATCH: str(tmp_path)})
+    found, line = HangDetector(tmp_path, 5.0, lambda: heard), Heartbeat({contract.WATCH: str(tmp_path)})
     assert found._beat() == Beat(heard, heard + 5.0)
     line.expect(1800)
     assert found._beat() == Beat(heard, heartbeat.newest(tmp_path).deadline)
@@ -201,7 +201,7 @@ def test_a_line_of_output_does_not_shorten_what_was_announced(tmp_path: Path) ->
 
 
 def test_stacks_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Hangs(tmp_path, None, lambda: -math.inf)
+    found = HangDetector(tmp_path, None, lambda: -math.inf)
     monkeypatch.setattr(hang_detection, "WRITE_S", 0.0)
     monkeypatch.setattr(hang_detection, "descendants", lambda root: set(range(1, 100)))
     monkeypatch.setattr(hang_detection, "_listens", lambda pid: True)

@@ -16,18 +16,19 @@ from types import SimpleNamespace
 import pytest
 
 from launch_train.common import contract
+from launch_train.monitoring import monitor
 from launch_train.node import launch_round
 from launch_train.node.cluster import Cluster
-from launch_train.node.command import Task
+from launch_train.node.command import Paths, Task
 from launch_train.node.control_store import Member, MemoryStore, Order, Timing
-from launch_train.node.launch_round import Plan, Stop, give_notice, prepare_notice, run_generation
+from launch_train.node.launch_round import LaunchPlan, StopRequest, give_notice, prepare_notice, run_generation
 from tests.train.alone import alone
 
 TIMING = Timing(grace=22, last=3)
 
 
 def test_the_first_signal_counts_and_only_a_second_ctrl_c_hurries() -> None:
-    stop, before = Stop(), time.time()
+    stop, before = StopRequest(), time.time()
     stop.note(signal.SIGTERM, ctrl_c=False)
     first = replace(stop)
     stop.note(signal.SIGTERM, ctrl_c=False)
@@ -53,14 +54,14 @@ def test_the_first_signal_counts_and_only_a_second_ctrl_c_hurries() -> None:
 )
 def test_what_is_left_after_a_signal_fits_into_the_graces(since: float, gone: float, left: float) -> None:
     now = time.monotonic()
-    stop = Stop(signal.SIGTERM, since=now - since, gone=now - gone)
+    stop = StopRequest(signal.SIGTERM, since=now - since, exited=now - gone)
     assert stop.left(now + 100, TIMING) == pytest.approx(left, abs=0.2)
     assert stop.left(now + 0.5, TIMING) <= 0.5
     assert replace(stop, hurry=True).left(now + 100, TIMING) == 0
 
 
 def test_without_a_signal_there_is_the_time_that_was_asked_for() -> None:
-    assert Stop().left(time.monotonic() + 100, TIMING) == pytest.approx(100, abs=0.2)
+    assert StopRequest().left(time.monotonic() + 100, TIMING) == pytest.approx(100, abs=0.2)
 
 
 def test_the_notice_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_a_notice_that_can_not_be_written_is_given_all_the_same(tmp_path: Path) 
     assert path.is_symlink()
 
 
-def _told(signum: int) -> Stop:
-    stop = Stop()
+def _told(signum: int) -> StopRequest:
+    stop = StopRequest()
     stop.note(signum, ctrl_c=signum == signal.SIGINT)
     return stop
 
@@ -103,17 +104,38 @@ def test_the_node_looks_at_the_machine_where_the_trainer_does_not(
     folder, secret = tmp_path / "run", {"TOKEN": "never told"}
     env = {**os.environ, contract.RUN_FOLDER: str(folder)}
     cluster = Cluster(("localhost:1", "localhost:2"), node)
-    plan = Plan(task, cluster, env, 1, 0, tmp_path, "demo-1", secrets=secret)
+    plan = LaunchPlan(task, cluster, env, 1, 0, tmp_path, "demo-1", secrets=secret)
     member = Member(MemoryStore(), node, TIMING)
     order = Order(2, 1, 0, (member.incarnation,) * 2)
     member.state = lambda: SimpleNamespace(phase="run", generation=2)  # type: ignore[method-assign,assignment,return-value]
-    assert run_generation(plan, order, member, TIMING, Stop()).code == 0
+    assert run_generation(plan, order, member, TIMING, StopRequest()).code == 0
     member.close()
     parts = [path.name for path in folder.glob("monitor/*")]
     assert parts == ([f"0001-0002-000{node}-000000.jsonl"] if looks else [])
     if looks:
         rows = [json.loads(line) for line in (folder / "monitor" / parts[0]).read_text().splitlines()]
         assert rows[-1]["host"]["ram_gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "monitored"), [("launch_train", False), ("launch_train.bench", False), ("train", True)]
+)
+def test_the_node_does_not_monitor_the_trainer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, monitored: bool
+) -> None:
+    opened: list[object] = []
+
+    def open_monitor(*arguments: object) -> SimpleNamespace:
+        opened.append(arguments)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(monitor, "open_monitor", open_monitor)
+    task = Task("torchrun", "module", module, ())
+    plan = LaunchPlan(task, Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
+    paths = Paths(tmp_path, tmp_path / "exit", tmp_path / "notice", spool=None, watch=tmp_path, faults=tmp_path)
+    with launch_round._monitored(plan, Order(0, 1, 0, ()), paths):
+        pass
+    assert bool(opened) == monitored
 
 
 def test_nothing_of_the_monitor_loads_torch() -> None:
@@ -133,7 +155,9 @@ def test_a_machine_that_starts_nothing_for_now_is_an_outcome(
         raise fault
 
     monkeypatch.setattr(what, fails)
-    plan = Plan(Task("python", "command", "", ("true",)), Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1")
+    plan = LaunchPlan(
+        Task("python", "command", "", ("true",)), Cluster(("localhost:1",), 0), {}, 1, 0, tmp_path, "demo-1"
+    )
     member = Member(MemoryStore(), 0, TIMING)
     outcome = run_generation(plan, Order(0, 1, 0, (member.incarnation,)), member, TIMING, _told(signal.SIGTERM))
     member.close()

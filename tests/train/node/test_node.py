@@ -64,7 +64,7 @@ def test_what_fails_twice_before_its_first_step_is_not_started_again(one: Machin
     node = one.start("--script", "work.py")
     assert node.wait() == Exit.FAILED
     assert re.findall(r"^generation (\d)", node.text, re.M) == ["0", "1"]
-    hopeless = "failed twice before its first step: starting again can't help"
+    hopeless = "failed twice before its first step; not retrying"
     assert hopeless in (one.run_folder / "terminal").read_text()
 
 
@@ -99,7 +99,7 @@ def test_a_repaired_failure_ends_well(one: Machines) -> None:
     script = one.script("import os; raise SystemExit(os.environ['LAUNCH_GENERATION'] == '0')")
     node = one.start(*python(script))
     assert node.wait() == Exit.OK
-    assert "node 0: exit code 1; starting again (1 of 3" in node.text
+    assert "node 0: exit code 1; restarting (1 of 3" in node.text
     assert not (one.run_folder / "terminal").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_users_error_is_not_tried_again_and_torchrun_does_not_hide_it(one: Mac
     assert "exit code 2" not in node.text.rpartition("launch: node 0")[0]  # it has said why; torchrun needn't
     assert "Traceback" not in node.text
     assert "torch/distributed" not in node.text
-    assert "can't work" in (one.run_folder / "terminal").read_text()
+    assert "invalid config or code" in (one.run_folder / "terminal").read_text()
 
 
 def test_a_terminal_run_is_not_started(one: Machines) -> None:
@@ -124,7 +124,7 @@ def test_a_terminal_run_is_not_started(one: Machines) -> None:
     (one.run_folder / "terminal").write_text("lr must be above 0\n")
     node = one.start(*python(one.script(FAILS)))
     assert node.wait() == Exit.TERMINAL
-    assert node.text == "launch: this run must not be started again: lr must be above 0 (exit code 78)\n"
+    assert node.text == "launch: an earlier attempt failed permanently: lr must be above 0 (exit code 78)\n"
 
 
 def test_generations_go_on_where_the_last_container_stopped(one: Machines) -> None:
@@ -212,7 +212,7 @@ def test_workers_of_a_killed_torchrun_do_not_stay(one: Machines) -> None:
     )
     node = one.start("--script", script)
     assert node.wait() == Exit.OK, node.text
-    assert "killed by SIGKILL; starting again" in node.text
+    assert "killed by SIGKILL; restarting" in node.text
     assert one.left_over() == []
 
 
@@ -257,7 +257,7 @@ def test_a_rehearsal_has_not_the_clouds_network(one: Machines) -> None:
     )
     assert node.wait() == Exit.OK
     assert "[] WARN\n" in node.text
-    assert node.text.count("a rehearsal: ") == 1
+    assert node.text.count("launch: rehearsal: ") == 1
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
@@ -365,10 +365,10 @@ def test_in_the_cloud_a_missing_gpu_is_the_end(one: Machines) -> None:
     hidden = {"LAUNCH_GPU": gpu, "LAUNCH_PROCESSES": "2", "CUDA_VISIBLE_DEVICES": ""}
     node = one.start(*python(one.script("")), env=hidden | {"CLUSTER_SPEC": json.dumps(spec)})
     assert node.wait() == Exit.UNFIT
-    assert "0 of 2 GPUs (NVIDIA H100) are visible" in node.text
+    assert "found 0 of 2 GPUs (NVIDIA H100)" in node.text
     rehearsal = one.start(*python("work.py"), env=hidden)
     assert rehearsal.wait() == Exit.OK
-    assert "are visible; a rehearsal goes on" in rehearsal.text
+    assert "found 0 of 2 GPUs (NVIDIA H100); continuing on CPU" in rehearsal.text
 
 
 def test_a_run_folder_that_can_not_be_written_is_said_before_anything_starts(one: Machines) -> None:

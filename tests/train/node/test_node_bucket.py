@@ -77,8 +77,8 @@ def test_what_a_killed_process_left_is_sent_before_the_next_start(bucket: Bucket
     reads = f"else:\n    print(open_storage(os.environ['LAUNCH_RUN_FOLDER']).read('{PART}'))\n"
     node = bucket.start(DIES_WITH_A_ROW + reads)
     assert node.wait() == Exit.OK
-    assert "starting again (1 of 3" in node.text
-    assert "starting again (2 of 3" not in node.text
+    assert "restarting (1 of 3" in node.text
+    assert "restarting (2 of 3" not in node.text
     assert bucket.objects("metrics/") == {PART: b'{"step": 1}\n'}
     assert bucket.text() == node.text
     assert list(bucket.spools.iterdir()) == []
@@ -134,8 +134,8 @@ def test_a_bucket_that_can_only_be_read_is_one_line_and_at_once(bucket: Bucket) 
 
 def test_a_node_that_comes_while_the_bucket_is_away_waits_for_it(bucket: Bucket) -> None:
     bucket.cloud.faults.down(math.inf)
-    node = bucket.start("print('works')", ask=0.5, again=0.1)
-    node.await_text("; trying again for 600 s")
+    node = bucket.start("print('works')", ask=0.5, retry_every=0.1)
+    node.await_text("; retrying for 600 s")
     time.sleep(0.6)
     bucket.cloud.faults.clear()
     assert node.wait() == Exit.OK, node.text
@@ -145,14 +145,14 @@ def test_a_node_that_comes_while_the_bucket_is_away_waits_for_it(bucket: Bucket)
 
 def test_a_node_whose_bucket_stays_away_gives_up(bucket: Bucket) -> None:
     bucket.cloud.faults.down(math.inf)
-    node = bucket.start("", ask=0.3, again=0.1, patience=0.5)
+    node = bucket.start("", ask=0.3, retry_every=0.1, retry=0.5)
     assert node.wait() == Exit.UNFIT
     assert "can't be reached" in node.text.splitlines()[-1]
 
 
 def test_a_node_that_waits_for_its_bucket_leaves_when_told(bucket: Bucket) -> None:
     bucket.cloud.faults.down(math.inf)
-    node = bucket.start("", ask=0.5, again=100.0)
+    node = bucket.start("", ask=0.5, retry_every=100.0)
     node.await_text("trying again")
     start = time.monotonic()
     node.send(signal.SIGTERM)

@@ -36,7 +36,7 @@ def test_of_ten_jobs_at_once_exactly_one_works(one: Machines) -> None:
     workers = [number for number in range(10) if (one.folder / f"worked-{number}").exists()]
     assert len(workers) == 1
     assert json.loads((one.run_folder / contract.claim(1)).read_text()) == {"job": str(workers[0])}
-    line = f"launch: job {workers[0]} has attempt 1 of this run; this one has none\n"
+    line = f"launch: job {workers[0]} already runs attempt 1 of this run; exiting\n"
     assert [node.text for number, node in enumerate(nodes) if number not in workers] == [line] * 9
 
 

@@ -57,7 +57,7 @@ def test_two_nodes_of_two_ranks_survive_a_killed_worker(two: Machines) -> None:
     for number, node in zip((1, 0), nodes, strict=True):
         met = sorted(re.findall(r"met 4 rank (\d) node (\d) generation 1", node.text))
         assert met == [(str(2 * number + local), str(number)) for local in (0, 1)]
-    assert "starting again (1 of 3" in nodes[1].text
+    assert "restarting (1 of 3" in nodes[1].text
     assert two.left_over() == []
 
 
@@ -128,8 +128,8 @@ def test_a_vanished_node_does_not_hang_the_others(two: Machines) -> None:
     until(lambda: generations(primary) == generations(worker) == ["0"], "generation 0")
     worker.send(signal.SIGKILL)
     assert primary.wait() == Exit.FAILED
-    assert "node 1: was silent for 3 s; starting again" in primary.text
-    assert "node 1 did not come within 10 s" in primary.text
+    assert "node 1: no heartbeat for 3 s; restarting" in primary.text
+    assert "node 1 did not join within 10 s" in primary.text
     assert not (two.run_folder / "terminal").exists()  # with a machine in its place it can go on
     assert two.left_over() == []
 
@@ -140,7 +140,7 @@ def test_a_replaced_node_0_is_found_again(two: Machines) -> None:
     until(lambda: generations(primary) == generations(worker) == ["0"], "generation 0")
     primary.send(signal.SIGKILL)
     primary.wait()
-    worker.await_text("node 0 does not answer any more")
+    worker.await_text("node 0 no longer responds")
     again = two.start(*python(script), node=0, timing=QUICK)
     until(lambda: generations(again) == ["1"] and generations(worker) == ["0", "1"], "generation 1")
     (two.folder / "go").touch()
@@ -152,7 +152,7 @@ def test_a_frozen_node_0_is_given_up_and_joined_again_when_it_wakes(two: Machine
     primary, worker = (two.start(*python(script), node=n, timing=QUICK | {"lost": 1.5}) for n in (0, 1))
     until(lambda: generations(primary) == generations(worker) == ["0"], "generation 0")
     primary.send(signal.SIGSTOP)  # unlike a killed one, it closes no connection
-    worker.await_text("node 0 does not answer any more")
+    worker.await_text("node 0 no longer responds")
     primary.send(signal.SIGCONT)
     until(lambda: generations(primary) == generations(worker) == ["0", "1"], "generation 1")
     (two.folder / "go").touch()

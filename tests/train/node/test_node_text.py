@@ -44,7 +44,7 @@ def test_all_that_is_printed_is_kept_in_its_order(one: Machines) -> None:
     assert node.wait() == Exit.OK
     assert text(one) == node.text
     lines = ["on stdout 0", "on stderr", "from a child", "native, no newline at the end"]
-    assert node.text.startswith("\n".join(lines) + "launch: node 0: exit code 3; starting again (1 of 3")
+    assert node.text.startswith("\n".join(lines) + "launch: node 0: exit code 3; restarting (1 of 3")
     assert node.text.endswith("native, no newline at the endlaunch: done\n")
 
 
@@ -72,7 +72,7 @@ def test_it_is_there_while_the_run_goes_on_and_whole_after_a_preemption(one: Mac
     until(lambda: text(one) == "waiting\n", "the first part", limit=5)
     node.send(signal.SIGTERM)
     assert node.wait() == Exit.PREEMPTED
-    assert text(one) == "waiting\nsaving\nsaved, 100%\rlaunch: stopped from outside after saving (exit code 75)\n"
+    assert text(one) == "waiting\nsaving\nsaved, 100%\rlaunch: interrupted; checkpoint saved (exit code 75)\n"
 
 
 def test_what_a_generation_printed_is_written_as_soon_as_it_is_over(one: Machines) -> None:

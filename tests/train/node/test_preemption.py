@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from launch_train.node.launch_round import Stop
-from launch_train.node.preemption import PATIENCE, Notices
+from launch_train.node.launch_round import StopRequest
+from launch_train.node.preemption import REPORT_AFTER, PreemptionListener
 from tests.train.node.metadata import Metadata
 from tests.train.nodes import free_port, until
 
@@ -24,9 +24,9 @@ class Heard:
     """A node that listens."""
 
     def __init__(self, address: str, pause: float) -> None:
-        self.stop = Stop()
+        self.stop = StopRequest()
         self.said: list[str] = []
-        self.notices = Notices({"GCE_METADATA_HOST": address}, self.stop, self.said.append, pause)
+        self.notices = PreemptionListener({"GCE_METADATA_HOST": address}, self.stop, self.said.append, pause)
         self.notices.start()
 
     def is_told(self) -> bool:
@@ -54,8 +54,8 @@ def listen(server: Metadata) -> Iterator[Listen]:
 @pytest.mark.parametrize(
     ("key", "value", "meaning"),
     [
-        (PREEMPTED, "TRUE", "Compute Engine preempts this VM"),
-        (MAINTENANCE, TERMINATE, "Compute Engine stops this VM for its host's maintenance"),
+        (PREEMPTED, "TRUE", "Compute Engine is preempting this VM"),
+        (MAINTENANCE, TERMINATE, "Compute Engine is stopping this VM for host maintenance"),
     ],
 )
 def test_a_notice_is_a_signal(server: Metadata, listen: Listen, key: str, value: str, meaning: str) -> None:
@@ -66,7 +66,7 @@ def test_a_notice_is_a_signal(server: Metadata, listen: Listen, key: str, value:
     server.set(key, value)
     until(heard.is_told, "the notice", limit=10)
     assert before <= heard.stop.when < before + 2
-    assert heard.said == [f"{meaning} ({key} is {value}): saving and leaving"]
+    assert heard.said == [f"{meaning} ({key} is {value}); saving a checkpoint"]
     assert not heard.stop.hurry
 
 
@@ -89,7 +89,7 @@ def test_a_migration_is_none(server: Metadata, listen: Listen) -> None:
 @pytest.mark.parametrize("fault", [404, 500, 503, "cut", "torn", "stranger", "reset", "noise"])
 def test_an_answer_that_is_none_is_asked_for_again(server: Metadata, listen: Listen, fault: int | str) -> None:
     """Also when what was spoilt is the notice itself."""
-    server.faults[PREEMPTED] = [fault] * (PATIENCE - 1)
+    server.faults[PREEMPTED] = [fault] * (REPORT_AFTER - 1)
     server.set(PREEMPTED, "TRUE")
     heard = listen()
     until(heard.is_told, "the notice", limit=10)
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_told_once(server: Metadata, listen: Listen) -> None:
     heard = listen()
     until(lambda: min(map(server.requests.count, server.faults)) > 12, "the end of it", limit=10)
     [line] = heard.said
-    assert line.endswith("gives no notice of a preemption for now: HTTP Error 503: Service Unavailable; asking on")
+    assert line.endswith("HTTP Error 503: Service Unavailable; retrying")
     server.set(PREEMPTED, "TRUE")
     until(lambda: bool(heard.stop.signum), "the notice", limit=10)
 

@@ -74,7 +74,7 @@ def test_an_older_torch_is_not_told_what_it_does_not_know(monkeypatch: pytest.Mo
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 30))
     known, argv = ArgumentParser(), ["--nnodes=1", "--shutdown-timeout=18", "-m", "launch_train", "--x=1"]
     known.add_argument("--shutdown-timeout")
-    assert torchrun._understood(argv, known) == argv
+    assert torchrun._supported_arguments(argv, known) == argv
     assert PContext.close.__defaults__ == (None, 30)
-    assert torchrun._understood(argv, ArgumentParser()) == ["--nnodes=1", "-m", "launch_train", "--x=1"]
+    assert torchrun._supported_arguments(argv, ArgumentParser()) == ["--nnodes=1", "-m", "launch_train", "--x=1"]
     assert PContext.close.__defaults__ == (None, 18)

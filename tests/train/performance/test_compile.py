@@ -211,7 +211,7 @@ def test_a_compiler_that_fails_leaves_the_probe_what_it_found_without(
 def said_of(folder: Path) -> dict[str, Any]:
     """What the newest checkpoint says of its run."""
     storage = LocalFolder(folder)
-    (newest, *_) = manifest.listed(storage.list("checkpoints/"))
+    (newest, *_) = manifest.manifest_names(storage.list("checkpoints/"))
     return manifest.read(storage, newest).about
 
 

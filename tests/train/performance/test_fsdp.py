@@ -29,7 +29,7 @@ from launch_train.common.text import si
 from launch_train.data import open_data
 from launch_train.data.loader import Feed
 from launch_train.distributed import dtensor
-from launch_train.distributed.dtensor import Place, Stored
+from launch_train.distributed.dtensor import Region, SavedTensor
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
 from launch_train.performance import fsdp, grad_guard, precision
@@ -121,13 +121,13 @@ def test_one_rank_reads_what_two_have_shared_out(session: Path, tmp_path: Path) 
 
 
 def saved_in(folder: Path) -> int:
-    return len(manifest.listed(LocalFolder(folder).list("checkpoints/")))
+    return len(manifest.manifest_names(LocalFolder(folder).list("checkpoints/")))
 
 
 def test_no_rank_saves_the_whole_model(session: Path) -> None:
     """Each saves its own parts, half of it all."""
     storage = LocalFolder(session / "fsdp")
-    (newest, *_) = manifest.listed(storage.list("checkpoints/"))
+    (newest, *_) = manifest.manifest_names(storage.list("checkpoints/"))
     shards = [sum(part.bytes for part in shard) for shard in manifest.read(storage, newest).shards]
     whole = 12 * end(session / "fsdp")["parameters"]  # parameters and two moments, in fp32
     assert all(0.4 * whole < size < 0.75 * whole for size in shards)
@@ -184,13 +184,13 @@ def test_sgd_says_why_it_is_not_fused(session: Path) -> None:
 # --- Parts of tensors -------------------------------------------------------------------------------------------------
 
 
-def cut(whole: Tensor, ranks: int, dim: int) -> list[tuple[Place, Tensor]]:
+def cut(whole: Tensor, ranks: int, dim: int) -> list[tuple[Region, Tensor]]:
     """As FSDP does it: rows of the same number, but for the last ranks, which may have none."""
     each, found = -(-whole.shape[dim] // ranks), []
     for rank in range(ranks):
         begin_ = min(rank * each, whole.shape[dim])
         part = whole.narrow(dim, begin_, min(each, whole.shape[dim] - begin_))
-        found.append((Place(tuple(begin_ if d == dim else 0 for d in range(whole.dim())), tuple(part.shape)), part))
+        found.append((Region(tuple(begin_ if d == dim else 0 for d in range(whole.dim())), tuple(part.shape)), part))
     return found
 
 
@@ -204,17 +204,17 @@ def cut(whole: Tensor, ranks: int, dim: int) -> list[tuple[Place, Tensor]]:
 def test_any_part_comes_from_any_parts(drawn: tuple[list[int], int, int], writers: int, readers: int) -> None:
     shape, cut_by, read_by = drawn
     whole = torch.arange(math.prod(shape)).reshape(shape)
-    saved = Stored(tuple(shape), tuple(cut(whole, writers, cut_by)))
-    assert torch.equal(dtensor.in_one(saved), whole)
+    saved = SavedTensor(tuple(shape), tuple(cut(whole, writers, cut_by)))
+    assert torch.equal(dtensor.assemble(saved), whole)
     for place, part in cut(whole, readers, read_by):
         assert torch.equal(dtensor.fill(torch.full(place.size, -1), place, saved), part)
 
 
 def test_a_part_that_is_missing_is_noticed() -> None:
     parts = cut(torch.arange(10), 3, 0)
-    with pytest.raises(ValueError, match=r"of 10 numbers of a tensor of \(10,\) the checkpoint has 6"):
-        dtensor.in_one(Stored((10,), (parts[0], parts[2])))
-    last = dtensor.fill(torch.empty(2, dtype=torch.int64), Place((8,), (2,)), Stored((10,), (parts[2],)))
+    with pytest.raises(ValueError, match=r"has 6 of 10 elements of a tensor of \(10,\)"):
+        dtensor.assemble(SavedTensor((10,), (parts[0], parts[2])))
+    last = dtensor.fill(torch.empty(2, dtype=torch.int64), Region((8,), (2,)), SavedTensor((10,), (parts[2],)))
     assert last.tolist() == [8, 9]
 
 
@@ -222,7 +222,7 @@ def test_a_checkpoint_without_parts_is_read_as_it_was() -> None:
     """Whole tensors come back in their memory format, each from the one rank that has it."""
     image = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
     one, other = {"tensors": {"a": image, "s": torch.tensor(3.0)}}, {"tensors": {"b": torch.empty(0)}}
-    found = dtensor.wholes([one, other])
+    found = dtensor.full_tensors([one, other])
     assert found["a"].is_contiguous(memory_format=torch.channels_last)
     assert found["a"].data_ptr() != image.data_ptr()
     assert (found["s"].item(), found["b"].numel()) == (3.0, 0)
@@ -274,13 +274,13 @@ def test_after_an_evaluation_the_outermost_parameters_go_back(group: Ranks) -> N
     assert before == parameters_sha256(_same(model(), shared))
     with torch.no_grad():
         shared(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
-    assert not all(dtensor.is_shared_out(one) for one in shared.parameters())
+    assert not all(dtensor.is_sharded(one) for one in shared.parameters())
     assert parameters_sha256(shared) == before
-    assert all(dtensor.is_shared_out(one) for one in shared.parameters())
+    assert all(dtensor.is_sharded(one) for one in shared.parameters())
 
 
 def _same(plain: nn.Module, shared: nn.Module) -> nn.Module:
-    plain.load_state_dict({name: dtensor.whole(tensor) for name, tensor in shared.state_dict().items()})
+    plain.load_state_dict({name: dtensor.full_tensor(tensor) for name, tensor in shared.state_dict().items()})
     return plain
 
 
@@ -398,7 +398,7 @@ def _step(shared: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor) -
             with precision.autocast(BF16, tokens.device):
                 loss = shared(tokens, tokens)
             loss.backward()
-    norm = dtensor.whole(nn.utils.clip_grad_norm_(shared.parameters(), 1.0))
+    norm = dtensor.full_tensor(nn.utils.clip_grad_norm_(shared.parameters(), 1.0))
     grad_guard.skip_unless_finite(optimizer, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

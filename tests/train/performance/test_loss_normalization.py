@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     base = tmp_path_factory.mktemp("weighing")
     on_two_ranks(forked, "tests.train.weighing", base)
     with on_one_thread():
-        weighing.runs(Session(base, Ranks(store=HashStore(), meetings=itertools.count())))
+        weighing.runs(Session(base, Ranks(store=HashStore(), barriers=itertools.count())))
     return base
 
 

@@ -187,7 +187,7 @@ def test_a_checkpoint_of_something_else_names_no_micro_batch(
     """A run folder of a script: it is refused once the run is set up, on all ranks alike."""
     storage, config = LocalFolder(tmp_path), parse({"batch_size": 8})
     manifest = Manifest(3, "1-0", ((),), about)
-    monkeypatch.setattr(warmup, "newest", lambda found: manifest if found is storage else None)
+    monkeypatch.setattr(warmup, "newest_manifest", lambda found: manifest if found is storage else None)
     assert warmup._as_saved(config, Ranks(), portions(8, None, 1), storage) is None
 
 

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from launch_train.common import contract
 from launch_train.common.config import Profile
 from launch_train.distributed import process_group
-from launch_train.metrics import Null
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import Recording
 from launch_train.profiling.report import Report
+from launch_train.telemetry.metric_sink import Null
 
 LATE = 0.8
 """Seconds by which rank 1 is late in each step: rank 0 waits for longer than it works, on a slow machine too."""

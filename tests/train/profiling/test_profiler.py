@@ -21,11 +21,11 @@ from launch_train.common.errors import PreemptedError
 from launch_train.common.storage import LocalFolder
 from launch_train.data.loader import Feed
 from launch_train.distributed.process_group import Ranks
-from launch_train.metrics import Null
 from launch_train.profiling import __main__, report
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.profiler import Off, Recording, open_profiler, setup_of
 from launch_train.profiling.report import Report
+from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
 from launch_train.trainer.metrics_buffer import Recorder, Step

@@ -19,7 +19,7 @@ import pytest
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder, Storage, UnreachableError, retry
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from launch_train.telemetry import throttled_warning, upload_queue
 from launch_train.telemetry.upload_dir import Entry, new_folder, taken_over
 from launch_train.telemetry.upload_queue import Direct, Spool, open_outbox, sweep
@@ -509,7 +509,7 @@ def test_a_stalled_bucket_and_an_outage_of_minutes(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     monkeypatch.setattr(retry, "SILENCE_SECONDS", 0.1)
     monkeypatch.setattr(upload_queue, "FIRST_WAIT", 0.01)
-    storage: Storage = GcsFolder(URL, world=World(clock, clock.advance))
+    storage: Storage = GcsFolder(URL, world=RetryClock(clock, clock.advance))
     outbox = Spool(storage, new_folder(str(tmp_path), URL))
     outage = cloud.faults.down(until=clock() + 180)
     stall = cloud.faults.add(Fault(INSERT, Stalled()))

@@ -23,8 +23,8 @@ from launch_train.data import cuda_prefetcher
 from launch_train.data.cuda_prefetcher import Ahead
 from launch_train.data.workers import Key, Made
 from launch_train.distributed.process_group import Ranks
-from launch_train.metrics import Null
 from launch_train.profiling.profiler import Recording
+from launch_train.telemetry.metric_sink import Null
 from launch_train.trainer import shutdown
 
 GPU = torch.device("cuda", 3)
@@ -69,7 +69,7 @@ def saving(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ranks, Pa
     def make(ranks: Ranks, folder: Path) -> Saver:
         storage = LocalFolder(folder)
         interval = Interval(None, 1.0)
-        return Saver(ranks, storage, Checkpoint(), Null(), start="0001-0000", fence=None, interval=interval)
+        return Saver(ranks, storage, Checkpoint(), Null(), start="0001-0000", lease=None, interval=interval)
 
     return make
 
@@ -87,7 +87,7 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
     """They are saved by the same Saver, which goes by the device of its ranks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
-    assert session._joined({}).device == GPU
+    assert session._ranks_of({}).device == GPU
 
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:

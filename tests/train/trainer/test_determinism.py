@@ -135,7 +135,7 @@ def test_an_error_that_only_another_rank_has_is_said_by_it(tmp_path: Path) -> No
     said = ranks[1].communicate(timeout=60)[1]
     ranks[0].kill()
     ranks[0].communicate()
-    assert said == "train: s3://bucket is neither gs://BUCKET/PATH nor a local folder\n"
+    assert said == "train: invalid run folder s3://bucket: use gs://BUCKET/PATH or a local folder\n"
     assert ranks[1].returncode == contract.Exit.UNFIT
 
 

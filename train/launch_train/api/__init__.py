@@ -1,1 +1,1 @@
-"""Behind `from train import checkpoint`: checkpoints of a script of the user's own."""
+"""The implementation of `launch_train.checkpoint`: checkpoints of custom scripts."""

@@ -1,4 +1,4 @@
-"""How a script of your own hears that it is to stop: SIGTERM, which it goes on through, and the node's notice."""
+"""Shutdown signals of a custom script: SIGTERM, which it survives, and the node's preemption notice."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ from functools import partial
 from types import FrameType
 
 from launch_train import metrics
-from launch_train.common.process_exit import PEER_SECONDS, Told, heeding_sigterm, leave
+from launch_train.common.process_exit import PEER_SECONDS, ShutdownSignal, catch_sigterm, leave
 
 ROWS_SECONDS = 1.5
-"""What the last rows get when this process leaves."""
+"""Seconds for the last rows when this process exits."""
 
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
-def listening(env: Mapping[str, str], handlers: ExitStack) -> Told:
-    """SIGTERM is noted from now on. A handler of the script's own stays: then the node's notice alone counts."""
+def listen_for_shutdown(env: Mapping[str, str], handlers: ExitStack) -> ShutdownSignal:
+    """Record SIGTERM from now on. A handler of the script's own stays installed; then only the node's notice counts."""
     before = signal.getsignal(signal.SIGTERM)
-    ours = isinstance(before, partial) and before.func is metrics._write_and_die
+    ours = isinstance(before, partial) and before.func is metrics._write_rows_and_die
     if not ours and before is not signal.SIG_DFL:
-        return Told(env)
-    told = handlers.enter_context(heeding_sigterm(env, _stuck))
+        return ShutdownSignal(env)
+    shutdown = handlers.enter_context(catch_sigterm(env, _exit_if_stuck))
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, partial(heard, told))
-    return told
+        signal.signal(signal.SIGTERM, partial(handle_sigterm, shutdown))
+    return shutdown
 
 
-def heard(told: Told, signum: int, frame: FrameType | None) -> None:
-    """A preemption is noted for `due`. Otherwise a peer has failed, and this process is to end."""
-    told.note(signum, frame)
-    if not told.preempted:
+def handle_sigterm(shutdown: ShutdownSignal, signum: int, frame: FrameType | None) -> None:
+    """Record a preemption for `due`. Any other SIGTERM means that a peer has failed: exit."""
+    shutdown.note(signum, frame)
+    if not shutdown.preempted:
         raise SystemExit(128 + signum)
 
 
-def _stuck(told: Told) -> None:
-    """From a thread: the main one may wait in native code for a peer that has failed, and not have heard yet. So it may
-    later, when the node takes back its notice."""
-    told.note(signal.SIGTERM, None)
-    while told.preempted:
-        time.sleep(LOOK_SECONDS)
+def _exit_if_stuck(shutdown: ShutdownSignal) -> None:
+    """Exit from a thread once a peer has failed: the main thread may wait for that peer in native code.
+
+    A preemption may turn into that later, when the node withdraws its notice.
+    """
+    shutdown.note(signal.SIGTERM, None)
+    while shutdown.preempted:
+        time.sleep(POLL_SECONDS)
     time.sleep(PEER_SECONDS)
     close_rows()
     leave(128 + signal.SIGTERM)
 
 
 def close_rows() -> None:
-    with suppress(Exception):  # what is left on this machine's disk the node sends
+    with suppress(Exception):  # the node sends what is left on the local disk
         metrics._default().close(ROWS_SECONDS)

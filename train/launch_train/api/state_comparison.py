@@ -59,24 +59,24 @@ class Comparison:
         return frozenset(self._settled)
 
     def agree(self, prepare: Callable[[], tuple[T, Layout]]) -> T:
-        """Return what `prepare` made, once all ranks have made it from states of one layout.
+        """Return the result of `prepare`, once all ranks have prepared states of one layout.
 
-        Raises, on all ranks alike, UsageError if the layouts differ in more than plain values, and what `prepare`
-        raised on one of them; on that rank the error itself.
+        Raises, on all ranks alike, UsageError if the layouts differ in more than plain values, and the error that
+        `prepare` raised on one of them; on that rank the error itself.
         """
         try:
-            made, layout = prepare()
+            prepared, layout = prepare()
         except Exception as error:
-            self._exchange(_FAILED + json.dumps([_nearest(error), str(error)]))
+            self._exchange(_FAILED + json.dumps([_nearest_kind(error), str(error)]))
             raise
-        words = self._exchange(self._digest(layout))
-        for rank, word in enumerate(words):
-            if word.startswith(_FAILED):
-                kind, text = json.loads(word.removeprefix(_FAILED))
+        replies = self._exchange(self._digest(layout))
+        for rank, reply in enumerate(replies):
+            if reply.startswith(_FAILED):
+                kind, text = json.loads(reply.removeprefix(_FAILED))
                 raise _KINDS[kind](f"rank {rank}: {text}")
-        if len(set(words)) > 1:
+        if len(set(replies)) > 1:
             self._settle(layout)
-        return made
+        return prepared
 
     def _digest(self, layout: Layout) -> str:
         rest = sorted((path, *entry) for path, entry in layout.items() if not (entry.plain and path in self._settled))
@@ -85,45 +85,46 @@ class Comparison:
     def _settle(self, layout: Layout) -> None:
         """Find out where the ranks differ. All reach the same result, as all see the same differences."""
         rank = self._ranks.rank
-        first = _decoded(self._exchange("" if rank else json.dumps(layout))[0])
+        first = _parse_layout(self._exchange("" if rank else json.dumps(layout))[0])
         mine = {path: entry for path, entry in layout.items() if first.get(path) != entry}
         mine |= dict.fromkeys(first.keys() - layout.keys(), MISSING)
-        others = [_decoded(word) for word in self._exchange(json.dumps(mine))]
+        others = [_parse_layout(message) for message in self._exchange(json.dumps(mine))]
         found: dict[str, dict[int, Entry]] = {}
         for other, entries in enumerate(others):
             for path, entry in entries.items():
                 found.setdefault(path, {0: first.get(path, MISSING)})[other] = entry
         if hard := {path: who for path, who in found.items() if not all(entry.plain for entry in who.values())}:
             raise UsageError(
-                f"the state differs between the ranks: {_listed(hard)}. A checkpoint holds one state for all ranks: "
-                "make it the same on all of them, or pass per-rank values in own={…}"
+                f"the state differs between the ranks: {_format_differences(hard)}. "
+                "A checkpoint holds one state for all ranks: make it the same on all of them, "
+                "or pass per-rank values in own={…}"
             )
         if (new := {path: who for path, who in found.items() if path not in self._settled}) and rank == 0:
-            line = f"the state differs between the ranks: {_listed(new)}. Rank 0's value is saved for all ranks"
-            print(f"train: {line}", file=sys.stderr, flush=True)
+            line = f"the state differs between the ranks: {_format_differences(new)}"
+            print(f"train: {line}. Rank 0's value is saved for all ranks", file=sys.stderr, flush=True)
         self._settled |= found.keys()
 
-    def _exchange(self, word: str) -> list[str]:
-        """Return every rank's word, in rank order."""
+    def _exchange(self, message: str) -> list[str]:
+        """Return every rank's message, in rank order."""
         store, rank = self._ranks.store, self._ranks.rank
         if store is None:
-            return [word]
+            return [message]
         self._rounds += 1
-        here = f"compare/{self._rounds}"
-        keys = [f"{here}/{other}" for other in range(self._ranks.world)]
-        store.set(keys[rank], zlib.compress(word.encode()))  # type: ignore[arg-type]  # bytes are as good as text
+        prefix = f"compare/{self._rounds}"
+        keys = [f"{prefix}/{other}" for other in range(self._ranks.world)]
+        store.set(keys[rank], zlib.compress(message.encode()))  # type: ignore[arg-type]  # it takes bytes too
 
         def late() -> None:
             missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
-            if missing and store.add(f"{here}/late", 1) == 1:
+            if missing and store.add(f"{prefix}/late", 1) == 1:
                 others = ", ".join(missing)
                 line = f"rank {rank} is still waiting for rank {others} to call the same checkpoint function"
                 print(f"train: {line}: all ranks must call restore, due and save", file=sys.stderr, flush=True)
 
         wait_for_keys(store, keys, late)
-        words = [zlib.decompress(text).decode() for text in store.multi_get(keys)]
-        store.delete_key(f"compare/{self._rounds - 1}/{rank}")  # read by all: all have come to this round
-        return words
+        messages = [zlib.decompress(text).decode() for text in store.multi_get(keys)]
+        store.delete_key(f"compare/{self._rounds - 1}/{rank}")  # all ranks have read it: they are in this round
+        return messages
 
 
 MISSING: Final = Entry("missing", "", plain=True)
@@ -132,27 +133,29 @@ _FAILED: Final = "!"
 _KINDS: Final = {kind.__name__: kind for kind in (UsageError, SupersededError, TrainError)}
 
 
-def _nearest(error: Exception) -> str:
+def _nearest_kind(error: Exception) -> str:
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), TrainError.__name__)
 
 
-def _decoded(word: str) -> Layout:
-    return {path: Entry(*entry) for path, entry in json.loads(word or "{}").items()}
+def _parse_layout(message: str) -> Layout:
+    return {path: Entry(*entry) for path, entry in json.loads(message or "{}").items()}
 
 
-def _listed(differences: Mapping[str, Mapping[int, Entry]]) -> str:
+def _format_differences(differences: Mapping[str, Mapping[int, Entry]]) -> str:
     """Return the differences as text: `best is 0.5 (float) on rank 0 and 9.0 (float) on rank 1`."""
     lines = []
     for path, who in sorted(differences.items())[:SHOWN]:
         ranks: dict[str, list[str]] = {}
         for rank, entry in sorted(who.items()):
             ranks.setdefault(str(entry), []).append(str(rank))
-        lines.append(f"{path} is " + " and ".join(f"{text} on rank {_few(those)}" for text, those in ranks.items()))
+        lines.append(
+            f"{path} is " + " and ".join(f"{text} on rank {_format_ranks(those)}" for text, those in ranks.items())
+        )
     more = len(differences) - SHOWN
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
 
 
-def _few(ranks: list[str]) -> str:
+def _format_ranks(ranks: list[str]) -> str:
     return ", ".join(ranks[:4]) + (", …" if len(ranks) > 4 else "")
 
 
@@ -188,14 +191,14 @@ def _entries(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Iterator[t
         for key, item in items:
             yield from _entries(item, f"{path}/{key}" if path else str(key), tensors)
     else:
-        yield path, Entry(type(value).__name__, _short(repr(value)), plain=True)
+        yield path, Entry(type(value).__name__, _shorten(repr(value)), plain=True)
 
 
 def _tensor(path: str, saved_as: str, tensors: Mapping[str, Tensor]) -> Entry:
     """Return a tensor's entry. Tied tensors are saved once, so the layout includes which ones are tied."""
     tensor = tensors[saved_as]
     kind = f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    if dtensor.is_shared_out(tensor):
+    if dtensor.is_sharded(tensor):
         return Entry(f"{kind} sharded by {dtensor.placements(tensor)}", "", plain=False)
     tied = "" if saved_as == path else f" tied to {saved_as}"
     return Entry(kind + tied, "", plain=tensor.dim() == 0)
@@ -205,9 +208,9 @@ def _array(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
     dtype = np.dtype(about["dtype"])
     if not about["scalar"]:
         return Entry(f"array {dtype} {about['shape']}", "", plain=False)
-    number = plain.decoded({plain.ARRAY: {**about, "content": tensors[about["content"][REF]]}})
-    return Entry(f"NumPy {dtype}", _short(repr(number.item())), plain=True)
+    number = plain.decode({plain.ARRAY: {**about, "content": tensors[about["content"][REF]]}})
+    return Entry(f"NumPy {dtype}", _shorten(repr(number.item())), plain=True)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}… (CRC {zlib.crc32(text.encode()):08x})"

@@ -1,4 +1,4 @@
-"""What a script of your own keeps in its checkpoints, by name: read when it saves, put back when it goes on."""
+"""The state of a custom script in its checkpoints, by name: read on save, loaded on resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launch_train.api import encoding
 from launch_train.api.state_comparison import Layout, layout_of, tensors_of
 from launch_train.checkpointing import rng_state
 from launch_train.checkpointing.loader import Resumed
-from launch_train.checkpointing.partition import Split, joined, split
+from launch_train.checkpointing.partition import Split, join, split
 from launch_train.common.errors import UsageError
 from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks
@@ -22,7 +22,7 @@ State = MutableMapping[str, Any]
 """Objects with `state_dict` and `load_state_dict`, torch's generators, and plain values."""
 
 
-def named(state: Any) -> Any:
+def check_names(state: Any) -> Any:
     """Return `state`, if its names are valid in a checkpoint. Raises UsageError."""
     if not isinstance(state, Mapping):
         raise UsageError(f"a checkpoint's state must be a dict by name, not a {type(state).__name__}")
@@ -32,8 +32,8 @@ def named(state: Any) -> Any:
     return state
 
 
-def bare(model: Any) -> Any:
-    """What is inside DDP and torch.compile."""
+def unwrap(model: Any) -> Any:
+    """Return the model inside DDP and torch.compile."""
     while isinstance(model, nn.Module):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
@@ -47,33 +47,33 @@ def bare(model: Any) -> Any:
 def check(state: Any, own: Any) -> Layout:
     """Return the layout of `state` before training. Raises UsageError if a checkpoint can't hold `state` or `own`.
 
-    Objects in `own` are not asked for their state: a data loader would start its workers to answer.
+    The state of objects in `own` is not read: a data loader would start its workers for it.
     """
-    for name, value in named(own).items():
+    for name, value in check_names(own).items():
         if not _keeps_state(value):
             _split_own(name, value)
     return layout(state, content(state), strict=True)
 
 
 def content(state: Any) -> dict[str, Any]:
-    """What a checkpoint holds of it: tensors and plain values. Raises UsageError, with the place, for anything else."""
-    return {name: encoding.encoded(_read(value), f"state[{name!r}]") for name, value in named(state).items()}
+    """Return the state as tensors and plain values. Raises UsageError, with the path, for anything else."""
+    return {name: encoding.encode(_read(value), f"state[{name!r}]") for name, value in check_names(state).items()}
 
 
 def own_content(own: Any) -> dict[str, Any]:
-    """Return the same for one rank's `own` values, with tensors copied to host memory. Raises UsageError."""
-    return {name: _copied(_split_own(name, value)) for name, value in named(own).items()}
+    """Return one rank's `own` values likewise, with tensors copied to host memory. Raises UsageError."""
+    return {name: _copy_to_host(_split_own(name, value)) for name, value in check_names(own).items()}
 
 
 def _split_own(name: str, value: Any) -> Split:
-    parts = split(encoding.encoded(_read(value), f"own[{name!r}]"))
-    if any(dtensor.is_shared_out(tensor) for tensor in parts.tensors.values()):
+    parts = split(encoding.encode(_read(value), f"own[{name!r}]"))
+    if any(dtensor.is_sharded(tensor) for tensor in parts.tensors.values()):
         raise UsageError(f"own[{name!r}] is sharded over the ranks: pass it in the state")
     return parts
 
 
-def _copied(parts: Split) -> Any:
-    return joined({path: tensor.to("cpu", copy=True) for path, tensor in parts.tensors.items()}, parts.rest)
+def _copy_to_host(parts: Split) -> Any:
+    return join({path: tensor.to("cpu", copy=True) for path, tensor in parts.tensors.items()}, parts.rest)
 
 
 def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool = False) -> Layout:
@@ -81,10 +81,10 @@ def layout(state: Mapping[str, Any], content: Mapping[str, Any], *, strict: bool
     return layout_of(content, [name for name, value in state.items() if isinstance(value, torch.Generator)], strict)
 
 
-def of_rank_0(state: Mapping[str, Any], layout: Layout, settled: Collection[str]) -> frozenset[str]:
+def rank_0_paths(state: Mapping[str, Any], layout: Layout, settled: Collection[str]) -> frozenset[str]:
     """Return the paths of tensors that rank 0 saves for all ranks, as they may differ between ranks: batch norm's
     running averages, `settled` differences, plain values that belong to no object."""
-    modules = {name: bare(value) for name, value in state.items() if isinstance(value, nn.Module)}
+    modules = {name: unwrap(value) for name, value in state.items() if isinstance(value, nn.Module)}
     buffers = {f"{name}/{key}" for name, module in modules.items() for key, _ in module.named_buffers()}
     loose = {name for name, value in state.items() if not _keeps_state(value)}
     values = {path for path, entry in layout.items() if entry.plain and path.partition("/")[0] in loose}
@@ -92,7 +92,7 @@ def of_rank_0(state: Mapping[str, Any], layout: Layout, settled: Collection[str]
 
 
 def _read(value: Any) -> Any:
-    value = bare(value)
+    value = unwrap(value)
     if isinstance(value, torch.Generator):
         return value.get_state()
     return value.state_dict() if _keeps_state(value) else value
@@ -102,26 +102,26 @@ def _keeps_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def put_back(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
-    """`own` and the random states are left alone if the run had another number of ranks.
+def load_resumed(state: State, own: State, ranks: Ranks, found: Resumed) -> None:
+    """Load a checkpoint into `state`. `own` and the random generators stay unchanged if the number of ranks differs.
 
-    Raises UsageError if the checkpoint is one of another state.
+    Raises UsageError if the checkpoint doesn't match the state.
     """
     folder = found.manifest.folder
     try:
-        _put_all(state, encoding.decoded(found.laid_out(_like(state))))
+        _put_all(state, encoding.decode(found.shared_state(_current_tensors(state))))
         if (mine := found.own(ranks)) is not None:
-            _put_all(own, encoding.decoded(mine["own"]))
+            _put_all(own, encoding.decode(mine["own"]))
             rng_state.restore(mine["random"], ranks.device)
     except KeyError as error:
-        raise UsageError(f"{folder} doesn't fit this script: it has no {error}") from error
+        raise UsageError(f"{folder} doesn't match this script: it has no {error}") from error
     except (RuntimeError, ValueError) as error:
         if isinstance(error, RuntimeError) and "state_dict" not in str(error):
-            raise  # memory, or a device: no fault of the script
-        raise UsageError(f"{folder} doesn't fit this script: {error}") from error
+            raise  # out of memory, or a device error: not the script's fault
+        raise UsageError(f"{folder} doesn't match this script: {error}") from error
 
 
-def _like(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
+def _current_tensors(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
     """Return a function from a checkpoint path to the current tensor whose sharding it takes, or None. A new optimizer
     has no moments yet: they take the sharding of its parameters."""
     now = split(content(state)).tensors
@@ -136,25 +136,25 @@ def _like(state: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
 
 def _put_all(state: State, saved: Mapping[str, Any]) -> None:
     for name, value in list(state.items()):
-        _put(state, name, bare(value), saved[name])
+        _put(state, name, unwrap(value), saved[name])
 
 
 def _put(state: State, name: str, value: Any, saved: Any) -> None:
-    """Into objects that keep a state; anything else takes the place of what was there."""
+    """Load a saved value into an object that has a state; replace any other value."""
     if isinstance(value, torch.Generator):
         value.set_state(saved)
     elif _keeps_state(value):
         value.load_state_dict(saved)
     else:
-        state[name] = _placed(saved, value)
+        state[name] = _to_devices(saved, value)
 
 
-def _placed(saved: Any, before: Any) -> Any:
+def _to_devices(saved: Any, before: Any) -> Any:
     """Return `saved` with its tensors on the devices of the tensors that they replace."""
     if isinstance(saved, Tensor) and isinstance(before, Tensor):
         return saved.to(before.device)
     if isinstance(saved, Mapping) and isinstance(before, Mapping):
-        return {key: _placed(item, before.get(key)) for key, item in saved.items()}
+        return {key: _to_devices(item, before.get(key)) for key, item in saved.items()}
     if isinstance(saved, list | tuple) and isinstance(before, list | tuple):
-        return type(saved)(map(_placed, saved, chain(before, repeat(None))))
+        return type(saved)(map(_to_devices, saved, chain(before, repeat(None))))
     return saved

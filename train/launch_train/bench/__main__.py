@@ -16,7 +16,7 @@ from launch_train.bench import peaks
 from launch_train.bench.figures import PARTS
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, UsageError
-from launch_train.common.process_exit import done, leave
+from launch_train.common.process_exit import leave, run_program
 
 if TYPE_CHECKING:
     from launch_train.bench.report import Report
@@ -46,7 +46,7 @@ def main() -> NoReturn:
         bench(options, ranks, os.environ)
         process_group.finish(ranks)
 
-    leave(done("launch_train.bench", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
+    leave(run_program("launch_train.bench", work, lambda error: _speaks(ranks, rank, error)), rank=rank)
 
 
 def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
@@ -56,7 +56,7 @@ def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
         return rank == 0 or not isinstance(error, UsageError)
     from launch_train.distributed import process_group
 
-    return process_group.speaks(ranks, error)
+    return process_group.should_report(ranks, error)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -88,15 +88,15 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
 
     from launch_train.bench.report import Report
     from launch_train.bench.suite import run
-    from launch_train.distributed.process_group import on_first
+    from launch_train.distributed.process_group import run_on_rank_0
 
-    on_first(ranks, lambda: _writable(options.json))
+    run_on_rank_0(ranks, lambda: _writable(options.json))
     began = time.monotonic()
     found = run(ranks, options.parts, quick=options.quick, env=env, say=_say if ranks.rank == 0 else _mute)
     asked = peaks.asked(env.get(contract.GPU, ""), found[0].device)
     seconds = round(time.monotonic() - began, 1)
     report = Report(tuple(found), asked, options.quick, torch.__version__, round(time.time(), 1), seconds)
-    on_first(ranks, lambda: _told(options, report, env))
+    run_on_rank_0(ranks, lambda: _told(options, report, env))
 
 
 def _writable(path: str) -> None:

@@ -15,7 +15,7 @@ from launch_train.bench import amp, bandwidth, collective, loader, matmul
 from launch_train.bench.figures import Figure, Measured, Trouble
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError
-from launch_train.distributed.process_group import Ranks, gather, meet
+from launch_train.distributed.process_group import Ranks, barrier, gather
 
 QUICK: Final = 0.3
 WHOLE: Final = 1.5
@@ -30,7 +30,7 @@ def run(
     troubles: list[Trouble] = []
     seconds: dict[str, float] = {}
     for part in parts:
-        meet(ranks)
+        barrier(ranks)
         say(part)
         began = time.monotonic()
         try:
@@ -41,7 +41,7 @@ def run(
             with suppress(RuntimeError):  # after some errors CUDA has nothing but them to say
                 torch.cuda.empty_cache()
         seconds[part] = round(time.monotonic() - began, 2)
-    meet(ranks)
+    barrier(ranks)
     return gather(ranks, _measured(ranks, env, figures, troubles, seconds))
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: what they are made of, who may write them, and going on from one."""
+"""Checkpoints: format, lease, saving, loading and retention."""

@@ -1,4 +1,4 @@
-"""Going on from the newest checkpoint that is whole, on all ranks alike; or refusing to, in words."""
+"""Resume from the newest valid checkpoint, on all ranks alike, or refuse one that belongs to another run."""
 
 from __future__ import annotations
 
@@ -13,77 +13,82 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from launch_train.checkpointing import lease as fence
+from launch_train.checkpointing import lease as leases
 from launch_train.checkpointing import manifest as manifests
 from launch_train.checkpointing import reader as shards
-from launch_train.checkpointing.lease import Fence
+from launch_train.checkpointing.lease import Lease
 from launch_train.checkpointing.manifest import CheckpointError, Manifest
-from launch_train.checkpointing.partition import State, joined
+from launch_train.checkpointing.partition import State, join
 from launch_train.common import contract
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import Storage
 from launch_train.distributed import dtensor
-from launch_train.distributed.process_group import Ranks, gather, on_all, on_first, once_per_node
+from launch_train.distributed.process_group import Ranks, gather, run_on_all, run_on_rank_0, run_once_per_node
 
 PATIENT_SECONDS = 900.0
-"""For each request while a run resumes: there is nothing else to do than to wait for the bucket."""
+"""Time limit of each request while a run resumes: nothing else can be done than wait for the bucket."""
 
 FIXED = ("model", "steps", "batch_size", "optimizer", "seed")
-"""Settings of run.config that can't change within a run, beside the data."""
+"""Settings of run.config that can't change within a run; the data can't either."""
 
 
 class Resumed(NamedTuple):
-    """What was found: the manifest, and the shards of all ranks as they were saved."""
+    """A checkpoint: its manifest, and the shards of all ranks as they were saved."""
 
     manifest: Manifest
     shards: Sequence[Mapping[str, Any]]
 
-    def laid_out(self, like: Callable[[str], Tensor | None]) -> State:
-        """The state that all ranks have alike; of what is shared out among them only this rank's parts: no more of them
-        is read. `like` says of a tensor's path as which one it is to be shared out (as state.layout)."""
-        # Copies: the optimizer keeps what it is given, and would keep the file with it.
-        tensors = {path: dtensor.like(like(path), saved) for path, saved in dtensor.stored(self.shards).items()}
-        state: State = joined(tensors, self.shards[0]["rest"])
+    def shared_state(self, like: Callable[[str], Tensor | None]) -> State:
+        """Return the state that all ranks share; of sharded tensors only this rank's parts, and no more of them is
+        read.
+
+        `like` returns the tensor of this run whose sharding a path takes, or None (see state.layout).
+        """
+        # Copies: the optimizer keeps these tensors, and would keep the file open.
+        tensors = {
+            path: dtensor.load_like(like(path), saved) for path, saved in dtensor.saved_tensors(self.shards).items()
+        }
+        state: State = join(tensors, self.shards[0]["rest"])
         return state
 
     def own(self, ranks: Ranks) -> State | None:
-        """This rank's own state; None if the run had another number of ranks."""
+        """Return this rank's own state; None if the number of ranks has changed."""
         return dict(self.shards[ranks.rank]["own"]) if len(self.shards) == ranks.world else None
 
 
 class Claim(NamedTuple):
-    """This start's right to the run folder. `fence` is rank 0's alone: it can't travel to the others."""
+    """The lease of this start. `lease` is None on all ranks but 0: it can't be sent to the others."""
 
     start: str
-    fence: Fence | None
+    lease: Lease | None
 
 
 def take_over(ranks: Ranks, storage: Storage, about: Mapping[str, Any], env: Mapping[str, str]) -> Claim:
-    """Take the run folder over from older starts, which end; but first see that it is a folder of this run.
+    """Take over the run folder from older starts, which then exit; but first check that it belongs to this run.
 
     Raises, on all ranks alike, UsageError (it belongs to another spec), SupersededError and OutputError.
     """
     patient = storage.within(PATIENT_SECONDS)
-    mine: list[Fence] = []
+    mine: list[Lease] = []
 
     def take() -> str:
-        look_first(patient, about)
-        mine.append(fence.taken(patient, env))
+        check_same_run(patient, about)
+        mine.append(leases.acquire(patient, env))
         return mine[0].start
 
-    start = on_first(ranks, take)
+    start = run_on_rank_0(ranks, take)
     return Claim(start, mine[0] if mine else None)
 
 
-def look_first(storage: Storage, about: Mapping[str, Any]) -> None:
-    """Raise UsageError if the run folder belongs to another spec, going by the newest manifest that can be read."""
-    if manifest := newest(storage):
-        refuse_another(manifest.about, about, storage.url)
+def check_same_run(storage: Storage, about: Mapping[str, Any]) -> None:
+    """Raise UsageError if the run folder belongs to another spec, by its newest readable manifest."""
+    if manifest := newest_manifest(storage):
+        require_same_run(manifest.about, about, storage.url)
 
 
-def newest(storage: Storage) -> Manifest | None:
-    """The newest manifest that can be read; None: there is none."""
-    for name in manifests.listed(storage.list(f"{contract.CHECKPOINTS}/")):
+def newest_manifest(storage: Storage) -> Manifest | None:
+    """Return the newest readable manifest, or None."""
+    for name in manifests.manifest_names(storage.list(f"{contract.CHECKPOINTS}/")):
         with suppress(CheckpointError):
             return manifests.read(storage, name)
     return None
@@ -96,40 +101,40 @@ def resume(
     use: Callable[[Resumed], None],
     scratch: Path | None = None,
 ) -> Manifest | None:
-    """Give the newest usable checkpoint to `use`, on every rank, and return its manifest; None if there is none.
+    """Pass the newest usable checkpoint to `use`, on every rank, and return its manifest; None if there is none.
 
-    `about` is what this run says of itself. A broken checkpoint is told and passed over. The shards are on this node's
-    disk, in `scratch`, until `use` returns.
+    `about` describes this run, as in a manifest. A broken checkpoint is reported and skipped. The shards are on the
+    local disk, in `scratch`, until `use` returns.
 
     Raises, on all ranks alike: UsageError if the checkpoints are those of another spec or another version, OutputError
-    if the storage can't be read, and what `use` raises of ours on one of them.
+    if the storage can't be read, and a TrainError that `use` raises on one of them.
     """
     patient = storage.within(PATIENT_SECONDS)
-    names = on_first(ranks, lambda: manifests.listed(patient.list(f"{contract.CHECKPOINTS}/")))
+    names = run_on_rank_0(ranks, lambda: manifests.manifest_names(patient.list(f"{contract.CHECKPOINTS}/")))
     for name in names:
-        fetched = once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
+        fetched = run_once_per_node(ranks, partial(_fetch, patient, name, about, scratch))
         try:
             found, reason = _read(fetched)
             bad = next(filter(None, gather(ranks, reason)), "")
             if found and not bad:
-                on_all(ranks, partial(use, found))
+                run_on_all(ranks, partial(use, found))
                 return found.manifest
             if ranks.rank == 0:
-                print(f"a checkpoint is passed over: {bad}", flush=True)
-        finally:  # on the ranks of this node alike: each has read what it needs
+                print(f"skipped a checkpoint: {bad}", flush=True)
+        finally:  # all ranks of this node get here: each has read what it needs
             shutil.rmtree(fetched.folder, ignore_errors=True)
     if names and ranks.rank == 0:
-        print("no checkpoint can be used: the run begins at step 1 again", flush=True)
+        print("no usable checkpoint: starting from step 1", flush=True)
     return None
 
 
-def scratch(env: Mapping[str, str]) -> Path | None:
-    """Where a checkpoint is unpacked: a folder that the node removes, whatever happens to this process."""
+def scratch_folder(env: Mapping[str, str]) -> Path | None:
+    """Return the folder for downloaded checkpoints: the node removes it, whatever happens to this process."""
     return Path(env[contract.NOTICE]).parent if env.get(contract.NOTICE) else None
 
 
 class _Fetched(NamedTuple):
-    """A checkpoint on this node's disk, or why it can't be used."""
+    """A checkpoint on the local disk, or the reason why it is unusable."""
 
     folder: Path
     manifest: Manifest | None = None
@@ -142,21 +147,21 @@ def _fetch(storage: Storage, name: str, about: Mapping[str, Any], scratch: Path 
     folder = Path(tempfile.mkdtemp(prefix="launch-checkpoint-", dir=inside))
     try:
         manifest = manifests.read(storage, name)
-        refuse_another(manifest.about, about, storage.url)
+        require_same_run(manifest.about, about, storage.url)
         return _Fetched(folder, manifest, shards.fetch(storage, manifest, folder))
     except CheckpointError as error:
         return _Fetched(folder, reason=str(error))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        where = f"{name} doesn't get into {folder.parent}: {error.strerror or error}"
-        raise OutputError(f"{where}. TMPDIR names another disk") from error
+        problem = f"{name} can't be stored in {folder.parent}: {error.strerror or error}"
+        raise OutputError(f"{problem}. Set TMPDIR to a folder on another disk") from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def _read(fetched: _Fetched) -> tuple[Resumed | None, str]:
-    """What was fetched, or why it can't be used."""
+    """Read the shards. Returns the checkpoint, or None and the reason why it is unusable."""
     if fetched.manifest is None:
         return None, fetched.reason
     try:
@@ -165,52 +170,57 @@ def _read(fetched: _Fetched) -> tuple[Resumed | None, str]:
         return None, str(error)
 
 
-def refuse_another(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
-    """Raise UsageError if a checkpoint's run isn't ours: going on from it would be neither run."""
+def require_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], url: str) -> None:
+    """Raise UsageError if a checkpoint belongs to another run."""
     config = theirs.get("config")
     if not isinstance(config, Mapping) or not {*FIXED, "data"} <= config.keys():
-        raise UsageError(f"{url} contains checkpoints of another program. Set another output or another name")
-    before, now = _fixed(theirs["config"]), _fixed(json.loads(json.dumps(ours["config"])))
-    changed = [f"{key} was {_short(before[key])} and is {_short(now[key])}" for key in FIXED if before[key] != now[key]]
+        raise UsageError(f"{url} contains checkpoints of another program; use another output or another name")
+    before, now = _fixed_settings(theirs["config"]), _fixed_settings(json.loads(json.dumps(ours["config"])))
+    changed = [
+        f"{key} was {_format_value(before[key])} and is {_format_value(now[key])}"
+        for key in FIXED
+        if before[key] != now[key]
+    ]
     if theirs.get("data_sha256") != ours.get("data_sha256"):
-        changed.append(f"the data was {theirs.get('data')} with another content")
+        changed.append(f"the data was {theirs.get('data')} with other content")
     elif not ours.get("data_sha256") and before["data"] != now["data"]:
         changed.append(f"data was {before['data']} and is {now['data']}")
     if changed:
         raise UsageError(
             f"{url} belongs to another spec: {'; '.join(changed)}. "
-            "Set it back to go on, or begin a new run (--new, or another name)"
+            "Change it back to resume, or start a fresh run (--new, or another name)"
         )
 
 
-def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what only says by which kernels the optimizer works. A script of the user's own has no such settings."""
+def _fixed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without `optimizer.fused`, which only selects kernels. A custom script has no such
+    settings."""
     optimizer = config["optimizer"]
     if not isinstance(optimizer, Mapping):
         return dict(config)
     return {**config, "optimizer": {key: item for key, item in optimizer.items() if key != "fused"}}
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
     return str(value)
 
 
-def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What may change within a run but makes its losses differ in their last digits, in words."""
+def describe_changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Describe changes that are allowed within a run, but change its losses in the last digits."""
     names = {"world_size": "ranks", "micro_batch": "samples in a micro-batch", "precision": "precision"}
     names |= {"device": "device", "torch": "torch", "compiled": "torch.compile", "parallel": "parallel"}
     names |= {"attention": "attention", "fused": "optimizer.fused"}
-    before, now = _said(theirs), _said(ours)
+    before, now = _environment(theirs), _environment(ours)
     return [
-        f"{words}: {before[key]} before, {now[key]} now"
-        for key, words in names.items()
+        f"{label}: {before[key]} before, {now[key]} now"
+        for key, label in names.items()
         if key in before and before[key] != now[key]
     ]
 
 
-def _said(about: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(about: Mapping[str, Any]) -> dict[str, Any]:
     config = about.get("config", {})
     optimizer = config.get("optimizer")
     fused = optimizer.get("fused") if isinstance(optimizer, Mapping) else None

@@ -1,12 +1,11 @@
-"""What a checkpoint is: numbered parts, and a manifest with their sizes and digests, which is written last and makes
-them valid.
+"""Checkpoint format: numbered parts, and a manifest with their sizes and digests, which is written last.
 
-A step's folder has a sub-folder for each start of the run that saved it, so that two never mix:
+Each start of the run has its own sub-folder of a step, so that two starts never mix:
 
     checkpoints/step-00000300/0001-0002/rank-00000-0000.part …    what rank 0 saved: a torch.save file, in pieces
-    checkpoints/step-00000300/0001-0002/manifest.json             sizes and digests; there once everything else is
+    checkpoints/step-00000300/0001-0002/manifest.json             sizes and digests; it makes the checkpoint valid
 
-`torch.load` notices a lost byte but no flipped one, so a reader checks the digests first and trusts manifests only.
+`torch.load` notices a lost byte but no flipped bit, so a reader checks the digests first and trusts manifests only.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.storage import Storage
 
 FORMAT = 1
-"""Counts up when an older launch could not read what is written."""
+"""Incremented when older versions of launch can't read what is written."""
 
 OLD_MANIFEST = "/manifest.json"
 
 
 class CheckpointError(TrainError):
-    """A checkpoint that is not there, or is not what its manifest says."""
+    """A checkpoint doesn't exist, or doesn't match its manifest."""
 
 
 class Manifest(NamedTuple):
-    """What makes a checkpoint: `shards` has each rank's parts in their order, `about` what the run said of itself."""
+    """The manifest of a checkpoint. `shards` has each rank's parts in order, `about` describes the run."""
 
     step: int
     start: str
@@ -52,13 +51,14 @@ class Manifest(NamedTuple):
 
 
 def commit(storage: Storage, manifest: Manifest) -> None:
-    """Make a checkpoint valid: all of its parts are there. Raises FileExistsError if another one is in its place."""
+    """Make a checkpoint valid, once all of its parts are stored. Raises FileExistsError if another one exists in its
+    place."""
     name = contract.manifest(manifest.step, manifest.start)
-    storage.write(name, encoded(manifest), create=True)
+    storage.write(name, encode(manifest), create=True)
 
 
-def encoded(manifest: Manifest) -> bytes:
-    """As JSON, the digest of all the rest in the last line: a manifest too may be damaged."""
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON. Its last line is a digest of the rest, because a manifest may be damaged too."""
     shards = [[part._asdict() for part in shard] for shard in manifest.shards]
     data = {"format": FORMAT, "step": manifest.step, "start": manifest.start, "shards": shards, "about": manifest.about}
     return json.dumps({**data, "sha256": _digest(data)}, indent=1).encode()
@@ -71,10 +71,10 @@ def _digest(data: Mapping[str, Any]) -> str:
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
-def listed(names: Iterable[str]) -> list[str]:
-    """The manifests among the names of a run folder, the newest step and start first.
+def manifest_names(names: Iterable[str]) -> list[str]:
+    """Return the manifests among the names of a run folder, newest step and start first.
 
-    Raises UsageError if there are checkpoints of a version before manifests had a start.
+    Raises UsageError if the only checkpoints are in the format before manifests had a start.
     """
     found = [(match["step"], match["start"], name) for name in names if (match := contract.MANIFEST.match(name))]
     if not found and (old := [name for name in names if name.endswith(OLD_MANIFEST)]):
@@ -85,22 +85,22 @@ def listed(names: Iterable[str]) -> list[str]:
 def _other_version(name: str, version: object) -> str:
     return (
         f"{name} was written by another version of launch (format {version}, this one reads {FORMAT}): "
-        "go on with that version, or begin a new run (--new)"
+        "resume with that version, or start a fresh run (--new)"
     )
 
 
 def read(storage: Storage, name: str) -> Manifest:
-    """Raises CheckpointError if it is damaged or isn't there, and UsageError if another version wrote it."""
+    """Read a manifest. Raises CheckpointError if it is damaged or missing, UsageError if another version wrote it."""
     try:
         data = json.loads(storage.read(name))
         digest = data.pop("sha256")
-        whole = digest == _digest(data)
+        is_intact = digest == _digest(data)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{name} is damaged: {error}") from error
     except FileNotFoundError as error:
-        raise CheckpointError(f"{name} is gone") from error
-    if not whole:
-        raise CheckpointError(f"{name} is damaged: its digest is not that of its content")
+        raise CheckpointError(f"{name} does not exist") from error
+    if not is_intact:
+        raise CheckpointError(f"{name} is damaged: its digest does not match its content")
     if data.get("format", FORMAT) != FORMAT:
         raise UsageError(_other_version(name, data["format"]))
     try:
@@ -110,5 +110,5 @@ def read(storage: Storage, name: str) -> Manifest:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{name} is not a launch manifest: {type(error).__name__}: {error}") from error
     if name != wanted:
-        raise CheckpointError(f"{name} is that of another checkpoint ({manifest.folder})")
+        raise CheckpointError(f"{name} belongs to another checkpoint ({manifest.folder})")
     return manifest

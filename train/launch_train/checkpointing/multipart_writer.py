@@ -1,4 +1,4 @@
-"""One rank's share of a checkpoint on its way: a torch.save file, cut into objects that travel side by side."""
+"""Upload one rank's share of a checkpoint: a torch.save file, cut into objects that are sent in parallel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from launch_train.common.storage import Storage, UnreachableError
 from launch_train.common.storage.sources import checksum
 
 PART_BYTES = 16 << 20
-"""Of one object."""
+"""Size of one object."""
 
 WORKERS = 8
-"""Parts on the way at once, as many as the transfer manager's default."""
+"""Concurrent uploads: the default of Google's transfer manager."""
 
 
 class CancelledError(TrainError):
-    """A save that was given up for another."""
+    """A save was cancelled for another one."""
 
 
 class Part(NamedTuple):
@@ -29,32 +29,36 @@ class Part(NamedTuple):
     name: str
     bytes: int
     crc32c: str
-    """As Google writes it. It finds every flipped bit, and costs a third of what SHA-256 does."""
+    """Base64, as in Cloud Storage. It finds every flipped bit, at a third of the cost of SHA-256."""
 
 
 def write_shard(
     storage: Storage, folder: str, rank: int, content: Any, *, deadline: float, cancelled: threading.Event
 ) -> tuple[Part, ...]:
-    """Store what one rank saves (tensors and plain values) as parts, several at once, and return them.
+    """Store what one rank saves (tensors and plain values) as parts, in parallel, and return them.
 
-    Raises OutputError, also when `deadline` (of time.monotonic) has come, and CancelledError once `cancelled` is set.
+    `deadline` is a time.monotonic(). Raises OutputError, also at the deadline, and CancelledError once `cancelled` is
+    set.
     """
     import torch
 
     with _workers() as pool:
-        cutter = _Cutter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
+        writer = _PartWriter(storage, f"{folder}/rank-{rank:05d}", pool, deadline, cancelled)
         before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)  # a fifth of the time, and never read: our digests are
+        torch.serialization.set_crc32_options(False)  # takes a fifth of the time; ours are checked instead
         try:
-            torch.save(content, cutter)  # type: ignore[arg-type]  # it asks for no more than write and flush
+            torch.save(content, writer)  # type: ignore[arg-type]  # it only needs write and flush
         finally:
             torch.serialization.set_crc32_options(before)
-        return cutter.finish()
+        return writer.finish()
 
 
 def _workers() -> Executor:
-    """Return an executor whose sending threads have all started. Python 3.12 and later start no thread while the
-    interpreter exits, when a script's last save may just begin: then the calling thread sends the parts itself."""
+    """Return an executor whose threads have all started.
+
+    Python 3.12 and later start no thread while the interpreter exits, which is when a script's last save may begin:
+    then the calling thread sends the parts itself.
+    """
     pool, all_there = ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint"), threading.Barrier(WORKERS)
     try:
         for _ in range(WORKERS):
@@ -62,11 +66,11 @@ def _workers() -> Executor:
     except RuntimeError:
         all_there.abort()
         pool.shutdown()
-        return _Here()
+        return _InlineExecutor()
     return pool
 
 
-class _Here(Executor):
+class _InlineExecutor(Executor):
     """Runs each task at once in the calling thread."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -79,14 +83,14 @@ class _Here(Executor):
 
 
 TRY_SECONDS = 60.0
-"""For one part: so much later at most a save that was given up is over."""
+"""Limit of one upload request, and so of the time that a cancelled save continues."""
 
 _SPARE: list[bytearray] = []
-"""Buffers of earlier saves, WORKERS + 1 at most: touching new memory costs as much as sending it."""
+"""Buffers of earlier saves, at most WORKERS + 1: touching new memory costs as much as sending it."""
 
 
-class _Cutter:
-    """A file to write to, which becomes objects of PART_BYTES. Its buffers are used again, and bound the memory."""
+class _PartWriter:
+    """A writable file whose content becomes objects of PART_BYTES. Its buffers are reused, which bounds the memory."""
 
     def __init__(
         self, storage: Storage, stem: str, pool: Executor, deadline: float, cancelled: threading.Event
@@ -100,7 +104,7 @@ class _Cutter:
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
         size = len(view)
-        while len(view) and not self._failed():  # an error raised here would come out of torch as another one
+        while len(view) and not self._has_failed():  # torch would replace an error raised here
             taken = min(len(view), PART_BYTES - self._filled)
             _copy(view[:taken], self._buffer, self._filled)
             self._filled += taken
@@ -111,15 +115,15 @@ class _Cutter:
         return size
 
     def flush(self) -> None:
-        """Parts go when they are full."""
+        """Do nothing: parts are sent when they are full."""
 
     def finish(self) -> tuple[Part, ...]:
-        """The parts, once all are stored. Raises what kept one from it."""
-        if self._filled and not self._failed():
+        """Return the parts once all are stored. Raises the error of a failed upload."""
+        if self._filled and not self._has_failed():
             self._send()
         return tuple(part.result() for part in self._parts)
 
-    def _failed(self) -> bool:
+    def _has_failed(self) -> bool:
         return any(part.done() and part.exception() for part in self._parts[-2 * WORKERS :])
 
     def _next_buffer(self) -> bytearray:
@@ -146,7 +150,7 @@ class _Cutter:
             self._free.release()
 
     def _write(self, name: str, data: memoryview, digest: str) -> None:
-        """Until the deadline, but with an eye on whether it is still wanted."""
+        """Upload one part, retrying until the deadline unless the save is cancelled."""
         while not self._cancelled.is_set():
             left = self._deadline - time.monotonic()
             try:
@@ -156,11 +160,11 @@ class _Cutter:
                     raise
             else:
                 return
-        raise CancelledError("given up for another save")
+        raise CancelledError("cancelled for another save")
 
 
 def _copy(source: memoryview, target: bytearray, at: int) -> None:
-    """NumPy lets go of the interpreter while it copies; a slice's assignment would hold up the threads that send."""
+    """Copy with NumPy, which releases the GIL; a slice assignment would block the sending threads."""
     import numpy as np
 
     np.frombuffer(target, np.uint8)[at : at + len(source)] = np.frombuffer(source, np.uint8)

@@ -1,5 +1,4 @@
-"""What the ranks saved, brought from the run folder to this machine: `launch_train.checkpointing.multipart_writer`'s
-way back."""
+"""Download and read what the ranks saved: the counterpart of `launch_train.checkpointing.multipart_writer`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from launch_train.common.storage.sources import checksum
 
 
 def fetch(storage: Storage, manifest: Manifest, folder: Path) -> list[Path]:
-    """Bring a checkpoint's shards to local files, each part checked, several at once.
+    """Download a checkpoint's shards to local files, parts in parallel, each checked against its digest.
 
     Raises CheckpointError if a part is missing or damaged, and OutputError if the storage can't be read.
     """
@@ -39,7 +38,7 @@ def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: i
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}/{part.name} is missing") from error
     if len(data) != part.bytes or checksum(data) != part.crc32c:
-        raise CheckpointError(f"{folder}/{part.name} is damaged: size or CRC32C is not the manifest's")
+        raise CheckpointError(f"{folder}/{part.name} is damaged: size or CRC32C does not match the manifest")
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
@@ -48,32 +47,32 @@ def _fetch_part(storage: Storage, folder: str, part: Part, path: Path, offset: i
 def read_all(folder: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return what all ranks saved in the checkpoint `folder`, as `read`. Raises CheckpointError if it is incomplete."""
     from launch_train.checkpointing.partition import references
-    from launch_train.distributed.dtensor import incomplete, stored
+    from launch_train.distributed.dtensor import is_incomplete, saved_tensors
 
     try:
         saved = [read(path) for path in paths]
-        found, wanted = stored(saved), references(saved[0]["rest"])
+        found, wanted = saved_tensors(saved), references(saved[0]["rest"])
         for shard in saved:
             dict(shard["own"])
-    except _OF_THIS_MACHINE:
+    except _MACHINE_ERRORS:
         raise
-    except Exception as error:  # whatever torch comes to with another program's file, or this code with its content
+    except Exception as error:  # torch raises many kinds for another program's file
         if "Cannot allocate memory" in str(error):
             raise
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{folder} is not a launch checkpoint: {type(error).__name__}: {reason}") from error
-    if missing := sorted(path for path in wanted if path not in found or incomplete(found[path])):
+    if missing := sorted(path for path in wanted if path not in found or is_incomplete(found[path])):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{folder} is incomplete: missing, or partly missing: {', '.join(missing[:3])}{more}")
     return saved
 
 
-_OF_THIS_MACHINE = (OSError, MemoryError)
+_MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of this machine, not of the checkpoint: an older checkpoint would fail as well."""
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What one rank saved, its tensors mapped from the file. No pickled code is ever run."""
+    """Return what one rank saved, its tensors mapped from the file. No pickled code is run."""
     import torch
 
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps; the others go, and so does what was left unfinished."""
+"""Remove old checkpoints, and the unfinished ones of earlier starts."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from launch_train.common.storage import Storage
 
 
 def prune(
-    storage: Storage, step: int, start: str, *, last: int, every: int, give_up: Callable[[], bool] = lambda: False
+    storage: Storage, step: int, start: str, *, last: int, every: int, cancelled: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """After `start` has saved `step`: remove what `keep` doesn't name. Of the steps up to this one the `last` newest
-    stay, and the multiples of `every` (0: none). Steps beyond it are of a checkpoint that was passed over as broken:
-    they go, and so does what was left unfinished. Returns the folders that went. The manifest goes first."""
+    """Remove checkpoints after `start` has saved `step`; return the removed folders.
+
+    Of the steps up to this one the `last` newest and the multiples of `every` (0: none) stay. Later steps belong to a
+    checkpoint that was skipped as broken, and are removed like unfinished ones. A manifest is deleted before its parts.
+    """
     names = storage.list(f"{contract.CHECKPOINTS}/")
-    doomed = expendable(names, step, start, last=last, every=every)
+    folders = folders_to_remove(names, step, start, last=last, every=every)
 
     def delete(name: str) -> None:
-        if not give_up():
+        if not cancelled():
             storage.delete(name)
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="checkpoint") as pool:
-        for folder in doomed:
+        for folder in folders:
             delete(f"{folder}/manifest.json")
             parts = [name for name in names if name.startswith(f"{folder}/") and not name.endswith("/manifest.json")]
             list(pool.map(delete, parts))
-    return doomed
+    return folders
 
 
-def expendable(names: Sequence[str], step: int, start: str, *, last: int, every: int) -> list[str]:
-    """The folders, of one start and step each, that `prune` removes. Pure."""
-    whole = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
-    whole = {folder for folder in whole if folder.rpartition("/")[2] <= start}
+def folders_to_remove(names: Sequence[str], step: int, start: str, *, last: int, every: int) -> list[str]:
+    """Return the folders, of one start and step each, that `prune` removes. Pure."""
+    complete = {name.rpartition("/")[0] for name in names if contract.MANIFEST.match(name)}
+    complete = {folder for folder in complete if folder.rpartition("/")[2] <= start}
     newest: dict[int, str] = {}
-    for folder in sorted(folder for folder in whole if _step(folder) <= step):
+    for folder in sorted(folder for folder in complete if _step(folder) <= step):
         newest[_step(folder)] = folder
     kept = {step for step in newest if every and step % every == 0} | set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}
-    unfinished = {folder for folder in folders - whole if folder.rpartition("/")[2] <= start}
-    return sorted(unfinished | (whole - {newest[step] for step in kept}))
+    unfinished = {folder for folder in folders - complete if folder.rpartition("/")[2] <= start}
+    return sorted(unfinished | (complete - {newest[step] for step in kept}))
 
 
 def _step(folder: str) -> int:
     return int(folder.split("/")[1].removeprefix("step-"))
 
 
-def discard(storage: Storage, folder: str, give_up: Callable[[], bool] = lambda: False) -> None:
-    """Remove the parts of a save that failed: they would fill the disk, or be billed."""
+def discard(storage: Storage, folder: str, cancelled: Callable[[], bool] = lambda: False) -> None:
+    """Remove the parts of a failed save: they would fill the disk, or be billed."""
     for name in storage.list(f"{folder}/"):
-        if give_up():
+        if cancelled():
             return
         storage.delete(name)

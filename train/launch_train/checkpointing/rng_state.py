@@ -1,4 +1,4 @@
-"""The state of a rank's random generators: each rank's own, and part of its checkpoint."""
+"""State of a rank's random generators, which is part of its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def read(device: torch.device) -> dict[str, Any]:
-    """The generators of Python, NumPy and torch (CPU, and this rank's GPU) as tensors and plain values."""
+    """Return the generators of Python, NumPy and torch (CPU, and this rank's GPU) as tensors and plain values."""
     numpy_state: dict[str, Any] = np.random.get_state(legacy=False)
     key = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
     inner = {**numpy_state["state"], "key": key}
@@ -25,7 +25,7 @@ def read(device: torch.device) -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set the generators as they were."""
+    """Set the generators to a state that `read` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     key = state["numpy"]["state"]["key"].numpy().astype(np.uint32)

@@ -1,1 +1,1 @@
-"""What every part uses: the contract with launcher, errors, config, storage."""
+"""Used by all parts of the package: contract with the launcher, errors, config, storage."""

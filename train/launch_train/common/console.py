@@ -1,4 +1,4 @@
-"""What a person sees: a line now and then, and a summary at the end. 60 columns: a runner may put a prefix in front."""
+"""Format the console output of training: progress lines and a summary. 60 columns, because a prefix may be added."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def line(row: Mapping[str, Any], steps: int, unit: str, seconds_left: float) -> 
     return f"step {count}  loss {loss}  lr {row['lr']:.1e}  {rate} {unit}/s  ETA {clock(seconds_left)}"
 
 
-class Pace:
-    """At most a line a second, and the last one in any case."""
+class RateLimiter:
+    """Limits output to one line a second; the last line is always printed."""
 
     def __init__(self) -> None:
-        self._spoke = 0.0
+        self._printed = 0.0
 
     def ready(self, *, last: bool) -> bool:
-        """Whether to speak now."""
+        """Return whether to print now."""
         now = time.monotonic()
-        if not last and now - self._spoke < 1:
+        if not last and now - self._printed < 1:
             return False
-        self._spoke = now
+        self._printed = now
         return True
 
 
@@ -61,10 +61,10 @@ def agreement(world: int) -> str:
 
 
 def _held_out(end: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The held-out loss, and beside it what knowing the bytes' frequencies alone would give."""
+    """Return rows with the held-out loss, its perplexity and the unigram entropy to compare it with."""
     if end.get("eval_loss") is None:
         return []
-    of_text = "data_unit" in end  # a perplexity is one of text
+    of_text = "data_unit" in end  # perplexity is defined for text
     perplexity = f"  (perplexity {math.exp(min(end['eval_loss'], 700)):.2f})" if of_text else ""
     rows = [("held out", f"{_nats(end['eval_loss'])}{perplexity}")]
     if end.get("unigram_entropy") is not None:

@@ -1,7 +1,7 @@
-"""What launch and the training processes agree upon: environment, run folder, exit codes.
+"""The contract between launcher and training processes: environment, run folder, exit codes.
 
-The launcher writes these names into the request; the node and the trainer read them. Standard library only, because
-the launcher imports it to plan (nothing heavy may load) and the node imports it before it knows that torch works.
+The launcher writes these names into the request; the node and the trainer read them. Standard library only: the
+launcher imports it to plan (nothing heavy may load), and the node before it knows that torch works.
 """
 
 from __future__ import annotations
@@ -17,53 +17,57 @@ RUN: Final = "LAUNCH_RUN"
 """The run id, `<name>-<8 hex>`."""
 
 RUN_FOLDER: Final = "LAUNCH_RUN_FOLDER"
-"""Where the run writes, `<output>/<run>`: gs://… or a local folder. Without a trailing slash."""
+"""The run folder, `<output>/<run>`: gs://… or a local folder, without a trailing slash."""
 
 CONFIG: Final = "LAUNCH_CONFIG"
-"""`run.config` of the spec, as JSON. In the request `$(` is written `$$(`, which the platform turns back."""
+"""`run.config` of the spec, as JSON. In the request `$(` is written `$$(`, which the platform reverts."""
 
 PROCESSES: Final = "LAUNCH_PROCESSES"
-"""Processes on each node: as many as it has GPUs. Left out: the GPUs that are visible, else 1."""
+"""Processes on each node. Default: one per visible GPU, or 1."""
 
 RESTARTS: Final = "LAUNCH_RESTARTS"
-"""How often the node starts failed processes again without a new durable step in between (3 when left out)."""
+"""Restarts of failed processes without a new checkpoint in between (default: 3)."""
 DEFAULT_RESTARTS: Final = 3
 
 HOURS: Final = "LAUNCH_HOURS"
 """The run's budget of billed time, in hours, over all attempts."""
 
 GPU: Final = "LAUNCH_GPU"
-"""JSON about the GPU that was asked for: {"name", "memory_gb", "min_driver", "peak_tflops": {"bf16": …, …}}.
-Facts that the trainer needs travel in the request, so that train needs no catalog. A null means unknown."""
+"""JSON about the requested GPU: {"name", "memory_gb", "min_driver", "peak_tflops": {"bf16": …, …}}.
+
+The facts that the trainer needs travel in the request, so that launch_train needs no catalog. null means unknown.
+"""
 
 MTBF: Final = "LAUNCH_MTBF_HOURS"
-"""Hours between two interruptions of the whole run (preemptions, broken machines) that launch expects of its machines.
-The trainer's checkpoint interval comes from it."""
+"""Expected hours between two interruptions of the whole run (preemptions, broken machines), by launch's estimate for
+its machines. The trainer's checkpoint interval is derived from it."""
 
 PREFLIGHT: Final = "LAUNCH_PREFLIGHT"
-"""`bench`: each node measures its GPUs before it starts anything, and is unfit if they are far too slow."""
+"""`bench`: each node benchmarks its GPUs before it starts anything, and is unfit if they are far too slow."""
 
 SECRETS: Final = "LAUNCH_SECRETS"
-"""JSON: environment variable -> Secret Manager version, read on the node; never a value."""
+"""JSON: environment variable -> Secret Manager version, which the node reads; never a value."""
 
 HANG_AFTER: Final = "LAUNCH_HANG_AFTER"
 """Seconds without a row of metrics or a line of output after which a script or command counts as hung; unset: never.
 The built-in trainer has its own setting for it, in CONFIG."""
 
 ENDED: Final = "LAUNCH_ENDED"
-"""JSON: the ids of the run's jobs that had ended when this one was made. Only in the request of a launch that could
-write no lock for it, or that knows of such jobs: their claims (`claim`) hold no more."""
+"""JSON: the ids of the run's jobs that had ended when this one was created. Only in the request of a launcher that
+could write no lock, or that knows of such jobs: their claims (`claim`) are void."""
 
 NCCL_SCRIPT: Final = "LAUNCH_NCCL_SCRIPT"
-"""A shell script of the machine's image that sets NCCL up for its network; the node sources it if it is there."""
+"""A shell script in the machine's image that configures NCCL for its network; the node sources it if it exists."""
 
 MACHINE: Final = "LAUNCH_MACHINE"
-"""JSON about the Compute Engine VM that this node is: {"project", "zone", "name", "instance"}, the last its number. Set
-by the VM's startup script, and nowhere else: with it the node watches the metadata server for the VM's end, and writes
-what is printed to Cloud Logging, which on Vertex AI the platform does."""
+"""JSON about the Compute Engine VM of this node: {"project", "zone", "name", "instance"}, the last its numeric id.
+
+Only the VM's startup script sets it. With it the node watches the metadata server for a preemption, and writes its
+output to Cloud Logging, which on Vertex AI the platform does.
+"""
 
 LIBRARY_PATH: Final = "LAUNCH_LIBRARY_PATH"
-"""Folders (colon-separated) that go in front of LD_LIBRARY_PATH: the machine's own NCCL network plugin."""
+"""Folders (colon-separated) to prepend to LD_LIBRARY_PATH: the machine's NCCL network plugin."""
 
 RESERVED_PREFIXES: Final = ("LAUNCH_", "AIP_", "TORCHELASTIC_")
 RESERVED: Final = frozenset(
@@ -72,7 +76,7 @@ RESERVED: Final = frozenset(
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
-"""Names that a spec's `env` may not set: the platform, launch or torchrun does."""
+"""Names that a spec's `env` may not set, because the platform, launch or torchrun sets them."""
 
 # --- The environment that the platform sets -----------------------------------------------------------------------
 
@@ -85,22 +89,22 @@ TENSORBOARD_DIR: Final = "AIP_TENSORBOARD_LOG_DIR"
 ATTEMPT: Final = "LAUNCH_ATTEMPT"
 GENERATION: Final = "LAUNCH_GENERATION"
 NODE: Final = "LAUNCH_NODE"
-"""Numbers, from 1 (attempt) and 0 (generation, node): they name the parts that a process writes."""
+"""Numbers, from 1 (attempt) and 0 (generation, node). They name the parts that a process writes."""
 
 VISIBLE_GPUS: Final = "LAUNCH_VISIBLE_GPUS"
-"""How many GPUs the node sees. A trainer that can't use them must not train on the CPU instead."""
+"""Number of GPUs that the node sees. A trainer that can't use them must not train on the CPU instead."""
 
 CODE: Final = "LAUNCH_CODE"
-"""The user's code: the folder that the node was started in. Its modules come after Python's own and after those beside
-the script (train/launch_train/node/sitecustomize/sitecustomize.py)."""
+"""The user's code: the folder in which the node was started. Its modules come after the standard library and after
+those beside the script (train/launch_train/node/sitecustomize/sitecustomize.py)."""
 
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
-"""A file to which a process that ends deliberately appends its exit code (`Exit`) as a line: torchrun exits 1 whatever
-its workers say. A 0 means that the work was done."""
+"""A file to which a process that exits deliberately appends its exit code (`Exit`) as a line, because torchrun exits
+with 1 whatever its workers do. A 0 means that the work is complete."""
 
 NOTICE: Final = "LAUNCH_NOTICE"
-"""A file that is there once this machine was told to stop; it holds the Unix time of that. With it SIGTERM means
-"save and leave"; without it a peer has failed and the others are ended: nothing can be agreed any more."""
+"""A file that exists once this machine must stop; it contains the Unix time of that. With it SIGTERM means "save and
+exit"; without it a peer has failed, and nothing can be agreed any more."""
 
 WATCH: Final = "LAUNCH_WATCH"
 """A folder for hang detection. `heartbeat` holds the deadline of the next heartbeat
@@ -108,10 +112,10 @@ WATCH: Final = "LAUNCH_WATCH"
 when the node requests them (train/launch_train/node/sitecustomize/sitecustomize.py)."""
 
 FAULTS: Final = "LAUNCH_FAULTS"
-"""A folder in which processes record what they failed with (train/launch_train/common/faults.py)."""
+"""A folder in which processes record their uncaught exceptions (train/launch_train/common/faults.py)."""
 
 SPOOL: Final = "LAUNCH_SPOOL"
-"""A folder on the node's own disk for what has not reached the run folder yet. The node sends what a dead process left
+"""A folder on the local disk for what has not reached the run folder yet. The node uploads what an exited process left
 there."""
 
 # --- What a VM's node writes to Cloud Logging ------------------------------------------------------------------------
@@ -119,13 +123,13 @@ there."""
 LOG: Final = "launch"
 """The log's id: projects/PROJECT/logs/launch, of the resource gce_instance."""
 LOG_RUN: Final = "launch-run"
-"""The label of an entry that holds the run's id."""
+"""Label of an entry with the run's id."""
 LOG_TASK: Final = "task_name"
-"""The label that says which node it was, in Vertex AI's words (`task_name`)."""
+"""Label of an entry with the node's name, as on Vertex AI (`task_name`)."""
 
 
 def task_name(node: int) -> str:
-    """A node as Vertex AI calls it: the first is the only one of the first pool, the others are the second's."""
+    """Return a node's name on Vertex AI: node 0 is the only replica of pool 0, the others are in pool 1."""
     return f"workerpool1-{node - 1}" if node else "workerpool0-0"
 
 
@@ -135,7 +139,7 @@ PLAN: Final = "plan.json"
 SPEC: Final = "spec.yaml"
 REPORT: Final = "report.html"
 TERMINAL: Final = "terminal"
-"""Why this run must not be started again. Under it every restarted container exits at once."""
+"""The reason why this run must not be started again. While it exists, every restarted container exits at once."""
 
 METRICS: Final = "metrics"
 MONITOR: Final = "monitor"
@@ -150,89 +154,93 @@ LATEST: Final = "checkpoints/LATEST"
 
 
 def metrics_part(attempt: int, generation: int, node: int, part: int) -> str:
-    """Name of one create-only part of the metrics: JSON lines, written by rank 0 of the node.
+    """Return the name of one create-only part of the metrics: JSON lines, written by rank 0 of the node.
 
-    Zero-padded, so that the names sort in the order in which they were written.
+    Zero-padded, so that the names sort in the order of writing.
     """
     return f"{METRICS}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
 
 
 def monitor_part(attempt: int, generation: int, node: int, part: int) -> str:
-    """Name of one create-only part of what a node saw of its machine: JSON lines
+    """Return the name of one create-only part of a node's monitoring data: JSON lines
     (train/launch_train/monitoring/monitor.py)."""
     return f"{MONITOR}/{attempt:04d}-{generation:04d}-{node:04d}-{part:06d}.jsonl"
 
 
 def text_part(attempt: int, node: int, part: int) -> str:
-    """Name of one create-only part of what a node and its processes printed."""
+    """Return the name of one create-only part of the output of a node and its processes."""
     return f"{TEXT}/{attempt:04d}-{node:04d}-{part:06d}.log"
 
 
 def start_name(attempt: int, generation: int) -> str:
-    """One start of the processes: the sub-folder of a step in which it writes its checkpoint."""
+    """Return the name of one start of the processes: the sub-folder of a step in which it writes its checkpoint."""
     return f"{attempt:04d}-{generation:04d}"
 
 
 def checkpoint_folder(step: int, start: str) -> str:
-    """Where one start of the run keeps the checkpoint of a step (from 1)."""
+    """Return the folder in which one start of the run writes the checkpoint of a step (from 1)."""
     return f"{CHECKPOINTS}/step-{step:08d}/{start}"
 
 
 def manifest(step: int, start: str) -> str:
-    """Name of the file whose being there makes a checkpoint one: it is written last."""
+    """Return the name of a checkpoint's manifest: it is written last, and makes the checkpoint valid."""
     return f"{checkpoint_folder(step, start)}/manifest.json"
 
 
 MANIFEST: Final = re.compile(rf"^{CHECKPOINTS}/step-(?P<step>\d{{8,}})/(?P<start>\d{{4,}}-\d{{4,}})/manifest\.json$")
-"""What the manifests among the names of a run folder look like."""
+"""Matches the manifests among the names of a run folder."""
 
 
 def attempt_lock(attempt: int) -> str:
-    """Name of the lock of one attempt (numbers start at 1)."""
+    """Return the name of the lock of one attempt (numbers start at 1)."""
     return f"{ATTEMPTS}/{attempt:04d}.json"
 
 
 def attempt_end(attempt: int) -> str:
-    """Name of how an attempt ended (JSON: exit_codes, seconds, time), where whoever started it was there to see it."""
+    """Return the name of the record of how an attempt ended (JSON: exit_codes, seconds, time), written by its launcher
+    if that was still running."""
     return f"{ATTEMPTS}/{attempt:04d}.end.json"
 
 
 def attempt_job(attempt: int) -> str:
-    """Name of the job that came of an attempt in the cloud (JSON: name, the resource's)."""
+    """Return the name of the record of an attempt's job in the cloud (JSON: name, the resource's)."""
     return f"{ATTEMPTS}/{attempt:04d}.job"
 
 
 def attempt_verdict(attempt: int) -> str:
-    """Name of how an attempt in the cloud ended, and what that means (JSON: state, kind, scope, cause, fix, time)."""
+    """Return the name of the record of how an attempt in the cloud ended, and why (JSON: state, kind, scope, cause,
+    fix, time)."""
     return f"{ATTEMPTS}/{attempt:04d}.verdict.json"
 
 
 NOW: Final = "attempts/now"
-"""Written to ask the bucket what time it is."""
+"""Written to learn the bucket's time."""
 
 
 def claim(attempt: int) -> str:
-    """Name of the job id (JSON: job) that has taken an attempt: another job with the same attempt is a duplicate."""
+    """Return the name of the claim of an attempt by a job (JSON: job): another job with the same attempt is a
+    duplicate."""
     return f"{ATTEMPTS}/{attempt:04d}.claim"
 
 
 def generation_record(attempt: int) -> str:
-    """Name of the number of the newest generation of an attempt: a replaced node 0 goes on from there."""
+    """Return the name of the file with the number of an attempt's newest generation: a replaced node 0 continues from
+    there."""
     return f"{ATTEMPTS}/{attempt:04d}.generation"
 
 
 def node_record(node: int) -> str:
-    """Name of what a node says of itself at its start (JSON: host, GPUs, driver)."""
+    """Return the name of a node's facts at its start (JSON: host, GPUs, driver)."""
     return f"{NODES}/{node:04d}.json"
 
 
 def node_bench(node: int) -> str:
-    """Name of what a node's GPUs gave before it started anything (JSON, as in BENCH)."""
+    """Return the name of a node's benchmark before the run (JSON, as in BENCH)."""
     return f"{NODES}/{node:04d}.bench.json"
 
 
 BENCH: Final = "bench.json"
-"""What `launch_train.bench` measured, where it was the run (JSON: figures, ranks, findings, ok;
+"""The report of `launch_train.bench`, if that was the run (JSON: figures, ranks, findings, ok;
 train/launch_train/bench/report.py)."""
 
 MACHINES: Final = "machines"
@@ -244,14 +252,17 @@ def stacks(attempt: int, generation: int, node: int) -> str:
 
 
 def machine_end(instance: str) -> str:
-    """Name of how a VM of the run ended, by its number in Compute Engine (JSON: exit, reason, name, zone, started,
-    ended; times in Unix seconds). Create-only: its own startup script writes it, or whoever cancels the run first."""
+    """Return the name of the record of how a VM of the run ended, by its numeric id in Compute Engine (JSON: exit,
+    reason, name, zone, started, ended; times in Unix seconds). Create-only: written by the VM's startup script, or by
+    whoever cancels the run first."""
     return f"{MACHINES}/{instance}.json"
 
 
 def nonfinite(row: Mapping[str, Any]) -> dict[str, str]:
-    """The values of a metrics row that were nan, inf or -inf. Rows of an earlier version only name them, and a user may
-    log a value of this name."""
+    """Return the values of a metrics row that were nan, inf or -inf.
+
+    Rows of an earlier version only list their names, and a user may log a value called nonfinite.
+    """
     found = row.get("nonfinite")
     if isinstance(found, list):
         return {name: "nan" for name in found if isinstance(name, str)}
@@ -260,7 +271,7 @@ def nonfinite(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 MEAN_STEPS: Final = 10
-"""The event `end` has the mean loss of at most so many steps (`train_loss_steps`), the first (`train_loss_first`) and
+"""The event `end` has the mean loss of at most so many steps (`train_loss_steps`): the first (`train_loss_first`) and
 the last ones."""
 
 
@@ -268,20 +279,20 @@ the last ones."""
 
 
 class Exit(IntEnum):
-    """What a node's exit code means. Preempted is never 0: a platform must not take it for success."""
+    """Exit codes of a node. Preempted is never 0: a platform must not take it for success."""
 
     OK = 0
     FAILED = 1
-    """A process failed more often than `restarts` allows."""
+    """The processes failed more often than `restarts` allows."""
     USAGE = 2
-    """The config or the code to run can't work; starting it again can't help. Writes `terminal`."""
+    """Invalid config or code: a restart can't help. Writes `terminal`."""
     UNFIT = 70
-    """The machine is not fit: no GPU, an old driver, no shared memory, an output that can't be written."""
+    """Unfit machine: no GPU, an old driver, no shared memory, an unwritable output."""
     PREEMPTED = 75
-    """Stopped from outside after saving; another start goes on from there."""
+    """Interrupted after saving; the next start resumes from there."""
     DISAGREED = 76
     """The ranks' parameters or moments differ: the result must not be trusted."""
     SUPERSEDED = 77
-    """Another start of the same run has taken over; this one left the run folder to it."""
+    """Another start of the same run has taken over; this one no longer writes to the run folder."""
     TERMINAL = 78
-    """The run folder says that this run must not be started again."""
+    """The run folder forbids to start this run again."""

@@ -1,4 +1,4 @@
-"""What the trainer decided by itself, or was told, and why: shown at the start, and kept in the run folder."""
+"""The trainer's choices and their reasons: printed at the start, and recorded in the run folder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 
 class Choice(NamedTuple):
-    """`what` (compile) was `chosen` (regional), because of `why` (12 blocks alike; compiled once)."""
+    """One choice: `what` (compile), `chosen` (regional) and `why` (12 blocks alike; compiled once)."""
 
     what: str
     chosen: str
     why: str
 
 
-def lines(choices: Iterable[Choice]) -> list[str]:
-    """A line each: `compile      regional: 12 blocks alike, compiled once`."""
-    shown = list(choices)
-    width = max((len(one.what) for one in shown), default=0)
-    return [f"  {one.what:<{width}}  {one.chosen}" + (f": {one.why}" if one.why else "") for one in shown]
+def format_choices(choices: Iterable[Choice]) -> list[str]:
+    """Format one line for each choice: `compile      regional: 12 blocks alike, compiled once`."""
+    listed = list(choices)
+    width = max((len(choice.what) for choice in listed), default=0)
+    return [
+        f"  {choice.what:<{width}}  {choice.chosen}" + (f": {choice.why}" if choice.why else "") for choice in listed
+    ]

@@ -1,4 +1,4 @@
-"""What a training process can fail with on purpose: each error has the exit code that tells the node what to do."""
+"""Errors of the training processes. The exit code of each tells the node what to do."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from launch_train.common.contract import Exit
 
 
 class TrainError(Exception):
-    """The trainer's own error. Its text is for the user: one or a few plain lines, no traceback."""
+    """An expected error. Its text is for the user: one or a few plain lines, no traceback."""
 
     exit: ClassVar[Exit] = Exit.FAILED
 
 
 class UsageError(TrainError):
-    """The config, the data or the number of processes can't work; starting again can't help."""
+    """The config, the code, the data or the number of processes is invalid; a restart can't help."""
 
     exit = Exit.USAGE
 
 
 class ConfigError(UsageError):
-    """`run.config` is wrong: all of its problems at once."""
+    """`run.config` is invalid; the text lists all problems."""
 
 
 class UnfitError(TrainError):
@@ -30,20 +30,20 @@ class UnfitError(TrainError):
 
 
 class OutputError(TrainError):
-    """The run folder can't be written."""
+    """The run folder can't be used."""
 
     exit = Exit.UNFIT
 
 
 class OutOfMemoryError(TrainError):
-    """The device's memory is too small for what it was given; another start may take less at a time."""
+    """The device ran out of memory; another start may use smaller micro-batches."""
 
 
 class NonFiniteError(UsageError):
-    """Too many steps in a row, up to `step`, had gradients that are no numbers: a restart would come to the same."""
+    """Too many consecutive steps, up to `step`, had gradients that are not finite; a restart would come to the same."""
 
-    def __init__(self, words: str, step: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
         self.step = step
 
 
@@ -60,6 +60,6 @@ class SupersededError(TrainError):
 
 
 class PreemptedError(TrainError):
-    """Stopped from outside, after all was saved."""
+    """The process was interrupted after saving."""
 
     exit = Exit.PREEMPTED

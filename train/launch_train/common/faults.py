@@ -1,8 +1,7 @@
-"""Uncaught exceptions of a node's processes: each is recorded for the node, and one traceback is printed for all ranks
-and restarts that fail alike.
+"""Record uncaught exceptions for the node, and print one traceback for all ranks and restarts that fail alike.
 
-Standard library only, and nothing of this package: a script's process loads this file by its path
-(train/launch_train/node/sitecustomize/sitecustomize.py), because a `train.py` beside the script hides the package.
+Standard library only, and nothing of this package: processes that haven't imported the package load this file by its
+path (train/launch_train/node/sitecustomize/sitecustomize.py).
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ FOLDER: Final = "LAUNCH_FAULTS"
 CODE: Final = "LAUNCH_CODE"
 """launch_train.common.contract.CODE."""
 OWNER: Final = "LAUNCH_FAULTS_OWNER"
-"""RANK (empty outside of torchrun) and process id, with a colon between, of the process whose failure counts: the first
-Python process with this RANK. What its subprocesses fail with is the script's own business."""
+"""The process whose failure counts, as RANK:PID (RANK is empty without torchrun): the first Python process with this
+RANK. Failures of its subprocesses are the script's own business."""
 
 PRINTED: Final = "printed-"
-"""A file of this name for each kind of failure whose traceback was printed."""
+"""Prefix of files that mark a kind of failure whose traceback was printed."""
 STEPPED: Final = "stepped"
-"""A file that is there once a process has completed a step."""
-LONGEST: Final = 200
-"""Characters of an error's text that are kept."""
+"""A file that exists once a process has completed a step."""
+MAX_TEXT: Final = 200
+"""Characters of an error's text that are recorded."""
 
 PEER: Final = re.compile(
     r"gloo/|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
     r"|ncclRemoteError|ncclSystemError|remote process exited|communicator was aborted|Some NCCL operations have failed"
     r"|collective operation timeout|wait timeout after|Timed out waiting .* for (send|recv) operation"
 )
-"""What gloo, NCCL and torch's store report to a rank when another one has exited: never why that one did."""
+"""Errors of gloo, NCCL and torch's store on a rank after another one has exited: a consequence, never a cause."""
 
 TRANSIENT: Final = re.compile(
     r"timed out|unavailable|DEADLINE_EXCEEDED|Too Many Requests|\b50[0234] (Server Error|Internal|Bad Gateway|Gateway)"
@@ -47,18 +46,18 @@ TRANSIENT: Final = re.compile(
     r"|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|DataLoader worker .*(killed by signal|exited unexpectedly)",
     re.IGNORECASE,
 )
-"""What servers, GPUs and processes that were killed leave behind in the text of any exception."""
+"""Errors of servers, GPUs and killed processes, in the text of any exception."""
 
 OF_OTHERS: Final = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
-"""Exceptions that say that another process has failed. mp.spawn's end with that one's own."""
+"""Exceptions that report the failure of another process. mp.spawn's end with that one's own error."""
 
 LASTING: Final = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""The kinds of OSError that are not of the network or of a disk that fails at times."""
+"""OSErrors that are permanent, unlike those of the network or of a failing disk."""
 
 NO_LIBRARY: Final = "cannot open shared object file"
-"""An ImportError of a native library that this machine lacks; another machine may have it."""
+"""ImportError of a native library that this machine lacks; another machine may have it."""
 DOWNLOADED: Final = ("datasets_modules", "transformers_modules")
-"""Packages that Hugging Face's libraries write while the ranks run: one rank may import what another is writing."""
+"""Packages that Hugging Face's libraries write at runtime: one rank may import what another one is writing."""
 
 STORE_SECONDS: Final = 1.0
 
@@ -69,12 +68,12 @@ NO_GPU: Final = re.compile(
     r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False"
     r"|dummy base class (CUDAGraph|Event|Stream)|0 active drivers|Unknown backend:? '?(gpu|cuda)|no CUDA-capable device"
 )
-"""What torch, Triton and JAX raise where CUDA is asked of a machine, or of a build, that has none."""
+"""Errors of torch, Triton and JAX if CUDA is used on a machine, or with a build, without it."""
 
 NEEDS_GPU: Final = "this script needs a GPU"
 
 step: int | None = None
-"""The newest step that this process has completed, as far as it says so."""
+"""The newest step that this process has reported as complete."""
 
 
 class Fault(NamedTuple):
@@ -86,46 +85,48 @@ class Fault(NamedTuple):
     rank: int | None
     pid: int
     peer: bool
-    """It only says that another rank has exited."""
+    """It is only a consequence: another rank has exited."""
     transient: bool
-    """It may not come again, even at the same step."""
+    """It may not recur, even at the same step."""
     permanent: bool
     """No restart can help: the user's code can't be loaded."""
 
     @property
     def kind(self) -> str:
-        """The exception's name and its place: what ranks that fail alike have in common."""
+        """The exception's name and its place, which ranks that fail alike have in common."""
         return f"{self.error.partition(':')[0]} {self.place}"
 
     @property
     def recurring(self) -> tuple[str, int | None, str] | None:
-        """What a second failure has in common with the first if it is the same one. Where the step is unknown the text
-        counts too; None if a restart may help."""
+        """The key that a second failure shares with the first if it is the same one; None if a restart may help.
+
+        Where the step is unknown the text counts too.
+        """
         if self.transient:
             return None
         return (self.kind, self.step, "" if self.step else self.error)
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, (self.place, f"after step {self.step}" if self.step else "")))
-        return explained(f"{self.error} ({where})" if where else self.error)
+        return with_gpu_hint(f"{self.error} ({where})" if where else self.error)
 
 
-def explained(text: str) -> str:
-    """An error's text, and in plain words that it asks for a GPU which is not here."""
+def with_gpu_hint(text: str) -> str:
+    """Return an error's text, with a hint if the cause is a missing GPU."""
     return f"{text}: {NEEDS_GPU}" if NO_GPU.search(text) and NEEDS_GPU not in text else text
 
 
-def report(error: BaseException, *, speak: bool = True) -> None:
-    """Record an uncaught exception, and print its traceback unless `speak` is false or one of its kind was printed.
+def report(error: BaseException, *, visible: bool = True) -> None:
+    """Record an uncaught exception, and print its traceback unless `visible` is false or one of its kind was printed.
 
-    A peer's error gets one line without a traceback, and none where the failure itself was printed.
+    A peer's error gets one line without a traceback, and none if the original failure was printed.
     """
     folder, fault = _folder(), None
     if folder and not isinstance(error, KeyboardInterrupt):
-        with suppress(Exception):  # whatever is wrong here, the error itself is printed
+        with suppress(Exception):  # whatever fails here, the error itself is printed
             fault = fault_of(error)
             _write(folder, fault)
-    if not speak or (folder and fault and _was_printed(folder, fault)):
+    if not visible or (folder and fault and _was_printed(folder, fault)):
         return
     if fault and fault.peer:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr, flush=True)
@@ -134,7 +135,7 @@ def report(error: BaseException, *, speak: bool = True) -> None:
 
 
 def _folder() -> Path | None:
-    """Where this process records what it fails with; None outside of a run, and in a script's subprocesses."""
+    """Return the folder for this process's record; None outside of a run, and in a script's subprocesses."""
     name, pid = os.environ.get(FOLDER), str(os.getpid())
     return Path(name) if name and os.environ.get(OWNER, pid).rpartition(":")[2] == pid else None
 
@@ -146,8 +147,10 @@ def _write(folder: Path, fault: Fault) -> None:
 
 
 def _was_printed(folder: Path, fault: Fault) -> bool:
-    """Whether another process, or an earlier start, has printed this; a traceback beside which a peer's error is no
-    news. If not, this process is the one that prints it."""
+    """Return whether another process or an earlier start has printed this failure, or any, if it is a peer's error.
+
+    If not, this process claims to print it.
+    """
     try:
         if fault.peer and any(folder.glob(f"{PRINTED}*")):
             return True
@@ -161,17 +164,17 @@ def _was_printed(folder: Path, fault: Fault) -> bool:
 
 
 def _was_printed_elsewhere(name: str) -> bool:
-    """Whether a rank on another node has printed it, as far as the ranks' store answers within STORE_SECONDS."""
+    """Return whether a rank on another node has printed it, if the ranks' store answers within STORE_SECONDS."""
     found: list[bool] = []
 
     def ask() -> None:
-        with suppress(Exception):  # no process group, or its store has gone
+        with suppress(Exception):  # no process group, or its store has exited
             store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
             found.append(store.add(f"launch/{name}", 1) > 1)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(STORE_SECONDS)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(STORE_SECONDS)
     return any(found)
 
 
@@ -189,7 +192,7 @@ def fault_of(error: BaseException) -> Fault:
     transient = peer or name in ("DistBackendError", *OF_OTHERS) or any(map(_is_transient, _chain(error)))
     rank = os.environ.get("RANK", "")
     return Fault(
-        error=text[:LONGEST],
+        error=text[:MAX_TEXT],
         place=_place(error),
         step=step,
         rank=int(rank) if rank.isdecimal() else None,
@@ -201,7 +204,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, or in the handling of."""
+    """Yield an exception and its causes and contexts."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found and id(found) not in seen:
@@ -217,13 +220,13 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_unloadable(error: BaseException) -> bool:
-    """Whether the code can't be loaded: a module that is missing, or a syntax error in a file of the user's."""
+    """Return whether the code can't be loaded: a missing module, or a syntax error in a file of the user's."""
     if isinstance(error, SyntaxError):
         file = Path.cwd() / (error.filename or "<string>")
         return file.is_relative_to(_code()) and file.name == file.name.strip("<>")
     if not isinstance(error, ImportError) or NO_LIBRARY in str(error):
         return False
-    native = str(error.path or "").endswith(".so")  # it may be half written: ranks share the cache of what they compile
+    native = str(error.path or "").endswith(".so")  # it may be incomplete: ranks share a cache of compiled files
     return not native and (error.name or "").partition(".")[0] not in DOWNLOADED
 
 
@@ -242,7 +245,7 @@ def _place(error: BaseException) -> str:
     return next((f"{file}:{line}" for file, line in reversed(mine or frames)), "")
 
 
-def reached(done: int) -> None:
+def record_step(done: int) -> None:
     """Note that this process has completed a step."""
     global step  # noqa: PLW0603 - of the process
     if step is None and (folder := _folder()):
@@ -255,19 +258,19 @@ def reached(done: int) -> None:
 
 
 def read(folder: Path) -> Iterator[tuple[float, Fault]]:
-    """The faults of one generation, each with its Unix time; a file that can't be read is passed over."""
+    """Yield the faults of one generation with their Unix times. Unreadable files are skipped."""
     for file in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
             yield file.stat().st_mtime, Fault(*json.loads(file.read_text()))
 
 
 def lines(found: Iterable[Fault]) -> Iterator[str]:
-    """One line for all ranks that failed alike. Peers' errors count only where nothing else is known."""
+    """Yield one line for all ranks that failed alike. Peers' errors count only if nothing else is known."""
     alike: dict[str, list[Fault]] = {}
     for fault in sorted(found, key=lambda fault: fault.rank or 0):
         alike.setdefault(fault.kind, []).append(fault)
     for faults in alike.values():
         if not faults[0].peer or all(fault.peer for others in alike.values() for fault in others):
             rank = "" if faults[0].rank is None else f"rank {faults[0].rank} "
-            who = f"{len(faults)} ranks failed alike" if len(faults) > 1 else f"{rank}failed"
+            who = f"{len(faults)} ranks failed" if len(faults) > 1 else f"{rank}failed"
             yield f"{who}: {faults[0]}"

@@ -1,7 +1,7 @@
-"""Secrets: read from Secret Manager on the node, for the environment of what it starts, and for nothing else.
+"""Read secrets from Secret Manager on the node, for the environment of the processes and nothing else.
 
-The request names them (contract.SECRETS); a value is in no request, log, record or error. REST through google-auth, as
-the image has it: Secret Manager's own client brings gRPC for one request.
+The request names them (contract.SECRETS); their values are in no request, log, record or error. It uses REST with
+google-auth, which the image has: Secret Manager's own client would need gRPC.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ from launch_train.common.storage.client import credentials
 ENDPOINT: Final = "https://secretmanager.googleapis.com"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 VERSION: Final = re.compile(r"projects/([^/]+)/secrets/([\w-]+)/versions/(\w+)")
-PASSING: Final = (408, 429, 500, 502, 503, 504)
-"""Status codes after which the same request may work (https://google.aip.dev/194, and gateways before the API)."""
-Patiently = Callable[[Callable[[], Mapping[str, str]]], Mapping[str, str]]
-"""Asks again after an AwayError, for as long as that is worth it."""
+RETRYABLE: Final = (408, 429, 500, 502, 503, 504)
+"""Status codes after which a retry may work (https://google.aip.dev/194, and gateways before the API)."""
+Retry = Callable[[Callable[[], Mapping[str, str]]], Mapping[str, str]]
+"""Retries after an UnavailableError, for as long as that is worth it."""
 
 
 class SecretError(UnfitError):
-    """A secret can't be read or used. Nothing forbids the next start of the run: once the grant is given it works."""
+    """A secret can't be read or used. The run may be started again, because a new grant fixes it."""
 
 
-class AwayError(SecretError):
-    """Secret Manager doesn't answer, or not with an answer that is whole: a moment later it may."""
+class UnavailableError(SecretError):
+    """Secret Manager is unavailable, or its answer was truncated; a retry may work."""
 
 
-def secrets_of(
-    environ: Mapping[str, str], seconds: float, patiently: Patiently, say: Callable[[str], None]
+def read_secrets(
+    environ: Mapping[str, str], seconds: float, retry: Retry, say: Callable[[str], None]
 ) -> Mapping[str, str]:
-    """Variable -> value of the request's secrets, for the processes alone. `seconds`: for one request.
+    """Return variable -> value of the request's secrets, for the processes only. `seconds`: limit of one request.
 
-    Raises UsageError, SecretError, and what `patiently` raises.
+    Raises UsageError, SecretError, and what `retry` raises.
     """
-    vault = Vault(environ, seconds)
-    found = patiently(vault.read)
+    found = retry(SecretReader(environ, seconds).read)
     for name, value in found.items():
         if value.endswith("\n"):
-            say(f"the secret {name} ends with a new line, which is handed on as it is")
+            say(f"warning: the secret {name} ends with a newline, which is part of its value")
     if found:
         say(f"read from Secret Manager: {', '.join(found)}")
     return found
 
 
-class Vault:
-    """Secret Manager for one job: its variables, each with its version. `seconds`: for one request."""
+class SecretReader:
+    """Reads the secrets of one job. `seconds`: limit of one request."""
 
     def __init__(self, environ: Mapping[str, str], seconds: float) -> None:
         """Raises UsageError."""
@@ -62,10 +61,11 @@ class Vault:
         self._session: Any = None
 
     def read(self) -> Mapping[str, str]:
-        """Variable -> value. What was read before an AwayError isn't read again. Raises SecretError."""
+        """Return variable -> value. After an UnavailableError, values that were read are not read again. Raises
+        SecretError."""
         for name, version in self._wanted.items():
             if name not in self._found:
-                self._found[name] = text(name, version, self._bytes(name, version))
+                self._found[name] = decode_value(name, version, self._bytes(name, version))
         return self._found
 
     def _bytes(self, name: str, version: str) -> bytes:
@@ -73,32 +73,32 @@ class Vault:
         from requests.exceptions import RequestException
 
         try:
-            answer = self._ask(version)
+            answer = self._request(version)
         except (RequestException, TransportError) as error:
-            raise AwayError(f"secret {name}: Secret Manager gives no answer ({type(error).__name__})") from None
+            raise UnavailableError(f"secret {name}: Secret Manager is unreachable ({type(error).__name__})") from None
         except GoogleAuthError as error:
-            kind = AwayError if isinstance(error, RefreshError) and error.retryable else SecretError
-            raise kind(f"secret {name}: Secret Manager takes no such credentials: {said(str(error))}") from None
-        if answer.status_code in PASSING:
-            raise AwayError(f"secret {name}: Secret Manager answers {answer.status_code}")
+            kind = UnavailableError if isinstance(error, RefreshError) and error.retryable else SecretError
+            raise kind(f"secret {name}: Secret Manager rejected the credentials: {one_line(str(error))}") from None
+        if answer.status_code in RETRYABLE:
+            raise UnavailableError(f"secret {name}: Secret Manager answers {answer.status_code}")
         if answer.status_code != 200:
-            raise SecretError(f"secret {name} ({version}) {refused(answer, version, self._account())}")
+            raise SecretError(f"secret {name} ({version}) {explain_refusal(answer, version, self._account())}")
         return payload(name, answer)
 
-    def _ask(self, version: str) -> Any:
+    def _request(self, version: str) -> Any:
         endpoint = self._environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "").rstrip("/")
         if self._session is None:
             self._session = session(self._environ, endpoint)
         return self._session.get(f"{endpoint or ENDPOINT}/v1/{version}:access", timeout=self._seconds)
 
     def _account(self) -> str:
-        """The service account that asks, as far as its credentials know; empty for others'."""
+        """Return the service account's address, as far as its credentials know it; empty for other accounts."""
         email = str(getattr(self._session.credentials, "service_account_email", None) or "")
         return email if "@" in email else ""
 
 
 def references(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Variable -> version, as the request says it. Raises UsageError."""
+    """Return variable -> version from the request. Raises UsageError."""
     try:
         wanted = json.loads(environ.get(contract.SECRETS) or "{}")
     except ValueError:
@@ -109,58 +109,58 @@ def references(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def session(environ: Mapping[str, str], endpoint: str) -> Any:
-    """A session that asks as the job. Raises GoogleAuthError, and OutputError for a token that can't be read."""
+    """Return a session with the job's credentials. Raises GoogleAuthError, and OutputError for an unreadable token."""
     import google.auth
     from google.auth.transport.requests import AuthorizedSession
 
-    # The emulator of Cloud Storage says nothing of Secret Manager.
-    theirs = {name: value for name, value in environ.items() if name != "STORAGE_EMULATOR_HOST"}
-    mine = credentials(theirs, endpoint) or google.auth.default(scopes=[SCOPE])[0]
-    return AuthorizedSession(mine)
+    # An emulator of Cloud Storage doesn't emulate Secret Manager.
+    relevant = {name: value for name, value in environ.items() if name != "STORAGE_EMULATOR_HOST"}
+    chosen = credentials(relevant, endpoint) or google.auth.default(scopes=[SCOPE])[0]
+    return AuthorizedSession(chosen)
 
 
 def payload(name: str, answer: Any) -> bytes:
-    """The bytes of an answer, held against their checksum. Raises AwayError: it is torn."""
+    """Return the bytes of an answer, checked by its checksum. Raises UnavailableError if it is truncated."""
     import google_crc32c
 
     try:
-        told = answer.json()["payload"]
-        data = base64.b64decode(told["data"], validate=True)
-        whole = int(told.get("dataCrc32c", google_crc32c.value(data))) == google_crc32c.value(data)
+        content = answer.json()["payload"]
+        data = base64.b64decode(content["data"], validate=True)
+        is_intact = int(content.get("dataCrc32c", google_crc32c.value(data))) == google_crc32c.value(data)
     except (ValueError, KeyError, TypeError):
-        raise AwayError(f"secret {name}: Secret Manager's answer can't be read") from None  # it may hold the value
-    if not whole:
-        raise AwayError(f"secret {name}: what arrived is not what Secret Manager sent (crc32c)")
+        raise UnavailableError(f"secret {name}: Secret Manager's answer is invalid") from None  # it may hold the value
+    if not is_intact:
+        raise UnavailableError(f"secret {name}: Secret Manager's answer is damaged (crc32c)")
     return data
 
 
-def text(name: str, version: str, data: bytes) -> str:
-    """A value as an environment variable's. Raises SecretError, which tells nothing of it."""
+def decode_value(name: str, version: str, data: bytes) -> str:
+    """Return a secret's value as text. Raises SecretError, which contains nothing of it."""
     try:
         value = data.decode()
     except UnicodeDecodeError:
-        raise SecretError(f"secret {name} ({version}) is not UTF-8, so it can be no environment variable") from None
+        raise SecretError(f"secret {name} ({version}) is not UTF-8, so it can't be an environment variable") from None
     if "\0" in value:
-        raise SecretError(f"secret {name} ({version}) has a NUL in it, so it can be no environment variable")
+        raise SecretError(f"secret {name} ({version}) contains a NUL, so it can't be an environment variable")
     return value
 
 
-# --- What a refusal means ---------------------------------------------------------------------------------------------
+# --- Error messages ---------------------------------------------------------------------------------------------------
 
 
-def refused(answer: Any, version: str, account: str) -> str:
-    """What follows `secret S `: what is missing, and the command that gives it."""
-    message, reason = words(answer)
+def explain_refusal(answer: Any, version: str, account: str) -> str:
+    """Return the text after `secret S `: what is missing, and the command that fixes it."""
+    message, reason = message_and_reason(answer)
     project, secret, number = version.split("/")[1::2]
     in_project = f"--project={project}"
     if reason == "SERVICE_DISABLED":
         enable = f"gcloud services enable secretmanager.googleapis.com {in_project}"
         return f"can't be read: the Secret Manager API is disabled: {enable}"
-    if reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":  # Vertex AI's own account gets no token for it
-        return f"can't be read: the job must run as an account of yours, identity.service_account: {message}"
+    if reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":  # Vertex AI's service agent gets no such token
+        return f"can't be read: run the job as your own service account (identity.service_account): {message}"
     if answer.status_code == 403:
-        who = account or "the account that this job runs as"
-        return f"can't be read: {who} may not, or it doesn't exist: {grant(project, secret, account)}"
+        who = account or "the job's service account"
+        return f"can't be read: {who} has no access, or it doesn't exist: {grant_command(project, secret, account)}"
     if answer.status_code == 404:
         return f"doesn't exist: {message}: gcloud secrets versions list {secret} {in_project}"
     if "DISABLED" in message and number != "latest":
@@ -168,24 +168,24 @@ def refused(answer: Any, version: str, account: str) -> str:
     return f"can't be read: {message}"
 
 
-def grant(project: str, secret: str, account: str) -> str:
-    """The command that lets `account` read one secret."""
+def grant_command(project: str, secret: str, account: str) -> str:
+    """Return the command that grants `account` access to one secret."""
     return (
         f"gcloud secrets add-iam-policy-binding {secret} --project={project} "
         f"--member=serviceAccount:{account or 'ACCOUNT'} --role=roles/secretmanager.secretAccessor"
     )
 
 
-def words(answer: Any) -> tuple[str, str]:
-    """The API's message on one line, and the reason of its ErrorInfo; a refusal holds no value."""
+def message_and_reason(answer: Any) -> tuple[str, str]:
+    """Return the API's message on one line, and the reason of its ErrorInfo. An error contains no secret value."""
     try:
         error = answer.json()["error"]
-        infos: list[Mapping[str, Any]] = [one for one in error.get("details", []) if "reason" in one]
-        return said(str(error["message"])), str(infos[0]["reason"]) if infos else ""
+        infos: list[Mapping[str, Any]] = [info for info in error.get("details", []) if "reason" in info]
+        return one_line(str(error["message"])), str(infos[0]["reason"]) if infos else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"HTTP {answer.status_code}", ""
 
 
-def said(message: str) -> str:
-    """One line, and no more than a person reads."""
+def one_line(message: str) -> str:
+    """Return the message on one line, at most 300 characters of it."""
     return " ".join(message.split())[:300]

@@ -1,4 +1,4 @@
-"""When each step began and ended. On a GPU by events in its own stream: asking the host's clock would need a wait."""
+"""Time each training step; on a GPU by events in its stream, because the host's clock would need a synchronisation."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Protocol
 import torch
 
 Times = list[tuple[float, float]]
-"""For each step: how long it took in seconds, and the Unix time at which it ended."""
+"""For each step: its duration in seconds, and the Unix time of its end."""
 
 
 class Stopwatch(Protocol):
     def start(self) -> None:
-        """A step begins."""
+        """Start a step."""
 
     def stop(self) -> None:
-        """It has ended, or its work is queued on the device."""
+        """End the step: its work is done, or queued on the device."""
 
     def read(self) -> Times:
-        """The steps since the last reading. May wait for the device."""
+        """Return the steps since the last call. May wait for the device."""
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """For the steps to come. The peak of a GPU's memory is theirs too, and not that of the probe before them."""
+    """Return a stopwatch for `device`. Also resets the peak of GPU memory, so that earlier probes don't count."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return CudaStopwatch()
-    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else _at_once)
+    return HostStopwatch(torch.mps.synchronize if device.type == "mps" else _no_wait)
 
 
-def _at_once() -> None:
-    """A CPU has done what it was told when the call returns."""
+def _no_wait() -> None:
+    """Do nothing: CPU work is complete when the call returns."""
 
 
 class HostStopwatch:
-    """The host does the work, so its clock says when it was done; for a Mac's GPU it waits at the end of each step."""
+    """Times steps by the host's clock; on a Mac's GPU it synchronises at the end of each step."""
 
     def __init__(self, done: Callable[[], None]) -> None:
-        """`done` returns when the device has done what it was given."""
+        """`done` returns once the device has finished."""
         self._done = done
         self._began = 0.0
         self._times: Times = []
@@ -58,19 +58,19 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Two events a step; the times come out when a block of steps is read."""
+    """Times steps by two events each; the times are computed when a block of steps is read."""
 
     def __init__(self) -> None:
         self._began: torch.cuda.Event | None = None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        self._began = _recorded()
+        self._began = _record_event()
 
     def stop(self) -> None:
-        """A step that broke off has no end, and leaves no pair behind."""
+        """End the step, if one was started."""
         if self._began:
-            self._events.append((self._began, _recorded()))
+            self._events.append((self._began, _record_event()))
 
     def read(self) -> Times:
         events, self._events = self._events, []
@@ -82,14 +82,14 @@ class CudaStopwatch:
         return [(a.elapsed_time(b) / 1e3, now - b.elapsed_time(last) / 1e3) for a, b in events]
 
 
-def _recorded() -> torch.cuda.Event:
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def memory_gb(device: torch.device) -> float:
-    """GB (1e9 bytes): the peak that torch allocated on a GPU; what it holds now on a Mac's; on the CPU the process."""
+    """Return GB (1e9 bytes): torch's peak on a GPU, its current use on a Mac's, the process's memory on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     if device.type == "mps":
@@ -98,7 +98,7 @@ def memory_gb(device: torch.device) -> float:
 
 
 def _resident_bytes() -> int:
-    """Linux: the second number of statm, in pages. Elsewhere the peak that getrusage knows (bytes on macOS)."""
+    """Return the resident memory: from statm on Linux, elsewhere the peak of getrusage (in bytes on macOS)."""
     import resource
 
     try:

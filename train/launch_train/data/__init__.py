@@ -13,7 +13,7 @@ from launch_train.data.source import Batch, Source
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, prepare
 from launch_train.data.token_file import Corpus, cache_folder
-from launch_train.distributed.process_group import Ranks, gather, once_per_node
+from launch_train.distributed.process_group import Ranks, gather, run_once_per_node
 
 __all__ = ["Batch", "Source", "open_data"]
 
@@ -34,7 +34,7 @@ def open_data(config: Config, ranks: Ranks) -> Source:
         return _own(config, ranks)
     if path == "synthetic":
         return _synthetic(config, ranks)
-    found = once_per_node(ranks, lambda: _prepared(config))
+    found = run_once_per_node(ranks, lambda: _prepared(config))
     if len(set(gather(ranks, tuple(part.sha256 for part in found if part is not None)))) > 1:
         raise UsageError(f"data: the nodes read different data at {path}; all need the same")
     if isinstance(found[0], Corpus):

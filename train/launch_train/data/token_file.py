@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UnfitError
-from launch_train.common.storage.local import why
+from launch_train.common.storage.local import explain_disk_error
 from launch_train.data.source import HELD_OUT_SHARE
 
 BLOCK = 1 << 20
@@ -122,4 +122,4 @@ def temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 def unfit(error: OSError, path: Path) -> UnfitError:
     """The disk is full, or can't be written: another machine's may be."""
-    return UnfitError(f"data: {path.parent} can't be written: {why(error, path)}")
+    return UnfitError(f"data: {path.parent} can't be written: {explain_disk_error(error, path)}")

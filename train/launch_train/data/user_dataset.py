@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.user_import import load, said
+from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, told
 from launch_train.data.source import HELD_OUT, OWN, TRAIN, Batch, generator
 from launch_train.data.validation import Suits, unsuited
-from launch_train.distributed.process_group import Ranks, gather, meet, once_per_node
+from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 
 
 def open_own(
@@ -31,7 +31,7 @@ def open_own(
     def work() -> None:
         built["it"] = _built(name, settings, seed)
 
-    once_per_node(ranks, work)
+    run_once_per_node(ranks, work)
     _alike(ranks, work if ranks.local_rank else lambda: None)
     train, held_out, why = built["it"]
     sizes = gather(ranks, (len(train), None if held_out is None else len(held_out)))
@@ -79,7 +79,7 @@ def _alike(ranks: Ranks, work: Callable[[], None]) -> None:
         work()
     except TrainError as caught:
         error = caught
-    meet(ranks)  # it may take long
+    barrier(ranks)  # it may take long
     for theirs in gather(ranks, error):
         if theirs is not None:
             raise theirs
@@ -92,7 +92,7 @@ def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[Own, Own 
     try:
         found = build.function(split="held_out", **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own
-        return train, None, said(error)
+        return train, None, describe_error(error)
     if found is None:
         return train, None, "it returns None"
     return train, Own(found, f"{name}, held out", seed, HELD_OUT), ""
@@ -132,7 +132,7 @@ class Own:
         except TrainError:
             raise
         except (Exception, SystemExit) as error:
-            raise UsageError(f"data: {self.name} {what} failed {said(error)}") from error
+            raise UsageError(f"data: {self.name} {what} failed {describe_error(error)}") from error
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""What all ranks do at the end of a step, agreed upon without waiting: stop, save, or go on.
+"""Agree at the end of a step whether all ranks stop, save or continue, without waiting for each other.
 
-Each rank's wishes go into an all-reduce on CPUs that is started at the end of one step and read at the end of a later
-one, so that no step waits for it; nothing is ever collective in a signal handler. Long steps are agreed upon at once:
-there the wait is nothing, and a second step would cost much of the time that a preemption leaves. Of short steps only
-some have a word about it: it costs a millisecond of the processors that gloo shares with the training.
+The votes go into an all-reduce on the CPU that starts at the end of one step and is read at the end of a later one, so
+no step waits for it. Nothing collective ever runs in a signal handler. Long steps are agreed on at once: the wait is
+negligible there, and a second step would cost much of the time that a preemption leaves. Of short steps only some vote:
+an all-reduce costs a millisecond of the CPU cores that gloo shares with the training.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ import torch.distributed as dist
 from launch_train.distributed.process_group import TIMEOUT, Ranks
 
 LONG_SECONDS = 0.5
-"""Steps that take longer are agreed upon at once."""
+"""Steps longer than this are agreed on at once."""
 
-APART_SECONDS = 0.2
-"""Steps between two turns take about so long. A preemption is heeded after two turns: it leaves 14 s and more."""
+VOTE_SECONDS = 0.2
+"""Least time between two votes. A preemption is agreed on after two votes, which leaves 14 s or more."""
 
 
-class Wish(NamedTuple):
-    """What one rank wants, or what was agreed: what one rank wants, all do."""
+class StepVote(NamedTuple):
+    """One rank's vote, or the result: whatever one rank wants, all do."""
 
     stop: bool = False
-    """Save, and leave: the machine goes."""
+    """Save and exit: the machine is being preempted."""
     save: bool = False
     leave: bool = False
-    """Leave without saving: another start has taken over."""
+    """Exit without saving: another start has taken over."""
 
-    def __or__(self, other: Wish) -> Wish:
-        return Wish(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+    def __or__(self, other: StepVote) -> StepVote:
+        return StepVote(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class Agreement:
-    """The ranks' line for wishes. Every rank calls it in the same order."""
+    """Collects the votes of all ranks. Every rank calls it in the same order."""
 
     def __init__(self, ranks: Ranks) -> None:
         group = dist.new_group(backend="gloo", timeout=TIMEOUT) if ranks.world > 1 else None
         self._group = group
-        self._since, self._wished = 0, Wish()
+        self._steps, self._vote = 0, StepVote()
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
-    def turn(self, wish: Wish, usual: float) -> Wish:
-        """Say what this rank wants; what all want together, as they said it at the last turn (in long steps, now).
-        What was wished between two turns is said at the next.
+    def vote(self, vote: StepVote, step_seconds: float) -> StepVote:
+        """Vote, and return the result of the previous vote; in long steps, of this one. Votes between two all-reduces
+        are combined.
 
-        `usual`: seconds of a step, 0 if that isn't known yet; the same on all ranks. Raises RuntimeError if a rank has
-        gone.
+        `step_seconds`: length of a step, 0 if it isn't known yet; the same on all ranks. Raises RuntimeError if a rank
+        has exited.
         """
         if self._group is None:
-            return wish
-        self._since, self._wished = self._since + 1, self._wished | wish
-        if usual and self._since * usual < APART_SECONDS:
-            return Wish()
-        agreed, flags = self._read(), torch.tensor(self._wished, dtype=torch.int32)
-        self._since, self._wished = 0, Wish()
+            return vote
+        self._steps, self._vote = self._steps + 1, self._vote | vote
+        if step_seconds and self._steps * step_seconds < VOTE_SECONDS:
+            return StepVote()
+        agreed, flags = self._read(), torch.tensor(self._vote, dtype=torch.int32)
+        self._steps, self._vote = 0, StepVote()
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
         assert work is not None  # noqa: S101 - only for mypy: async_op returns one
         self._pending = (work, flags)
-        return agreed | self._read() if usual > LONG_SECONDS else agreed
+        return agreed | self._read() if step_seconds > LONG_SECONDS else agreed
 
-    def close(self) -> Wish:
-        """Read what is under way: nothing of it may be left when the ranks part."""
+    def close(self) -> StepVote:
+        """Read the pending vote: none may be left when the ranks part."""
         return self._read()
 
-    def _read(self) -> Wish:
+    def _read(self) -> StepVote:
         if self._pending is None:
-            return Wish()
+            return StepVote()
         (work, flags), self._pending = self._pending, None
         work.wait()
-        return Wish(*(bool(flag) for flag in flags.tolist()))
+        return StepVote(*(bool(flag) for flag in flags.tolist()))

@@ -1,8 +1,7 @@
-"""Tensors that are shared out among the ranks (FSDP): the part that is here, and any part out of those that were saved,
-by however many ranks.
+"""Sharded tensors (FSDP): this rank's part, and any part assembled from saved ones, whatever the number of ranks was.
 
-Such a tensor is torch's DTensor. It is told by what it can do: importing its class takes as long as torch itself, and
-is left to the runs that have some.
+Such a tensor is torch's DTensor. It is recognised by its methods, because importing its class takes as long as
+importing torch itself; only runs that have some pay for it.
 """
 
 from __future__ import annotations
@@ -15,36 +14,36 @@ import torch
 from torch import Tensor
 
 
-class Place(NamedTuple):
-    """Where a part lies in its whole: its first element and its size, both by dimension."""
+class Region(NamedTuple):
+    """Position of a part in the full tensor: offset and size, by dimension."""
 
-    at: tuple[int, ...]
+    offset: tuple[int, ...]
     size: tuple[int, ...]
 
 
-class Stored(NamedTuple):
-    """A tensor as it was saved: the shape of the whole, and its parts. Those may be mapped from files."""
+class SavedTensor(NamedTuple):
+    """A saved tensor: the shape of the full tensor, and its parts, which may be mapped from files."""
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[Place, Tensor], ...]
+    parts: tuple[tuple[Region, Tensor], ...]
 
 
-# --- A tensor of this run ---------------------------------------------------------------------------------------------
+# --- Tensors of this run ----------------------------------------------------------------------------------------------
 
 
-def is_shared_out(tensor: Tensor) -> bool:
-    """Whether this rank has only a part of it."""
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether the tensor is sharded over the ranks."""
     return hasattr(tensor, "full_tensor")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What of it is here: its part, or all of it."""
-    return cast(Any, tensor).to_local() if is_shared_out(tensor) else tensor
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, or all of one that isn't sharded."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of it. Of one that is shared out all ranks ask together; on a GPU none waits for that."""
-    return cast(Any, tensor).full_tensor() if is_shared_out(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor. All ranks must call it together if it is sharded; on a GPU it doesn't synchronise."""
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def placements(tensor: Tensor) -> tuple[Any, ...]:
@@ -52,80 +51,87 @@ def placements(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(cast(Any, tensor).placements)
 
 
-def place(tensor: Tensor) -> Place:
-    """Which part of a tensor that is shared out is here; maybe an empty one. Raises ValueError: it isn't shared out
-    along one dimension, as FSDP does it."""
+def local_region(tensor: Tensor) -> Region:
+    """Return the region of a sharded tensor that this rank has, maybe an empty one.
+
+    Raises ValueError if it isn't sharded along exactly one dimension, as FSDP does it.
+    """
     placement = placements(tensor)[0]
     if len(placements(tensor)) > 1 or not placement.is_shard():
-        way = f"{placements(tensor)}; only one Shard is supported, as from fully_shard over a one-dimensional mesh"
-        raise ValueError(f"a tensor of {tuple(tensor.shape)} is sharded by {way}")
-    mesh, size = cast(Any, tensor).device_mesh, tuple(local(tensor).shape)
-    first, each = [0] * tensor.dim(), -(-tensor.shape[placement.dim] // mesh.size())
-    first[placement.dim] = min(mesh.get_local_rank() * each, tensor.shape[placement.dim])
-    return Place(tuple(first), size)
+        how = f"{placements(tensor)}; only one Shard is supported, as from fully_shard over a one-dimensional mesh"
+        raise ValueError(f"a tensor of {tuple(tensor.shape)} is sharded by {how}")
+    mesh, size = cast(Any, tensor).device_mesh, tuple(local_part(tensor).shape)
+    offset, rows = [0] * tensor.dim(), -(-tensor.shape[placement.dim] // mesh.size())
+    offset[placement.dim] = min(mesh.get_local_rank() * rows, tensor.shape[placement.dim])
+    return Region(tuple(offset), size)
 
 
-# --- Saved ones -------------------------------------------------------------------------------------------------------
+# --- Saved tensors ----------------------------------------------------------------------------------------------------
 
 
-def described(tensor: Tensor) -> dict[str, list[int]]:
-    """What a checkpoint says of the part of a tensor that it has: where it begins, in a whole of which shape."""
-    return {"at": list(place(tensor).at), "of": list(tensor.shape)}
+def describe_part(tensor: Tensor) -> dict[str, list[int]]:
+    """Return what a checkpoint records of a part: its offset (`at`) and the shape of the full tensor (`of`)."""
+    return {"at": list(local_region(tensor).offset), "of": list(tensor.shape)}
 
 
-def stored(shards: Sequence[Mapping[str, Any]]) -> dict[str, Stored]:
-    """All tensors of a checkpoint by path. `shards` are what the ranks saved: `tensors`, and in `parts` which of these
-    are parts (as `described`)."""
-    found: dict[str, Stored] = {}
+def saved_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, SavedTensor]:
+    """Return all tensors of a checkpoint by path.
+
+    `shards` are what the ranks saved: `tensors`, and in `parts` which of these are parts (see `describe_part`).
+    """
+    found: dict[str, SavedTensor] = {}
     for shard in shards:
         parts = shard.get("parts", {})
         for path, tensor in shard["tensors"].items():
             about = parts.get(path) or {"at": [0] * tensor.dim(), "of": tensor.shape}
-            part = (Place(tuple(about["at"]), tuple(tensor.shape)), tensor)
+            part = (Region(tuple(about["at"]), tuple(tensor.shape)), tensor)
             before = found[path].parts if path in found else ()
-            found[path] = Stored(tuple(about["of"]), (*before, part))
+            found[path] = SavedTensor(tuple(about["of"]), (*before, part))
     return found
 
 
-def incomplete(saved: Stored) -> bool:
-    """Return whether parts of it are missing."""
+def is_incomplete(saved: SavedTensor) -> bool:
+    """Return whether parts of the tensor are missing."""
     return sum(prod(place.size) for place, _ in saved.parts) != prod(saved.shape)
 
 
-def wholes(shards: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The same as whole tensors, none of which keeps a file open. Raises ValueError if parts are missing."""
-    return {path: in_one(saved) for path, saved in stored(shards).items()}
+def full_tensors(shards: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint in full, none of which keeps a file open. Raises ValueError if parts are
+    missing."""
+    return {path: assemble(saved) for path, saved in saved_tensors(shards).items()}
 
 
-def in_one(saved: Stored) -> Tensor:
-    """The whole, on the CPU. Raises ValueError if parts are missing."""
+def assemble(saved: SavedTensor) -> Tensor:
+    """Return the full tensor on the CPU. Raises ValueError if parts are missing."""
     (_, first), *others = saved.parts
     if not others and tuple(first.shape) == saved.shape:
         return first.clone()  # in the same memory format
-    everything = Place((0,) * len(saved.shape), saved.shape)
+    everything = Region((0,) * len(saved.shape), saved.shape)
     return fill(torch.empty(saved.shape, dtype=first.dtype), everything, saved)
 
 
-def like(target: Tensor | None, saved: Stored) -> Tensor:
-    """The saved tensor as `target` is: only the part that is here, on its device, or the whole on the CPU.
+def load_like(target: Tensor | None, saved: SavedTensor) -> Tensor:
+    """Return the saved tensor in the layout of `target`: this rank's part on its device, or the full tensor on the CPU.
 
-    Of other shapes it is the whole, too: whoever puts it into a model says better what doesn't fit. Raises ValueError
-    if parts are missing.
+    If the shapes differ it is the full tensor: loading it then fails with a better message. Raises ValueError if parts
+    are missing.
     """
-    if target is None or not is_shared_out(target) or tuple(target.shape) != saved.shape:
-        return in_one(saved)
+    if target is None or not is_sharded(target) or tuple(target.shape) != saved.shape:
+        return assemble(saved)
     from torch.distributed.tensor import DTensor
 
-    mesh, placements, here = cast(Any, target).device_mesh, cast(Any, target).placements, place(target)
+    mesh, placements, here = cast(Any, target).device_mesh, cast(Any, target).placements, local_region(target)
     part = torch.empty(here.size, dtype=saved.parts[0][1].dtype, device=target.device)
     return DTensor.from_local(
         fill(part, here, saved), mesh, placements, run_check=False, shape=target.shape, stride=target.stride()
     )
 
 
-def fill(target: Tensor, here: Place, saved: Stored) -> Tensor:
-    """Copy into `target`, which is the part `here` of the whole, what the saved parts have of it; no more is read than
-    that. Returns it. Raises ValueError if that isn't all."""
+def fill(target: Tensor, here: Region, saved: SavedTensor) -> Tensor:
+    """Copy into `target`, the region `here` of the full tensor, and return it; no more is read than that.
+
+    Raises ValueError if the saved parts don't cover it.
+    """
     filled = 0
     for there, values in saved.parts:
         common = overlap(here, there)
@@ -133,17 +139,17 @@ def fill(target: Tensor, here: Place, saved: Stored) -> Tensor:
             target[_within(common, here)].copy_(values[_within(common, there)])
             filled += prod(common.size)
     if filled != target.numel():
-        raise ValueError(f"of {target.numel()} numbers of a tensor of {saved.shape} the checkpoint has {filled}")
+        raise ValueError(f"the checkpoint has {filled} of {target.numel()} elements of a tensor of {saved.shape}")
     return target
 
 
-def overlap(one: Place, other: Place) -> Place:
-    """What two parts of the same whole have in common; a size of 0 somewhere if there is nothing. Pure."""
-    at = tuple(map(max, one.at, other.at))
-    ends = [min(a + n, b + m) for a, n, b, m in zip(one.at, one.size, other.at, other.size, strict=True)]
-    return Place(at, tuple(max(0, end - begin) for begin, end in zip(at, ends, strict=True)))
+def overlap(one: Region, other: Region) -> Region:
+    """Return the intersection of two regions of one tensor; its size is 0 somewhere if there is none."""
+    at = tuple(map(max, one.offset, other.offset))
+    ends = [min(a + n, b + m) for a, n, b, m in zip(one.offset, one.size, other.offset, other.size, strict=True)]
+    return Region(at, tuple(max(0, end - begin) for begin, end in zip(at, ends, strict=True)))
 
 
-def _within(part: Place, outer: Place) -> tuple[slice, ...]:
-    """`part` as slices of `outer`, in which it lies."""
-    return tuple(slice(a - b, a - b + n) for a, n, b in zip(part.at, part.size, outer.at, strict=True))
+def _within(part: Region, outer: Region) -> tuple[slice, ...]:
+    """Return `part` as slices of `outer`, which contains it."""
+    return tuple(slice(a - b, a - b + n) for a, n, b in zip(part.offset, part.size, outer.offset, strict=True))

@@ -21,16 +21,15 @@ class Process(NamedTuple):
 
 
 class Peers:
-    """The ranks on this machine; all ranks create it together. Other machines' nodes watch theirs, and report to
-    ours."""
+    """The ranks on this machine; all ranks must create it together. Other nodes watch their own."""
 
     def __init__(self, ranks: Ranks) -> None:
         mine = this_process()
-        self._here = [one for one in gather(ranks, mine) if one.space == mine.space and one != mine]
+        self._local = [process for process in gather(ranks, mine) if process.space == mine.space and process != mine]
 
     def failed(self) -> bool:
         """Return whether a peer on this machine has exited."""
-        return any(_started(one.pid) != one.started for one in self._here)
+        return any(_start_time(process.pid) != process.started for process in self._local)
 
 
 def this_process() -> Process:
@@ -38,10 +37,10 @@ def this_process() -> Process:
     pid, space = os.getpid(), ""
     with suppress(OSError):
         space = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    return Process(space or str(os.urandom(8)), pid, _started(pid))
+    return Process(space or str(os.urandom(8)), pid, _start_time(pid))
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return a process's start time; empty if it doesn't exist or is a zombie. Field 22 of proc_pid_stat(5)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The processes of a run and what they do together: join, agree, leave."""
+"""The process group of a run: joining, barriers, gathers and exit."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ from launch_train.common.process_exit import leave
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=300)
-"""How long a collective may wait before the process group gives up: at the start, and later where no node watches for
-hangs."""
+"""Timeout of a collective at the start, and throughout where no node detects hangs."""
 
 WATCHED_SECONDS = 2 * 3600.0
-"""The same in training where a node does: above the longest that it allows, 30 minutes for a rare step and 30 more for
-a compilation (loop.RARE_SECONDS, hangs.COMPILE_S). A shorter timeout would end a run whose ranks wait, as they may, for
-one that waits for its data; the node ends one that hangs long before, and keeps its stacks."""
+"""Timeout of a collective in training where a node detects hangs: above the longest hang limit, which is 30 minutes for
+a rare step and 30 more for a compilation (loop.RARE_SECONDS, hangs.COMPILE_S).
 
-PATIENCE = 6 * 3600.0
-"""Seconds that the ranks wait for work of one of them that has no bound of its own: preparing data, a checkpoint."""
+A shorter timeout would end a run whose ranks wait, as they may, for one that waits for its data. The node ends a hung
+run long before, and keeps its stacks.
+"""
+
+BARRIER_SECONDS = 6 * 3600.0
+"""Limit of `barrier`: the ranks may wait for work of one of them that has no bound, such as preparing data."""
 
 FIRST_POLL_SECONDS, POLL_SECONDS = 0.001, 0.1
-"""Between two looks for the other ranks: short at first, as most often they come together."""
+"""Poll interval of `barrier`: short at first, as the ranks most often arrive together."""
 
 LATE_SECONDS = 60.0
 """Time after which a rank that waits for the others may report it."""
 
-MOMENT = 1.0
-"""Seconds that another rank gives rank 0 to say what is wrong."""
+REPORT_SECONDS = 1.0
+"""Seconds that other ranks give rank 0 to report an error."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process this is. All 0 and 1 without torchrun."""
+    """The rank of this process. Without torchrun: rank 0 of 1."""
 
     rank: int = 0
     world: int = 1
@@ -56,27 +58,27 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = "none"
     store: Store | None = field(default=None, compare=False)
-    """Where the ranks meet without a collective; None without torchrun."""
-    meetings: Iterator[int] = field(default_factory=itertools.count, compare=False)
+    """The store of barriers, which needs no collective; None without torchrun."""
+    barriers: Iterator[int] = field(default_factory=itertools.count, compare=False)
     nodes: int = 1
 
     @property
     def node_rank(self) -> int:
-        """The global rank of local rank 0 on this node: torchrun numbers the ranks of a node one after the other."""
+        """The global rank of local rank 0 on this node: torchrun numbers the ranks node by node."""
         return self.rank - self.local_rank
 
 
 def join(env: Mapping[str, str]) -> Ranks:
-    """Take the device of this process and, under torchrun, join the others (NCCL on GPUs, else gloo).
+    """Select this process's device and, under torchrun, join the process group (NCCL on GPUs, else gloo).
 
-    Raises UnfitError if this process has no GPU where the node has some.
+    Raises UnfitError if the node has GPUs but this process can't use one.
     """
     rank, world, local = (int(env.get(name, default)) for name, default in _TORCHRUN)
     device = _device(local, int(env.get(contract.VISIBLE_GPUS) or 0))
     if "RANK" not in env:
         return Ranks(device=device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    _same_network(os.environ)
+    _use_nccl_interface_for_gloo(os.environ)
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     group = PrefixStore("group", store)
     given = device if backend == "nccl" else None
@@ -92,29 +94,32 @@ def raise_timeout(timeout: timedelta) -> None:
             dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
-def _same_network(environ: MutableMapping[str, str]) -> None:
-    """gloo, in which the ranks agree also where NCCL carries the gradients, goes over the interface that NCCL was given
-    by name: left alone it takes the one of the host's name, which in a container may be no way to another machine."""
+def _use_nccl_interface_for_gloo(environ: MutableMapping[str, str]) -> None:
+    """Make gloo use the network interface that is set for NCCL.
+
+    The ranks use gloo to agree on steps even where NCCL carries the gradients. By default gloo takes the interface of
+    the host name, which in a container may not reach another machine.
+    """
     first = environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=").partition(",")[0]
-    if first in {name for _, name in socket.if_nameindex()}:  # for NCCL it may be the beginning of a name, too
+    if first in {name for _, name in socket.if_nameindex()}:  # NCCL also accepts a name's prefix
         environ.setdefault("GLOO_SOCKET_IFNAME", first)
 
 
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
-def _device(local_rank: int, seen: int) -> torch.device:
-    """This process's GPU (a Mac's too, for one process), or the CPU on a node that has `seen` none."""
+def _device(local_rank: int, visible_gpus: int) -> torch.device:
+    """Return this process's GPU (also a Mac's, for one process), or the CPU on a node without GPUs."""
     if not torch.cuda.is_available():
-        if seen:
+        if visible_gpus:
             raise UnfitError(
-                f"this node has {seen} GPUs (nvidia-smi), but torch {torch.__version__} can't use them: "
-                "it is built without CUDA or for a newer driver"
+                f"this node has {visible_gpus} GPUs (nvidia-smi), but torch {torch.__version__} can't use them: "
+                "it was built without CUDA, or for a newer driver"
             )
-        alone = int(os.environ.get("WORLD_SIZE") or 1) == 1  # gloo doesn't carry a Mac's GPU
+        alone = int(os.environ.get("WORLD_SIZE") or 1) == 1  # gloo doesn't support a Mac's GPU
         return torch.device("mps" if alone and torch.backends.mps.is_available() else "cpu")
     if local_rank >= torch.cuda.device_count():
-        raise UnfitError(f"process {local_rank} of this node has no GPU: there are {torch.cuda.device_count()}")
+        raise UnfitError(f"process {local_rank} of this node has no GPU: only {torch.cuda.device_count()} are visible")
     device = torch.device("cuda", local_rank)
     use_device(device)
     return device
@@ -130,27 +135,26 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What `work` returns on the first process of this node, on all of its processes; the others wait.
+def run_once_per_node(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Run `work` on the first process of each node, and return its result on all processes of that node.
 
-    An error of ours, or of the files, on any node is raised on every rank alike, so that no rank waits for one that
-    has gone.
+    A TrainError or OSError on any node is raised on every rank alike, so that no rank waits for one that has exited.
     """
     return _results(ranks, ranks.local_rank == 0, work)[ranks.node_rank]
 
 
-def on_first(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What `work` returns on rank 0, on all ranks; its errors too, as in `once_per_node`."""
+def run_on_rank_0(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Run `work` on rank 0, and return its result on all ranks. Errors as in `run_once_per_node`."""
     return _results(ranks, ranks.rank == 0, work)[0]
 
 
-def on_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Run `work` on each rank and return all results on all ranks; errors too, as in `once_per_node`."""
+def run_on_all(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """Run `work` on each rank, and return all results on all ranks. Errors as in `run_once_per_node`."""
     return _results(ranks, True, work)
 
 
 def _results(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
-    """What `work` returned on each rank that does it (`mine`); the others' places hold nothing of use."""
+    """Return the results by rank; those of ranks without `mine` mean nothing."""
     result: T | None = None
     error: TrainError | None = None
     if mine:
@@ -160,58 +164,58 @@ def _results(ranks: Ranks, mine: bool, work: Callable[[], T]) -> list[T]:
             error = caught
         except OSError as caught:
             error = TrainError(str(caught))
-    meet(ranks)
+    barrier(ranks)
     results = gather(ranks, (result, error))
     for _, theirs in results:
         if theirs is not None:
             raise theirs
-    return [value for value, _ in results]  # type: ignore[misc]  # those who worked have set theirs, or raised
+    return [value for value, _ in results]  # type: ignore[misc]  # ranks with work have set theirs, or raised
 
 
-def meet(ranks: Ranks) -> None:
-    """Wait for all ranks, for hours if need be: a collective would give up after TIMEOUT. Raises TrainError."""
+def barrier(ranks: Ranks) -> None:
+    """Wait for all ranks, up to BARRIER_SECONDS: a collective would time out earlier. Raises TrainError."""
     if ranks.store is None:
         return
-    here = f"meeting/{next(ranks.meetings)}"
+    here = f"meeting/{next(ranks.barriers)}"
     ranks.store.set(f"{here}/{ranks.rank}", "")
     wait_for_keys(ranks.store, [f"{here}/{rank}" for rank in range(ranks.world)])
 
 
 def wait_for_keys(store: Store, keys: list[str], late: Callable[[], None] = lambda: None) -> None:
-    """Wait until all ranks have set theirs, for hours if need be. `late` is called once, after LATE_SECONDS. Raises
+    """Wait until all keys are set, up to BARRIER_SECONDS. `late` is called once, after LATE_SECONDS. Raises
     TrainError."""
-    began, said, pause = time.monotonic(), False, FIRST_POLL_SECONDS
-    while not store.check(keys):  # not wait(): in it no signal would be heard
+    began, reported, pause = time.monotonic(), False, FIRST_POLL_SECONDS
+    while not store.check(keys):  # not wait(), which blocks signal handlers
         waited = time.monotonic() - began
-        if waited > PATIENCE:
-            raise TrainError(f"not all ranks came within {PATIENCE / 3600:g} hours")
-        if waited > LATE_SECONDS and not said:
-            said = True
+        if waited > BARRIER_SECONDS:
+            raise TrainError(f"not all ranks arrived within {BARRIER_SECONDS / 3600:g} hours")
+        if waited > LATE_SECONDS and not reported:
+            reported = True
             late()
         time.sleep(pause)
         pause = min(2 * pause, POLL_SECONDS)
 
 
-def speaks(ranks: Ranks | None, error: BaseException) -> bool:
-    """Whether this rank prints its error.
+def should_report(ranks: Ranks | None, error: BaseException) -> bool:
+    """Return whether this rank prints its error.
 
-    One of ours: rank 0 does, and, where rank 0 has none, the first of the others; but not what another rank has said in
-    the same words. Of torch's RuntimeErrors those don't count that come when another rank has said why it ends: what
-    they tell of is that it has gone. `ranks` is None before `join`: the error is then this process's own.
+    A TrainError is printed by rank 0 and, where rank 0 has none, by the first other rank; the same text only once. A
+    RuntimeError of torch is not printed once another rank has reported why it exits: it only means that a peer exited.
+    `ranks` is None before `join`: then the error is this process's own.
     """
     if ranks is None or ranks.store is None:
         return True
     ours, first = isinstance(error, TrainError), ranks.rank == 0
-    with suppress(RuntimeError):  # the store is gone, and so is rank 0
+    with suppress(RuntimeError):  # the store has exited with rank 0
         if isinstance(error, RuntimeError) or (ours and not first):
-            _wait_for(ranks.store, _SAID, MOMENT)
-        same = ranks.store.add(f"{_SAID}/{error}", 1) > 1
-        alone = ranks.store.add(_SAID, 1) == 1
+            _wait_for(ranks.store, _REPORTED, REPORT_SECONDS)
+        same = ranks.store.add(f"{_REPORTED}/{error}", 1) > 1
+        alone = ranks.store.add(_REPORTED, 1) == 1
         return (alone or first) and not same if ours else alone or not (same or isinstance(error, RuntimeError))
     return first
 
 
-_SAID = "said"
+_REPORTED = "reported"
 
 
 def _wait_for(store: Store, key: str, seconds: float) -> None:
@@ -221,7 +225,7 @@ def _wait_for(store: Store, key: str, seconds: float) -> None:
 
 
 def gather(ranks: Ranks, value: T) -> list[T]:
-    """Every rank's `value`, in the order of the ranks. `value` must be picklable."""
+    """Return every rank's `value`, in rank order. `value` must be picklable."""
     if ranks.world == 1:
         return [value]
     values: list[T] = [value] * ranks.world
@@ -230,7 +234,7 @@ def gather(ranks: Ranks, value: T) -> list[T]:
 
 
 def gather_tensors(ranks: Ranks, values: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor, all of one shape, in the order of the ranks."""
+    """Return every rank's tensor, in rank order. All have one shape."""
     if ranks.world == 1:
         return [values]
     everybody = [torch.empty_like(values) for _ in range(ranks.world)]
@@ -239,24 +243,27 @@ def gather_tensors(ranks: Ranks, values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def mean(ranks: Ranks, values: torch.Tensor) -> torch.Tensor:
-    """The mean over all ranks, element by element, in place."""
+    """Average over all ranks, element by element, in place."""
     if ranks.world > 1:
         dist.all_reduce(values)
         values /= ranks.world
     return values
 
 
-def same_buffers(ranks: Ranks, model: torch.nn.Module) -> None:
-    """Give all ranks rank 0's buffers, as DDP does before each forward pass in training: batch norm's running averages
-    are each rank's own after one. Doing it again changes no bit."""
+def broadcast_buffers(ranks: Ranks, model: torch.nn.Module) -> None:
+    """Broadcast rank 0's buffers, as DDP does before each forward pass in training: afterwards batch norm's running
+    averages differ by rank. Repeating it changes no bit."""
     if ranks.world > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
 
 def finish(ranks: Ranks) -> NoReturn:
-    """Leave after success. gloo with DDP aborts in some clean interpreter exits: so wait for all, take the group down,
-    flush and go without one. After an error the group must not be destroyed, as that can deadlock: `leave`."""
+    """Exit after success. gloo with DDP may abort in a clean interpreter exit, so wait for all ranks, destroy the group
+    and skip that exit.
+
+    After an error the group must not be destroyed, as that can deadlock; use `leave`.
+    """
     if dist.is_initialized():
         dist.barrier(device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None)
         dist.destroy_process_group()

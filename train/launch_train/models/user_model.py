@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from launch_train.common.config import Foreign
 from launch_train.common.errors import TrainError, UsageError
-from launch_train.common.user_import import Own, load, said
+from launch_train.common.user_import import UserFunction, describe_error, load
 
 Loss = Tensor | tuple[Tensor, Tensor]
 """The mean of a batch, or a sum and its count."""
@@ -21,11 +21,11 @@ def build(shape: Foreign, loss: str | None) -> nn.Module:
     own = load(shape.name, "model")
     model = own(**shape.settings)
     if not isinstance(model, nn.Module):
-        raise own.wrong(f"returned {_kind(model)}, not a torch.nn.Module")
+        raise own.error(f"returned {_kind(model)}, not a torch.nn.Module")
     if not any(True for _ in model.parameters()):
-        raise own.wrong(f"returned a {type(model).__name__} without parameters")
+        raise own.error(f"returned a {type(model).__name__} without parameters")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise own.wrong(f"returned a {type(model).__name__} all of whose parameters are frozen")
+        raise own.error(f"returned a {type(model).__name__} all of whose parameters are frozen")
     return with_loss(model, loss) if loss else Whole(model, f"model: {shape.name}")
 
 
@@ -33,7 +33,7 @@ def with_loss(model: nn.Module, loss: str) -> nn.Module:
     """`model` with the user's own loss. Raises UsageError: there is no such function."""
     own = load(loss, "loss")
     if isinstance(own.function, type):
-        raise own.wrong("is a class; it must be a function (or a made object) of (outputs, targets)")
+        raise own.error("is a class; it must be a function (or a made object) of (outputs, targets)")
     return Judged(model, own)
 
 
@@ -55,7 +55,7 @@ class Whole(nn.Module):
 class Judged(nn.Module):
     """A model whose forward(inputs) is judged by a function of the user's: loss(outputs, targets)."""
 
-    def __init__(self, model: nn.Module, own: Own) -> None:
+    def __init__(self, model: nn.Module, own: UserFunction) -> None:
         super().__init__()
         self.model = model
         self._loss: Callable[[Any, Any], Any] = own.function
@@ -85,7 +85,7 @@ def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
         raise
     except (Exception, SystemExit) as error:
         called = hint if isinstance(error, TypeError) and "argument" in str(error) else ""
-        raise UsageError(f"{what} failed {said(error)}{called}") from error
+        raise UsageError(f"{what} failed {describe_error(error)}{called}") from error
 
 
 def staying(call: Callable[[], Any], what: str) -> Any:
@@ -96,7 +96,7 @@ def staying(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
     except SystemExit as error:
-        raise UsageError(f"{what} left {said(error)}") from error
+        raise UsageError(f"{what} left {describe_error(error)}") from error
 
 
 def checked(loss: Any, what: str) -> Loss:

@@ -20,10 +20,10 @@ from typing import Any, Final, Protocol
 
 from launch_train.common import contract
 from launch_train.common.storage import open_storage
-from launch_train.metrics import Null, Parts, Sink, part_names
 from launch_train.monitoring.alerts import Alarms
 from launch_train.monitoring.bounded_call import Aside
 from launch_train.monitoring.summary import Sums
+from launch_train.telemetry.metric_sink import Null, Parts, Sink, part_names
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.throttled_warning import say
 from launch_train.telemetry.upload_queue import open_outbox

@@ -1,1 +1,1 @@
-"""One machine of a run: what the platform starts, and what starts, watches and ends the training processes there."""
+"""The agent on each machine: it starts, watches and ends the training processes there."""

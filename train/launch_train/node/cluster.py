@@ -1,6 +1,6 @@
-"""Which machines take part, and which one this is: CLUSTER_SPEC read into a `Cluster`. Pure.
+"""Parse CLUSTER_SPEC into a `Cluster`: the machines of a run, and which one this is. Pure.
 
-Vertex gives every replica the same CLUSTER_SPEC but for `task`. Pool 0 (one replica) and pool 1 (workers) are nodes;
+Vertex AI gives every replica the same CLUSTER_SPEC but for `task`. Pool 0 (one replica) and pool 1 (workers) are nodes;
 pool 2 (reduction servers) and pool 3 (evaluators) are not. Node 0 is the only replica of pool 0.
 https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
 """
@@ -22,19 +22,19 @@ _OTHER_POOLS: Final = {"workerpool2": "a reduction server", "workerpool3": "an e
 
 
 class ClusterError(UsageError):
-    """CLUSTER_SPEC, or what stands in for it, can't be read. One line."""
+    """CLUSTER_SPEC, or the variables used instead of it, are invalid. One line."""
 
 
 class NotANodeError(ClusterError):
-    """This replica is a reduction server or an evaluator: launch_train.node has nothing to do on it."""
+    """This replica is a reduction server or an evaluator, which must not run launch_train.node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The machines of a run.
 
-    `nodes` are `host:port` in the order of their ranks, empty where unknown (only node 0's is needed); `node` is the
-    index of this one; `cloud` says that the platform is Vertex, `rehearsal` that another machine plays its part.
+    `nodes`: `host:port` by rank, empty where unknown (only node 0's is needed). `node`: the index of this machine.
+    `cloud`: the platform is Vertex AI. `rehearsal`: another machine stands in for it.
     """
 
     nodes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Cluster:
 
 
 def parse(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
-    """The cluster of CLUSTER_SPEC's text, or of `environ` when there is none.
+    """Return the cluster of CLUSTER_SPEC's text, or of `environ` if that is empty.
 
     Raises ClusterError, and NotANodeError on a replica of pool 2 or 3.
     """
@@ -76,16 +76,16 @@ def parse(cluster_spec: str | None, environ: Mapping[str, str]) -> Cluster:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Cluster:
-    """A single node, unless RANK, WORLD_SIZE and MASTER_ADDR say otherwise.
+    """Return a single node, unless RANK, WORLD_SIZE and MASTER_ADDR describe more.
 
-    Vertex sets them too (undocumented); there they count nodes, not processes.
+    Vertex AI sets these too (undocumented); there they count nodes, not processes.
     """
     size, node = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
     if size < 1 or not 0 <= node < size:
         raise ClusterError(f"RANK={node} and WORLD_SIZE={size}: RANK must be from 0 to WORLD_SIZE - 1")
     host = environ.get("MASTER_ADDR", "127.0.0.1" if size == 1 else "")
     if not host:
-        raise ClusterError(f"WORLD_SIZE={size} without MASTER_ADDR: where is node 0?")
+        raise ClusterError(f"WORLD_SIZE={size}, but MASTER_ADDR, the host of node 0, is not set")
     return Cluster(nodes=(f"{host}:{_number(environ, 'MASTER_PORT', PORT)}", *[""] * (size - 1)), node=node)
 
 
@@ -110,7 +110,7 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _hosts(pools: Mapping[str, Any], pool: str) -> tuple[str, ...]:
-    """The `host:port` of a pool's replicas; a pool that isn't there has none."""
+    """Return the `host:port` of a pool's replicas; none if the pool doesn't exist."""
     hosts = pools.get(pool, [])
     if not isinstance(hosts, list):
         raise ClusterError(f"CLUSTER_SPEC: {pool} must be a list of host:port, not {json.dumps(hosts)[:60]}")
@@ -126,15 +126,15 @@ def _is_address(text: str) -> bool:
 
 
 def _index(task: Mapping[str, Any], pools: Mapping[str, tuple[str, ...]]) -> int:
-    """This replica's place among the nodes: pool 0 first."""
+    """Return this replica's index among the nodes: pool 0 first."""
     pool, index = str(task.get("type")), task.get("index", 0)
     if pool in _OTHER_POOLS:
         raise NotANodeError(
-            f"this replica is {_OTHER_POOLS[pool]} ({pool}), not a node: don't start launch_train.node on it"
+            f"this replica is {_OTHER_POOLS[pool]} ({pool}), not a node: do not run launch_train.node on it"
         )
     if pool not in pools:
         raise ClusterError(f"CLUSTER_SPEC: task type {json.dumps(pool)} is none of {', '.join(pools)}")
-    # Vertex writes a number; TF_CONFIG's older form a text.
+    # Vertex AI writes a number, TF_CONFIG's older form a string.
     if not str(index).isdecimal() or int(index) >= len(pools[pool]):
         raise ClusterError(f"CLUSTER_SPEC: task index {json.dumps(index)}, but {pool} has {len(pools[pool])} replicas")
     return int(index) + (len(pools["workerpool0"]) if pool == "workerpool1" else 0)

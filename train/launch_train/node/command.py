@@ -1,4 +1,5 @@
-"""What a node starts: argument lists and environments. Pure but for the script of the machine's image."""
+"""Build the argument lists and environments of what a node starts. Pure but for the NCCL script of the machine's
+image."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from launch_train.common import contract
 from launch_train.node.cluster import Cluster
 from launch_train.node.control_store import Order
 
-WHOLE_LINES: Final = str(Path(__file__).with_name("sitecustomize"))
-"""A folder that holds nothing but a sitecustomize.py: no process tears another's lines."""
+SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
+"""A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
 
 TORCHRUN: Final = str(Path(__file__).with_name("torchrun.py"))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: `kind` is module, script or command; with command, `target` is empty and `args` is all of it."""
+    """A program to run. `kind` is module, script or command; a command has no `target`, and `args` is all of it."""
 
     launcher: str
     kind: str
@@ -35,57 +36,63 @@ class Task:
 
 
 def parse_args(argv: Sequence[str]) -> Task:
-    """The node's command line; argparse exits with 2 and its own line when it can't be taken."""
+    """Parse the node's command line; argparse exits with 2 on errors."""
     parser = argparse.ArgumentParser(
-        prog="launch_train.node", description="One machine's part of a run.", allow_abbrev=False
+        prog="launch_train.node", description="Run one machine's part of a run.", allow_abbrev=False
     )
-    parser.add_argument("--launcher", choices=("torchrun", "python"), default="torchrun", help="how to start it")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--module", metavar="M", help="started as python -m M (default: launch_train)")
-    what.add_argument("--script", metavar="S", help="started as python S")
-    what.add_argument("--command", action="store_true", help="ARGS is a command line, started once as it is")
-    parser.add_argument("args", nargs="*", metavar="ARGS", help="after --, for what is started")
-    # What stands after the first -- is not ours to read.
+    parser.add_argument(
+        "--launcher",
+        choices=("torchrun", "python"),
+        default="torchrun",
+        help="start one process per GPU, or a single one (default: torchrun)",
+    )
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--module", metavar="M", help="run python -m M (default: launch_train)")
+    target.add_argument("--script", metavar="S", help="run python S")
+    target.add_argument("--command", action="store_true", help="run ARGS as a command line, once")
+    parser.add_argument("args", nargs="*", metavar="ARGS", help="arguments of the program, after --")
+    # What follows the first -- is the program's.
     cut = list(argv).index("--") if "--" in argv else len(argv)
-    ours = parser.parse_args(argv[:cut])
-    args = (*ours.args, *argv[cut + 1 :])
-    if ours.command:
+    options = parser.parse_args(argv[:cut])
+    args = (*options.args, *argv[cut + 1 :])
+    if options.command:
         if not args:
             parser.error("--command needs a command after --")
         return Task("python", "command", "", args)
-    if ours.script:
-        return Task(ours.launcher, "script", ours.script, args)
-    return Task(ours.launcher, "module", ours.module or "launch_train", args)
+    if options.script:
+        return Task(options.launcher, "script", options.script, args)
+    return Task(options.launcher, "module", options.module or "launch_train", args)
 
 
-def missing(task: Task, folder: Path) -> str:
-    """What the task names and `folder` (the working directory) doesn't have, in one line; empty if all is there."""
+def missing_target(task: Task, folder: Path) -> str:
+    """Return what the task needs and `folder` (the working directory) lacks, in one line; empty if nothing is
+    missing."""
     if task.kind == "script" and not (folder / task.target).is_file():
         return f"{task.target}: no such file in {folder}"
     if task.kind == "command" and not shutil.which(task.args[0]):
         return f"{task.args[0]}: no such command"
-    if task.kind == "module" and (lacking := _lacking(task.target, folder)):
-        return f"{task.target}: there is no module {lacking}, neither in {folder} nor installed"
+    if task.kind == "module" and (absent := _missing_module(task.target, folder)):
+        return f"{task.target}: no module {absent} in {folder}, and none is installed"
     return ""
 
 
-def _lacking(module: str, folder: Path) -> str:
-    """The first part of a module's name that nothing is found for, without importing any; "" if all of it is there."""
+def _missing_module(module: str, folder: Path) -> str:
+    """Return the first part of a module's name that can't be found, without importing anything; "" if all are found."""
     parts = module.split(".")
     where: Sequence[str] | None = [*sys.path, str(folder)]
     for count, part in enumerate(parts, start=1):
         if where is None:
-            return f"{module} ({'.'.join(parts[: count - 1])} is no package)"
+            return f"{module} ({'.'.join(parts[: count - 1])} is not a package)"
         found = PathFinder.find_spec(part, where) or (find_spec(part) if count == 1 else None)
         if found is None:
             return ".".join(parts[:count])
         inside = found.submodule_search_locations
-        where = getattr(inside, "_path", inside)  # a namespace's would look for its parent, which isn't imported
+        where = getattr(inside, "_path", inside)  # iterating a namespace path would import its parent
     return ""
 
 
 def command(task: Task, cluster: Cluster, order: Order, *, processes: int, run: str, grace: float) -> list[str]:
-    """The argument list for one generation on this node."""
+    """Return the argument list for one generation on this node."""
     target = ["-m", task.target] if task.kind == "module" else [task.target]
     if task.kind == "command":
         return list(task.args)
@@ -95,14 +102,14 @@ def command(task: Task, cluster: Cluster, order: Order, *, processes: int, run: 
 
 
 def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: float) -> list[str]:
-    """torchrun without restarts of its own: in torch 2.13 they reuse a stale store and hang.
+    """Return torchrun's arguments, with its own restarts disabled: in torch 2.13 they reuse a stale store and hang.
 
     https://github.com/pytorch/pytorch/issues/135712 and 167288
     """
-    # -P: a logging.py in the user's folder must not become torchrun's.
+    # -P: torchrun must not import a logging.py of the user's folder.
     argv = [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=0"]
     argv += [f"--rdzv-id={run}-{order.attempt}-{order.generation}", f"--shutdown-timeout={max(1, round(grace))}"]
-    if cluster.size == 1:  # torchrun finds a port by itself, without a race
+    if cluster.size == 1:  # torchrun picks a free port, without a race
         return [*argv, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
     # The static rendezvous keeps the ranks in the order of the nodes.
     return [
@@ -116,8 +123,11 @@ def _torchrun(cluster: Cluster, order: Order, processes: int, run: str, grace: f
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the node and the processes of one generation meet (see the contract): `code` is the user's, whose modules
-    come behind Python's own (sitecustomize/sitecustomize.py); without a run folder there is no `spool`."""
+    """Files and folders that the node shares with the processes of one generation (see contract).
+
+    `code` is the user's; its modules come after the standard library (sitecustomize/sitecustomize.py). `spool` is None
+    without a run folder.
+    """
 
     code: Path
     exit_file: Path
@@ -128,11 +138,11 @@ class Paths:
 
 
 def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int, paths: Paths) -> dict[str, str]:
-    """The environment of the processes of one generation; `gpus` are visible on this node."""
+    """Return the environment of the processes of one generation; `gpus` are visible on this node."""
     return {
         **environ,
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (WHOLE_LINES, environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (SITECUSTOMIZE, environ.get("PYTHONPATH")))),
         contract.ATTEMPT: str(order.attempt),
         contract.GENERATION: str(order.generation),
         contract.NODE: str(node),
@@ -147,18 +157,18 @@ def child_env(environ: Mapping[str, str], order: Order, node: int, *, gpus: int,
 
 
 def rehearsal_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """`environ` without what the request says about the cloud's network, which isn't here; and a line, or ""."""
+    """Return `environ` without the settings for the cloud's network, and a line about it, or ""."""
     settings = [name for name in environ if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")]
     settings += [name for name in (contract.NCCL_SCRIPT, contract.LIBRARY_PATH) if name in environ]
     env = {name: value for name, value in environ.items() if name not in settings}
-    line = f"a rehearsal: what the request sets for the cloud's network is left out ({', '.join(settings)})"
+    line = f"rehearsal: ignored the settings for the cloud's network ({', '.join(settings)})"
     return env, line if settings else ""
 
 
 def machine_env(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """`environ` with what the machine's image adds: its NCCL script and its libraries; and a warning, or "".
+    """Return `environ` with the settings of the machine's image (NCCL script and libraries), and a warning, or "".
 
-    a3-mega, a4 and others need their own NCCL settings, which a script of the image sets.
+    a3-mega, a4 and others need NCCL settings that a script in the image sets.
     """
     env, warning = _sourced(environ)
     if folders := environ.get(contract.LIBRARY_PATH):
@@ -172,12 +182,12 @@ def _sourced(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
         return dict(environ), ""
     shell = ["bash", "-c", 'source "$1" >&2 && exec env -0', "bash", script]
     try:
-        done = subprocess.run(shell, env=dict(environ), capture_output=True, check=False, timeout=60)
+        result = subprocess.run(shell, env=dict(environ), capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return dict(environ), f"{script} could not be sourced ({error}): NCCL may be slow"
-    if done.returncode:
-        last = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
-        return dict(environ), f"{script} failed with code {done.returncode} ({last}): NCCL may be slow"
-    pairs = (pair.partition("=") for pair in os.fsdecode(done.stdout).split("\0") if pair)
-    shells_own = {"_", "SHLVL", "PWD", "OLDPWD"}
-    return {name: value for name, _, value in pairs if name not in shells_own or name in environ}, ""
+    if result.returncode:
+        last = os.fsdecode(result.stderr).strip().rpartition("\n")[2]
+        return dict(environ), f"{script} failed with code {result.returncode} ({last}): NCCL may be slow"
+    pairs = (pair.partition("=") for pair in os.fsdecode(result.stdout).split("\0") if pair)
+    shell_variables = {"_", "SHLVL", "PWD", "OLDPWD"}
+    return {name: value for name, _, value in pairs if name not in shell_variables or name in environ}, ""

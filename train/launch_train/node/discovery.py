@@ -1,4 +1,4 @@
-"""How a node finds node 0, which may come later than it, or come back."""
+"""Find the control store of node 0, which may start later than this node, or be replaced."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from contextlib import suppress
 
 from launch_train.node.cluster import Cluster
 from launch_train.node.control_store import Store, Timing, TorchStore
-from launch_train.node.launch_round import Stop
+from launch_train.node.launch_round import StopRequest
 
 
-def find_store(cluster: Cluster, limit: float, timing: Timing, stop: Stop, say: Callable[[str], None]) -> Store | None:
-    """The store of node 0; None if there is none in `limit` seconds.
+def find_store(
+    cluster: Cluster, limit: float, timing: Timing, stop: StopRequest, say: Callable[[str], None]
+) -> Store | None:
+    """Connect to the store of node 0; None if it doesn't respond within `limit` seconds.
 
-    A node told to stop looks once more, to tell the others if they are there, and waits no longer.
+    A node that must stop tries once, to report that to the others.
     """
     host, port = cluster.host, cluster.port
-    start = said = time.monotonic()
+    start = reported = time.monotonic()
     while True:
-        told = bool(stop.signum)
+        is_stopping = bool(stop.signum)
         with suppress(OSError):  # StoreLostError is one too
             socket.create_connection((host, port), timeout=2).close()
-            longest = stop.patience(timing) if told else 20.0
+            longest = stop.leave_seconds(timing) if is_stopping else 20.0
             return TorchStore(host, port, serve=False, timeout=min(longest, timing.lost))
-        if told:
+        if is_stopping:
             return None
         now = time.monotonic()
         if now - start > limit:
             say(f"node 0 ({host}:{port}) did not answer within {limit:.0f} s")
             return None
-        if now - said >= timing.line:
-            said = now
+        if now - reported >= timing.line:
+            reported = now
             say(f"waiting for node 0 ({host}:{port}, {now - start:.0f} s)")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What the end of a generation means: restart, or the end of the run. Pure."""
+"""Decide what the outcomes of a generation mean: restart, or the end of the run. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from launch_train.common.faults import Fault
 
 _FINAL: Final = {
     Exit.SUPERSEDED: "another start of this run has taken over",
-    Exit.USAGE: "the config or the code can't work (its own lines say why)",
+    Exit.USAGE: "invalid config or code; see the error above",
     Exit.DISAGREED: "the ranks' parameters or moments differ",
-    Exit.TERMINAL: "the run must not be started again",
-    Exit.UNFIT: "the machine is not fit (its own lines say why)",
+    Exit.TERMINAL: "an earlier attempt failed permanently",
+    Exit.UNFIT: "unfit machine; see the error above",
 }
-"""Codes that starting again on the same machines can't change, the most telling first. Superseded comes before all: the
-run folder is another's then, and nothing may be written to it any more."""
+"""Exit codes that a restart on the same machines can't change, most important first. Superseded comes first: the run
+folder then belongs to another start, and nothing may be written to it."""
 
 _TERMINAL: Final = (Exit.USAGE, Exit.DISAGREED)
-"""Of these, the ones after which no platform may start the run again: they are written to `terminal`."""
+"""Of these, the codes after which no platform may restart the run: they are written to `terminal`."""
 
 _LAST_SIGNAL: Final = 64  # SIGRTMAX, see signal(7): 255 is no signal
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a generation ended on one node.
+    """The end of a generation on one node.
 
-    `code`: of the command (torchrun), negative for a signal. `marks`: what the processes wrote to their exit file.
-    `signum`: the signal that launch_train.node itself got, 0 for none. `note`: why the command was ended from outside,
-    empty if it ended by itself. `faults`: the exceptions that its processes failed with.
+    `code`: exit code of the command (torchrun), negative for a signal. `marks`: codes that the processes wrote to their
+    exit file. `signum`: signal that launch_train.node itself received, 0 for none. `note`: why the node ended the
+    command, empty if it exited by itself. `faults`: exceptions that its processes failed with.
     """
 
     node: int
@@ -44,64 +44,73 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the work was done. After a signal only the processes' own word counts: many exit 0 when told to.
-
-        And who says that it saved and left (75) has work left, whatever it exits with.
-        """
+        """The work is complete. After a signal only the processes' marks count, because many programs exit with 0 on
+        SIGTERM. A process that saved and left (75) has work left, whatever its exit code."""
         if any(self.marks):
             return False
         return bool(self.marks) if self.signum or self.note else self.code == 0
 
     @property
     def preempted(self) -> bool:
-        """Whether the processes left because they were told to, after a durable save."""
+        """The processes exited on request, after a durable save."""
         return Exit.PREEMPTED in self.marks
 
     def __str__(self) -> str:
-        return f"node {self.node}: {self.note or _words(self.code)}"
+        return f"node {self.node}: {self.note or _describe_code(self.code)}"
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of the run on all nodes: the exit code, and why in one line; `terminal`: for good."""
+    """The end of the run on all nodes: exit code, reason in one line, and `terminal` if it is permanent."""
 
     code: int
     reason: str
     terminal: bool = False
 
 
-def decided(outcomes: Sequence[Outcome]) -> End | None:
-    """The run's end where the outcomes alone say it: done, stopped, or what no other start can change."""
+def end_from_outcomes(outcomes: Sequence[Outcome]) -> End | None:
+    """Return the run's end if the outcomes alone decide it: complete, stopped, or a failure that a restart can't
+    fix."""
     bad = [outcome for outcome in outcomes if not outcome.ok]
     if not bad:
         return End(Exit.OK, "done")
-    for code, words in _FINAL.items():
+    for code, reason in _FINAL.items():
         if marked := [outcome for outcome in bad if code in outcome.marks]:
-            return End(code, f"node {marked[0].node}: {words}", terminal=code in _TERMINAL)
-    return _stopped(bad) or _impossible(bad)
+            return End(code, f"node {marked[0].node}: {reason}", terminal=code in _TERMINAL)
+    return _stopped(bad) or _unloadable(bad)
 
 
-def exhausted(
-    outcomes: Sequence[Outcome], *, failures: int, restarts: int, hopeless: bool = False, again: Fault | None = None
+def end_after_failure(
+    outcomes: Sequence[Outcome],
+    *,
+    failures: int,
+    restarts: int,
+    failed_twice_early: bool = False,
+    repeated: Fault | None = None,
 ) -> End | None:
-    """The end of a run that has failed too often, or None for another generation.
+    """Return the end of a run that has failed too often, or None to restart it.
 
-    `failures` counts this one too, since the last durable step; `restarts` is how many of them may be repaired.
-    `hopeless`: the last two failed alike, at once and before their first step. `again`: both failed with it.
+    `failures`: failures since the last new checkpoint, this one included; `restarts`: how many of them may be repaired.
+    `failed_twice_early`: the last two failed alike, at once and before their first step. `repeated`: the fault of both.
     """
     bad = [outcome for outcome in outcomes if not outcome.ok]
-    if again:
-        return End(Exit.FAILED, f"{_first(bad)}; failed twice in the same way, not retrying: {again}", terminal=True)
+    if repeated:
+        return End(
+            Exit.FAILED, f"{_main_failure(bad)}; failed twice in the same way; not retrying: {repeated}", terminal=True
+        )
     if failures > restarts:
-        return End(Exit.FAILED, f"{_first(bad)}; {_count(failures)} without a new checkpoint", terminal=True)
-    if hopeless:
-        words = "failed twice before its first step: starting again can't help"
-        return End(Exit.FAILED, f"{_first(bad)}; {words}", terminal=True)
+        return End(
+            Exit.FAILED, f"{_main_failure(bad)}; {_describe_count(failures)} without a new checkpoint", terminal=True
+        )
+    if failed_twice_early:
+        return End(
+            Exit.FAILED, f"{_main_failure(bad)}; failed twice before its first step; not retrying", terminal=True
+        )
     return None
 
 
-def recurring(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None:
-    """The exception that two generations failed with at the same step and place; None if a restart may help."""
+def recurring_fault(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None:
+    """Return the exception that two generations failed with at the same step and place; None if a restart may help."""
     if own_failure(before) is None or own_failure(now) is None:
         return None
     known = {fault.recurring for fault in _own_faults(before)} - {None}
@@ -109,38 +118,37 @@ def recurring(before: Sequence[Outcome], now: Sequence[Outcome]) -> Fault | None
 
 
 def _own_faults(outcomes: Sequence[Outcome]) -> list[Fault]:
-    """Of the nodes that failed by themselves: processes that were stopped may fail for that."""
+    """Return the faults of nodes that failed by themselves: stopped processes may fail because of that."""
     return [fault for outcome in outcomes if not outcome.note for fault in outcome.faults]
 
 
 def own_failure(outcomes: Sequence[Outcome]) -> int | None:
-    """Exit code of the first node whose command failed by itself; None if there is none.
+    """Return the exit code of the first node whose command failed by itself; None if there is none.
 
-    Nor where a signal ended one: it may come at any step (out of memory), rows that waited in memory are lost with the
-    process, and what the others fail with then is no fault of theirs.
+    None also if a signal ended one: it may come at any step (out of memory), buffered rows are lost with the process,
+    and the failures of the others are its consequence.
     """
     codes = [outcome.code for outcome in outcomes if not outcome.ok and not outcome.note]
     return None if any(map(_is_signal, codes)) else next(iter(codes), None)
 
 
 def _stopped(bad: Sequence[Outcome]) -> End | None:
-    """The end when the processes were stopped from outside: they saved and said so, or a node got a signal.
+    """Return the end if the processes were interrupted: they saved and marked it, or a node received a signal.
 
-    All ranks agree to save and leave, and the mark comes after the save is durable: one mark on any node, also on one
-    that got no signal itself or was stopped with the others a moment later, means that the run is safe and has to wait
-    for new machines. A rank that broke on its way out, or a node that went down before it could report, changes nothing
-    of that.
+    All ranks agree to save and leave, and the mark follows the durable save. So one mark on any node, even on one
+    without a signal or one that was stopped with the others, means that the state is saved and the run waits for new
+    machines. A rank that failed on its way out, or a node that went down before its report, doesn't change that.
     """
     if any(outcome.preempted for outcome in bad):
-        return End(Exit.PREEMPTED, "stopped from outside after saving")
+        return End(Exit.PREEMPTED, "interrupted; checkpoint saved")
     for outcome in bad:
         if outcome.signum:
-            return End(128 + outcome.signum, f"node {outcome.node} got {_signal_name(outcome.signum)}")
+            return End(128 + outcome.signum, f"node {outcome.node} received {_signal_name(outcome.signum)}")
     return None
 
 
-def _impossible(bad: Sequence[Outcome]) -> End | None:
-    """The end where the code can't be loaded: each restart would come to the same."""
+def _unloadable(bad: Sequence[Outcome]) -> End | None:
+    """Return the end if the code can't be loaded: a restart would fail the same way."""
     for outcome in bad:
         for fault in outcome.faults:
             if fault.permanent and not outcome.note:
@@ -148,21 +156,22 @@ def _impossible(bad: Sequence[Outcome]) -> End | None:
     return None
 
 
-def _first(bad: Iterable[Outcome]) -> Outcome:
-    """The outcome that says most: a command that ended by itself before one that was stopped."""
+def _main_failure(bad: Iterable[Outcome]) -> Outcome:
+    """Return the most telling outcome: a command that exited by itself before one that was stopped."""
     return min(bad, key=lambda outcome: outcome.note != "")
 
 
-def _count(failures: int) -> str:
+def _describe_count(failures: int) -> str:
     return "failed once" if failures == 1 else f"failed {failures} times"
 
 
 def _is_signal(code: int) -> bool:
-    """Of the command itself, or 128 + the signal of a process below it, as torchrun and shells say it."""
+    """Return whether a code means a signal: negative, or 128 + the signal of a subprocess, as torchrun and shells
+    report it."""
     return code < 0 or 128 < code <= 128 + _LAST_SIGNAL
 
 
-def _words(code: int) -> str:
+def _describe_code(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
 
 

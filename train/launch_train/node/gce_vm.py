@@ -1,4 +1,4 @@
-"""The Compute Engine VM that a node is: what the platform does on Vertex AI, the node does there for itself."""
+"""Node on a Compute Engine VM: preemption notices and Cloud Logging, which on Vertex AI the platform provides."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from launch_train.common import contract
 from launch_train.node.cluster import ClusterError, parse
-from launch_train.node.launch_round import Stop
-from launch_train.node.preemption import Notices
+from launch_train.node.launch_round import StopRequest
+from launch_train.node.preemption import PreemptionListener
 from launch_train.telemetry.cloud_logging import Journal
 from launch_train.telemetry.log_entry import Source
 
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """The VM. `instance` is its number in Compute Engine, which no other VM will ever have."""
+    """A VM. `instance` is its numeric id in Compute Engine, which is never reused."""
 
     project: str
     zone: str
@@ -26,38 +26,40 @@ class Machine:
     instance: str
 
 
-def attend(environ: Mapping[str, str], stop: Stop, say: Say) -> Journal | None:
-    """On a VM: from now on its end is a signal to stop, and what is added to the journal goes to Cloud Logging. None
-    where there is no VM, or nothing is kept of what is printed (no run folder)."""
+def watch_vm(environ: Mapping[str, str], stop: StopRequest, say: Say) -> Journal | None:
+    """On a VM, treat its preemption as SIGTERM and return a journal that writes to Cloud Logging.
+
+    Returns None without a VM, and without a run folder, where output isn't kept.
+    """
     machine = machine_of(environ, say)
     if machine is None:
         return None
-    Notices(environ, stop, say).start()
+    PreemptionListener(environ, stop, say).start()
     if not environ.get(contract.RUN_FOLDER):
         return None
-    return Journal(source_of(machine, environ), environ, say)
+    return Journal(log_source(machine, environ), environ, say)
 
 
 def machine_of(environ: Mapping[str, str], say: Say) -> Machine | None:
-    """The VM of contract.MACHINE; None where there is none. One that can't be read is told, and no reason to end a
-    run: all that follows from it is an extra."""
+    """Return the VM of contract.MACHINE; None if it isn't set, or can't be parsed. The latter only costs extras, so it
+    is reported and doesn't end the run."""
     text = environ.get(contract.MACHINE)
     if not text:
         return None
     try:
-        told = json.loads(text)
-        return Machine(*(str(told[name]) for name in ("project", "zone", "name", "instance")))
+        described = json.loads(text)
+        return Machine(*(str(described[name]) for name in ("project", "zone", "name", "instance")))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         kind = type(error).__name__
-        say(f"{contract.MACHINE} can't be read ({kind}: {error}): no notice of a preemption, nothing in Cloud Logging")
+        say(f"{contract.MACHINE} is invalid ({kind}: {error}): no preemption notices, no Cloud Logging")
         return None
 
 
-def source_of(machine: Machine, environ: Mapping[str, str]) -> Source:
-    """What each log entry of this node says of where it comes from."""
+def log_source(machine: Machine, environ: Mapping[str, str]) -> Source:
+    """Return the resource and labels of this node's log entries."""
     try:
         node = parse(environ.get(contract.CLUSTER_SPEC), environ).node
-    except ClusterError:  # somebody else says so
+    except ClusterError:  # reported elsewhere
         node = 0
     resource = {"project_id": machine.project, "instance_id": machine.instance, "zone": machine.zone}
     labels = {

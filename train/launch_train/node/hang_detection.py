@@ -43,7 +43,7 @@ _COMPILING: Final = re.compile(
 """In the stacks of a process that compiles a step again, which may take longer than any other step."""
 
 
-class Hangs:
+class HangDetector:
     """Detects hangs of one generation on this node.
 
     `silence`: seconds without a line of output or a row of metrics after which a script counts as hung; None: the
@@ -80,7 +80,7 @@ class Hangs:
 
     def stacks(self) -> bytes:
         """Return the stacks of the Python processes below this one, which continue to run."""
-        files = {pid: self._folder / str(pid) for pid in sorted(descendants(os.getpid())) if _listens(pid)}
+        files = {pid: self._folder / str(pid) for pid in sorted(descendants(os.getpid())) if _handles_signal(pid)}
         for pid, path in files.items():
             with suppress(OSError):
                 os.truncate(path, 0)
@@ -99,7 +99,7 @@ class Hangs:
         return Beat(max(heard, beat.last), max(heard + self._silence, beat.deadline))
 
 
-def _listens(pid: int) -> bool:
+def _handles_signal(pid: int) -> bool:
     """Return whether a process handles SIGNAL, which would end it otherwise: its mask SigCgt, proc_pid_status(5)."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The one seam through which the node starts, signals and ends processes."""
+"""Start, signal and end processes: the only module of the node that does."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGPIPE, SIGTERM
 from typing import Final
 
-_LEASH: Final = str(Path(__file__).with_name("parent_death.py"))
+_PARENT_DEATH: Final = str(Path(__file__).with_name("parent_death.py"))
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _POLL_S: Final = 0.02
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (prctl(2)), as PID 1 is anyway.
+    """Become the parent of every descendant whose parent exits (prctl(2)), as PID 1 is anyway.
 
-    torchrun puts each worker into a session of its own: without this, the workers of a killed torchrun are lost.
+    torchrun puts each worker into its own session: without this, the workers of a killed torchrun would be lost.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Child:
-    """A command in a session of its own, and all that descends from it."""
+    """A command in its own session, with all of its descendants."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start `argv`. Its output is ours; no signal reaches it but those that `signal` sends."""
-        # posix_spawn, not fork: torch's store keeps threads. -I -S: nothing of the user's folder is imported.
-        leash = [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *argv]
+        """Start `argv`. It writes to this process's output, and receives no signals but those of `signal`."""
+        # posix_spawn, not fork: torch's store has threads. -I -S: import nothing from the user's folder.
+        wrapped = [sys.executable, "-I", "-S", _PARENT_DEATH, str(os.getpid()), *argv]
         default = (SIGTERM, SIGINT, SIGPIPE)
-        self.pid = os.posix_spawn(sys.executable, leash, env, setsid=True, setsigdef=default, setsigmask=())
+        self.pid = os.posix_spawn(sys.executable, wrapped, env, setsid=True, setsigdef=default, setsigmask=())
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs. Buries whatever else has died under us."""
+        """Return the exit code, negative for a signal; None while it runs. Reaps all other dead children too."""
         while self._code is None and (reaped := _reap()):
             pid, status = reaped
             if pid == self.pid:
@@ -46,13 +46,14 @@ class Child:
         return self._code
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the command's group. torchrun's workers are not in it: torchrun hands it on."""
+        """Send a signal to the command's process group. torchrun's workers are not in it: torchrun passes it on."""
         if self._code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signum)
 
     def stop(self, grace: float, signum: int = SIGTERM, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Signal it, wait up to `grace` seconds or until `hurry`, and kill what is left of it; the exit code."""
+        """Signal the command, wait up to `grace` seconds or until `hurry`, and kill what is left. Returns the exit
+        code."""
         if self.poll() is None:
             self.signal(signum)
         deadline = time.monotonic() + grace
@@ -63,7 +64,7 @@ class Child:
         return -SIGKILL if code is None else code
 
     def kill(self) -> None:
-        """SIGKILL for everything that descends from us, until nothing is left (at most 10 s)."""
+        """Kill all descendants of this process until none is left (at most 10 s)."""
         deadline = time.monotonic() + 10
         self.signal(SIGKILL)
         while (left := descendants(os.getpid())) and time.monotonic() < deadline:
@@ -77,7 +78,7 @@ class Child:
 
 
 def _reap() -> tuple[int, int] | None:
-    """Process id and wait status of one dead child; None when there is none."""
+    """Return process id and wait status of one dead child; None if there is none."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -86,11 +87,11 @@ def _reap() -> tuple[int, int] | None:
 
 
 def descendants(root: int) -> set[int]:
-    """Processes below `root`, the dead that nobody has buried yet included; empty where there is no /proc."""
+    """Return all descendants of `root`, zombies included; empty without /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
-            # pid (name) state ppid …: the name may hold spaces and brackets. proc_pid_stat(5)
+            # pid (name) state ppid …: the name may contain spaces and parentheses. proc_pid_stat(5)
             parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.parent.name))
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""A run folder that can't be used for a moment is tried again: a paid run doesn't end because of it."""
+"""Retry while the run folder is unreachable: an outage must not end a paid run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from launch_train.node.control_store import Timing
 T = TypeVar("T")
 
 
-def patiently(
+def retry_until(
     ask: Callable[[], T],
     errors: tuple[type[Exception], ...],
     timing: Timing,
     say: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> T:
-    """What `ask` reads or writes in the run folder, tried until it can. `pause` waits so many seconds, or raises.
+    """Return the result of `ask`, retried while it raises one of `errors`. `pause` waits so many seconds, or raises.
 
-    Raises the last of `errors` after `timing.patience` seconds.
+    Raises the last error after `timing.retry` seconds.
     """
-    start, said = time.monotonic(), float("-inf")
+    start, reported = time.monotonic(), float("-inf")
     while True:
         try:
             return ask()
         except errors as error:
             now = time.monotonic()
-            if now - start >= timing.patience:
+            if now - start >= timing.retry:
                 raise
-            if now - said >= timing.line:
-                said = now
-                say(f"{error}; trying again for {timing.patience - (now - start):.0f} s")
-        pause(timing.again)
+            if now - reported >= timing.line:
+                reported = now
+                say(f"{error}; retrying for {timing.retry - (now - start):.0f} s")
+        pause(timing.retry_every)

@@ -1,4 +1,4 @@
-"""What the node reads from the run folder, and the little that it writes there."""
+"""The node's view of the run folder: attempts, generations, and the records that it writes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ _CLAIM = re.compile(rf"^{contract.ATTEMPTS}/(\d{{4,}})\.claim$")
 
 
 class DuplicateError(TrainError):
-    """Another job has this attempt. Nothing is wrong: it does the work."""
+    """Another job has this attempt and does the work: no error."""
 
     exit = contract.Exit.OK
 
 
-class UnlockedError(DuplicateError):
-    """The same for a job that was launched without a lock: who launched it can't see the claims, and must not take its
-    end for the run's."""
+class UnlockedDuplicateError(DuplicateError):
+    """Another job has this attempt, and this one was submitted without a lock: the launcher can't see the claims, and
+    must not take this job's end for the run's."""
 
     exit = contract.Exit.SUPERSEDED
 
 
 @dataclass(frozen=True)
-class Record:
-    """The run folder as the node sees it. Without storage it is empty, and what is written is dropped."""
+class RunRecord:
+    """The run folder as the node sees it. Without storage it is empty, and writes are discarded."""
 
     storage: Storage | None
 
-    def within(self, seconds: float) -> Record:
-        """The same, where each call gives up after so many seconds."""
-        return Record(self.storage.within(seconds) if self.storage else None)
+    def within(self, seconds: float) -> RunRecord:
+        """Return the record with a time limit for each call."""
+        return RunRecord(self.storage.within(seconds) if self.storage else None)
 
     def terminal(self) -> str | None:
-        """Why the run must not be started again, or None."""
+        """Return why the run must not be started again, or None."""
         text = self._read(contract.TERMINAL)
         return None if text is None else text.strip() or "no reason given"
 
     def take(self, job: str | None, ended: Collection[str] | None = None) -> int:
-        """Claim an attempt for `job`, and its number: the newest, unless the job has claimed one before (a container
-        that was started again, another node). Without a job id nobody is told apart: nothing is written. `ended`
-        (contract.ENDED) are jobs that make way, whose attempt is followed by the next.
+        """Claim an attempt for `job`, and return its number.
 
-        Raises DuplicateError when another job has it, and SupersededError when another has claimed a later one.
+        It is the newest, unless the job has claimed one before (a restarted container, another node). Without a job id
+        jobs can't be distinguished: nothing is written. `ended` (contract.ENDED) are jobs whose attempt is followed by
+        the next.
+
+        Raises DuplicateError if another job has it, and SupersededError if another one has claimed a later attempt.
         """
         names = self.storage.list(f"{contract.ATTEMPTS}/") if self.storage else []
         newest = max(_numbers(_LOCK, names), default=1)
@@ -57,49 +59,50 @@ class Record:
             return newest
         for attempt in sorted(_numbers(_CLAIM, names), reverse=True):
             if self._holder(attempt) == job:
-                return self._own(attempt, names)
+                return self._check_not_superseded(attempt, names)
         if ended is not None:
             newest = max([newest, *_numbers(_CLAIM, names)])
             newest += self._holder(newest) in ended
         try:
-            # Content that is unique to the job: the other nodes write the same, and take it for their own.
+            # The content is unique to the job: its other nodes write the same, and recognise the claim as theirs.
             self.storage.write(contract.claim(newest), json.dumps({"job": job}).encode(), create=True)
         except FileExistsError as error:
             if (holder := self._holder(newest)) != job:
-                kind = DuplicateError if ended is None else UnlockedError
-                raise kind(f"job {holder} has attempt {newest} of this run; this one has none") from error
+                kind = DuplicateError if ended is None else UnlockedDuplicateError
+                raise kind(f"job {holder} already runs attempt {newest} of this run; exiting") from error
         return newest
 
-    def _own(self, attempt: int, names: list[str]) -> int:
+    def _check_not_superseded(self, attempt: int, names: list[str]) -> int:
         if later := [number for number in _numbers(_CLAIM, names) if number > attempt]:
             raise SupersededError(f"job {self._holder(max(later))} has taken over with attempt {max(later)}")
         return attempt
 
     def _holder(self, attempt: int) -> str:
-        """The job id in a claim; empty if none can be found in it."""
+        """Return the job id in a claim; empty if it can't be parsed."""
         try:
-            held = json.loads(self._read(contract.claim(attempt)) or "")
+            claim = json.loads(self._read(contract.claim(attempt)) or "")
         except ValueError:
             return ""
-        return str(held.get("job", "")) if isinstance(held, dict) else ""
+        return str(claim.get("job", "")) if isinstance(claim, dict) else ""
 
     def next_generation(self, attempt: int) -> int:
-        """The number after the newest generation of the attempt, whichever container started that; from 0."""
+        """Return the number after the attempt's newest generation, whichever container started that; from 0."""
         text = (self._read(contract.generation_record(attempt)) or "").strip()
         return int(text) + 1 if text.isdecimal() else 0
 
     def newest_checkpoint(self) -> int:
-        """The newest step that has a whole checkpoint; 0 for none.
+        """Return the newest step with a complete checkpoint; 0 for none.
 
-        The step alone: processes that die each time after they wrote the same step again have got no further.
+        Only the step counts: processes that fail each time after saving the same step make no progress.
         """
         names = self.storage.list(f"{contract.CHECKPOINTS}/") if self.storage else []
         return max((int(found["step"]) for found in map(contract.MANIFEST.match, names) if found), default=0)
 
     def has_steps(self, attempt: int, generation: int) -> bool:
-        """Whether a row of any step of this generation has come; every part of it is read, so ask of short ones."""
-        begin = contract.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
-        parts = self.storage.list(f"{begin}-") if self.storage else []
+        """Return whether this generation has a row of any step. It reads all parts, so call it for short
+        generations."""
+        prefix = contract.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
+        parts = self.storage.list(f"{prefix}-") if self.storage else []
         rows = (json.loads(line) for part in parts for line in (self._read(part) or "").splitlines())
         return any("event" not in row for row in rows)
 
@@ -108,19 +111,19 @@ class Record:
         self._write(contract.TERMINAL, f"{reason}\n")
 
     def write_generation(self, attempt: int, generation: int) -> None:
-        """Note that a generation starts."""
+        """Record that a generation starts."""
         self._write(contract.generation_record(attempt), f"{generation}\n")
 
     def write_node(self, node: int, facts: Mapping[str, Any]) -> None:
-        """Note what this node is. It is also the proof that the folder can be written."""
+        """Record the facts of this node, which also proves that the folder is writable."""
         self._write(contract.node_record(node), json.dumps(facts) + "\n")
 
     def write_bench(self, node: int, report: bytes) -> None:
-        """Note what this node's GPUs gave (train/launch_train/bench/report.py)."""
+        """Record the benchmark of this node's GPUs (train/launch_train/bench/report.py)."""
         self._write(contract.node_bench(node), report.decode())
 
     def write_stacks(self, name: str, stacks: bytes) -> None:
-        """Keep the stacks of processes that hung (contract.stacks)."""
+        """Record the stacks of hung processes (contract.stacks)."""
         self._write(name, stacks.decode(errors="replace"))
 
     def _read(self, name: str) -> str | None:
@@ -137,7 +140,7 @@ class Record:
 
 
 def ended_jobs(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """The jobs that make way (contract.ENDED); None where the request says nothing of them that can be read."""
+    """Return the ended jobs (contract.ENDED); None if the request doesn't list them, or not readably."""
     try:
         found = json.loads(environ.get(contract.ENDED, ""))
     except ValueError:

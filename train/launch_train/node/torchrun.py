@@ -1,7 +1,7 @@
-"""torchrun, but for its last words: a failed worker is one line, not forty lines of torchrun's own traceback.
+"""Run torchrun, but report a failed worker in one line instead of torchrun's own traceback of forty.
 
-A user's error stands in the workers' output; what torchrun adds to it must not push it off the screen. Run as a script,
-so that neither our package nor the user's folder is on its path.
+The user's error is in the workers' output, and must not be pushed off the screen. It runs as a script, so that neither
+this package nor the user's folder is on its path.
 """
 
 from __future__ import annotations
@@ -20,38 +20,37 @@ from torch.distributed.run import get_args_parser
 from torch.distributed.run import main as torchrun
 
 EXIT_FILE: Final = "LAUNCH_EXIT_FILE"
-"""launch_train.common.contract.EXIT_FILE, which can't be imported here: where a worker that ended on purpose has
-written its code."""
+"""launch_train.common.contract.EXIT_FILE, which can't be imported here: workers that exit deliberately write their code
+to it."""
 FAULTS: Final = "LAUNCH_FAULTS"
-"""launch_train.common.contract.FAULTS: where a worker has recorded the exception that it failed with, which the node
-reports."""
+"""launch_train.common.contract.FAULTS: workers record their uncaught exceptions there, and the node reports them."""
 
 SHUTDOWN: Final = "--shutdown-timeout"
 
 QUIET: Final = {
-    "torch.distributed.elastic.multiprocessing.api": logging.CRITICAL,  # each failure, and what it does to the others
+    "torch.distributed.elastic.multiprocessing.api": logging.CRITICAL,  # each failure and its consequences
     "torch.distributed.elastic.agent.server.api": logging.ERROR,  # a signal that the node has sent
 }
-"""Loggers of torchrun's, and from which level on they speak: what they say below it, in up to 180 columns, is told by
-`main` or by the node."""
+"""torchrun's loggers and the levels from which they print. Below, their lines of up to 180 columns repeat what `main`
+or the node reports."""
 
 MEANINGS: Final = {
     "SIGKILL": "out of memory?",
     "SIGSEGV": "crash in native code",
-    "SIGABRT": "native code gave up",
+    "SIGABRT": "abort in native code",
     "SIGBUS": "is /dev/shm full?",
-    "SIGILL": "code for other CPUs",
-    "SIGFPE": "bad arithmetic",
+    "SIGILL": "built for another CPU",
+    "SIGFPE": "arithmetic error",
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun; 0, the exit code of the first worker that failed (128 + a signal's number), or 128 + the signal
-    that ended torchrun itself."""
+    """Run torchrun. Returns 0, the exit code of the first worker that failed (128 + a signal's number), or 128 + the
+    signal that ended torchrun itself."""
     for name, level in QUIET.items():
         logging.getLogger(name).setLevel(level)
     try:
-        torchrun(_understood(argv, get_args_parser()))
+        torchrun(_supported_arguments(argv, get_args_parser()))
     except ChildFailedError as error:
         for line in lines(error, os.environ.get(EXIT_FILE, ""), os.environ.get(FAULTS, "")):
             print(f"launch: {line}", file=sys.stderr, flush=True)
@@ -62,8 +61,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _understood(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
-    """torch 2.11 has no --shutdown-timeout, but the default of a method: the seconds until workers are killed."""
+def _supported_arguments(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
+    """Replace --shutdown-timeout for torch 2.11, which has it only as a method's default: the seconds until workers are
+    killed."""
     if SHUTDOWN in parser._option_string_actions:
         return list(argv)
     for word in argv:
@@ -73,19 +73,20 @@ def _understood(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
 
 
 def lines(error: ChildFailedError, exit_file: str, faults: str = "") -> Iterator[str]:
-    """What the output doesn't say by itself: which rank was the first to fail, and what killed it. Nothing of ranks
-    that torchrun ended for that, and nothing at all where a worker has said why it ends (its code is in `exit_file`, or
-    its exception in the folder `faults`).
+    """Yield what the output doesn't show: which rank failed first, and which signal killed it.
+
+    Nothing about ranks that torchrun then ended, nor where a worker has reported its end (its code is in `exit_file`,
+    or its exception in the folder `faults`).
     """
     rank, failed = error.get_first_failure()
     if str(failed.exitcode) not in _marks(exit_file) and not Path(faults, f"{failed.pid}.json").is_file():
-        yield f"rank {rank} failed first: {_how(failed)}"
+        yield f"rank {rank} failed first: {_describe(failed)}"
     for other, failure in sorted(error.failures.items()):
         if other != rank and failure.exitcode < 0 and failure.signal_name() != "SIGTERM":
-            yield f"rank {other} failed too: {_how(failure)}"
+            yield f"rank {other} failed too: {_describe(failure)}"
 
 
-def _how(failure: ProcessFailure) -> str:
+def _describe(failure: ProcessFailure) -> str:
     if failure.exitcode >= 0:
         return f"exit code {failure.exitcode}"
     name = failure.signal_name()

@@ -18,7 +18,7 @@ from torch import nn
 from launch_train.common.config import Config
 from launch_train.common.decisions import Choice
 from launch_train.common.storage import Storage
-from launch_train.distributed.process_group import Ranks, gather, meet
+from launch_train.distributed.process_group import Ranks, barrier, gather
 from launch_train.models import blocks
 from launch_train.models.losses import losses
 from launch_train.performance import compile_cache
@@ -219,7 +219,7 @@ def tried(forward: Forward, ranks: Ranks, first: Pass) -> str | None:
     """What is wrong with a pass through `forward` on any rank; None: nothing. No rank waits for another in the pass, so
     that one which fails leaves nobody behind."""
     wrong = _passed(forward, first)
-    meet(ranks)  # ranks may compile for different times
+    barrier(ranks)  # ranks may compile for different times
     return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, wrong)) if each), None)
 
 

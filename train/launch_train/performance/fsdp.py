@@ -23,7 +23,7 @@ from launch_train.common.config import Config
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.common.text import si
-from launch_train.distributed.dtensor import local
+from launch_train.distributed.dtensor import local_part
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance.precision import Numbers
 
@@ -121,7 +121,7 @@ def tied_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
 
 def state_bytes(model: nn.Module, moments: int) -> int:
     """Bytes of this rank's parameters, and of the gradient and the moments of each that is trained."""
-    sizes = [(local(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    sizes = [(local_part(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(part.numel() * part.element_size() * (2 + moments if trained else 1) for part, trained in sizes)
 
 

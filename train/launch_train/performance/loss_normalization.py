@@ -17,7 +17,7 @@ from torch import Tensor
 from launch_train.common.config import Config, Foreign
 from launch_train.data.batch import samples
 from launch_train.data.source import IGNORED, Batch, Source
-from launch_train.distributed.dtensor import local
+from launch_train.distributed.dtensor import local_part
 from launch_train.distributed.process_group import Ranks, mean
 
 
@@ -66,7 +66,7 @@ def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tens
         return loss
     total, share = loss.unbind()
     inverse = _inverse(mean(ranks, share.clone()))
-    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], inverse)
+    torch._foreach_mul_([local_part(p.grad) for p in parameters if p.grad is not None], inverse)
     return total * inverse
 
 

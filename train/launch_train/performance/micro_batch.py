@@ -19,7 +19,7 @@ from launch_train.common.decisions import Choice
 from launch_train.common.errors import OutOfMemoryError, UsageError
 from launch_train.common.storage import OutputError, Storage
 from launch_train.distributed import dtensor
-from launch_train.distributed.process_group import Ranks, meet
+from launch_train.distributed.process_group import Ranks, barrier
 from launch_train.performance import fsdp
 
 ROOM = 0.9
@@ -121,7 +121,7 @@ def probed(
     def fits(how: Callable[[int], None], size: int) -> bool:
         tried.append(size)
         mine = survives(ranks.device, lambda: how(size), reserved)
-        meet(ranks)  # one may make its first batch, or compile, for longer than a collective waits
+        barrier(ranks)  # one may make its first batch, or compile, for longer than a collective waits
         return agreed(ranks, mine)
 
     sizes = divisors(share)
@@ -208,7 +208,7 @@ def agreed(ranks: Ranks, mine: bool) -> bool:
 def to_reserve(model: nn.Module, held: int, *, buckets: bool) -> int:
     """Bytes that training will hold beside the model, its gradients and its activations: `held` by the optimizer for
     each parameter, and as much again where DDP puts the gradients into `buckets`: other ones after the first step."""
-    here = [dtensor.local(p) for p in model.parameters() if p.requires_grad]
+    here = [dtensor.local_part(p) for p in model.parameters() if p.requires_grad]
     return sum(p.numel() * p.element_size() for p in here) * (held + buckets)
 
 

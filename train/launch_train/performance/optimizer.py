@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from launch_train.common.config import Optimizer
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
-from launch_train.distributed.dtensor import is_shared_out, local
+from launch_train.distributed.dtensor import is_sharded, local_part
 from launch_train.performance import eager
 
 
@@ -55,7 +55,7 @@ def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
 def unfused(model: nn.Module, name: str = "adamw") -> str:
     """Why this model's optimizer has no fused form, empty if it has one: no SGD for parameters that are shared out
     among the ranks (torch 2.13's DTensor doesn't know that operator), and none at all for complex numbers."""
-    if name == "sgd" and any(map(is_shared_out, model.parameters())):
+    if name == "sgd" and any(map(is_sharded, model.parameters())):
         return "parallel: fsdp has no fused SGD"
     trained = [p for p in model.parameters() if p.requires_grad]
     if not all(p.is_floating_point() for p in trained):
@@ -118,7 +118,7 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Te
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = {name: value for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-            yield parameter, {name: local(value) for name, value in {"": parameter, **state}.items()}
+            yield parameter, {name: local_part(value) for name, value in {"": parameter, **state}.items()}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from launch_train.common.config import Config, Profile
 from launch_train.common.errors import PreemptedError
 from launch_train.distributed.process_group import Ranks, use_device
-from launch_train.metrics import Sink
 from launch_train.profiling.advice import Setup
 from launch_train.profiling.report import Recorded, Report
+from launch_train.telemetry.metric_sink import Sink
 
 END_SECONDS = 600.0
 """How long a run that has ended waits for its verdict, and for the trace to reach the run folder."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import open_storage
-from launch_train.metrics import Sink
 from launch_train.profiling.__main__ import pack, words
 from launch_train.profiling.advice import WIDTH, Setup
+from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import open_outbox
 

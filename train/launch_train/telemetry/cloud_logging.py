@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from launch_train.common.errors import TrainError
-from launch_train.common.secrets import PASSING, said, session, words
+from launch_train.common.secrets import RETRYABLE, message_and_reason, one_line, session
 from launch_train.telemetry.log_entry import REST, SECOND, Chunk, Entries, Source, batches
 from launch_train.telemetry.tee import Left
 
@@ -172,15 +172,15 @@ class Wire:
             answer = self._post(body)
         except RefreshError as error:
             kind = _AwayError if error.retryable else _ClosedError
-            raise kind(f"it takes no such credentials: {said(str(error))}") from error
+            raise kind(f"it takes no such credentials: {one_line(str(error))}") from error
         except (RequestException, GoogleAuthError) as error:
             raise _AwayError(f"Cloud Logging gives no answer ({type(error).__name__})") from error
         except TrainError as error:
             raise _ClosedError(str(error)) from error
-        if answer.status_code in PASSING:
+        if answer.status_code in RETRYABLE:
             raise _AwayError(f"Cloud Logging answers {answer.status_code}")
         if answer.status_code in (400, 413):
-            raise _RefusedError(words(answer)[0])
+            raise _RefusedError(message_and_reason(answer)[0])
         if answer.status_code != 200:
             raise _ClosedError(self._refusal(answer))
 
@@ -192,7 +192,7 @@ class Wire:
 
     def _refusal(self, answer: Any) -> str:
         """What is missing, and the command that gives it."""
-        message, reason = words(answer)
+        message, reason = message_and_reason(answer)
         project = self._source.project
         if reason == "SERVICE_DISABLED":
             return f"its API is disabled: gcloud services enable logging.googleapis.com --project={project}"

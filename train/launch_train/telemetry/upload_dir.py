@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from weakref import WeakSet
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage import Storage, store
-from launch_train.common.storage.local import why
+from launch_train.common.storage import Storage, create_variant
+from launch_train.common.storage.local import explain_disk_error
 
 PREFIX = "launch-spool-"
 LOCK = "lock"
@@ -55,7 +55,7 @@ class Entry:
         if data is None:
             storage.write_file(self.name, self.path)
         else:
-            store(storage, self.name, data)
+            create_variant(storage, self.name, data)
         self.path.unlink(missing_ok=True)
 
     def size(self) -> int:
@@ -83,7 +83,7 @@ class Folder:
         try:
             write(self._half)
         except OSError as error:
-            reason = why(error, self._half)
+            reason = explain_disk_error(error, self._half)
             with suppress(OSError):
                 self._half.unlink()
             raise OutputError(f"{name} can't be kept in {self.path}: {reason}") from error
@@ -95,7 +95,7 @@ class Folder:
         try:
             self._half.replace(path)
         except OSError as error:
-            raise OutputError(f"{name} can't be kept in {self.path}: {why(error, path)}") from error
+            raise OutputError(f"{name} can't be kept in {self.path}: {explain_disk_error(error, path)}") from error
         self._next = max(self._next, number + 1)
         return Entry(path, number, name, create)
 
@@ -147,7 +147,7 @@ def new_folder(base: str | None, url: str) -> Folder:
         folder = Folder(hidden.replace(hidden.with_name(hidden.name[1:])), lock)
     except OSError as error:
         place = Path(base or tempfile.gettempdir())
-        raise OutputError(f"no spool can be made in {place}: {why(error, place / 'x')}") from error
+        raise OutputError(f"no spool can be made in {place}: {explain_disk_error(error, place / 'x')}") from error
     _OPEN.add(folder)
     return folder
 

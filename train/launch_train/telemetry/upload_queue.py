@@ -19,8 +19,8 @@ from typing import Protocol
 
 from launch_train.common import contract
 from launch_train.common.errors import OutputError
-from launch_train.common.storage import LocalFolder, Storage, UnreachableError, store
-from launch_train.common.storage.names import checked
+from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
+from launch_train.common.storage.names import check_name
 from launch_train.telemetry.throttled_warning import Trouble
 from launch_train.telemetry.upload_dir import PREFIX, Entry, Folder, GoneError, new_folder, taken_over
 
@@ -75,7 +75,7 @@ class Direct:
         self._storage = storage
 
     def put(self, name: str, data: bytes) -> None:
-        store(self._storage, name, data)
+        create_variant(self._storage, name, data)
 
     def put_file(self, name: str, path: Path) -> None:
         self._storage.write_file(name, path)
@@ -114,10 +114,10 @@ class Spool:
         return self._folder.path
 
     def put(self, name: str, data: bytes) -> None:
-        self._add(checked(name), lambda half: half.write_bytes(data), create=True)
+        self._add(check_name(name), lambda half: half.write_bytes(data), create=True)
 
     def put_file(self, name: str, path: Path) -> None:
-        self._add(checked(name), lambda half: shutil.copyfile(path, half), create=False)
+        self._add(check_name(name), lambda half: shutil.copyfile(path, half), create=False)
 
     def wait(self, seconds: float) -> bool:
         with self._news:

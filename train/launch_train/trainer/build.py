@@ -17,14 +17,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from launch_train import metrics, models
+from launch_train import models
 from launch_train.bench import peaks
 from launch_train.checkpointing.async_saver import Saver
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.common import contract
 from launch_train.common.config import Config, as_data
-from launch_train.common.console import Pace
-from launch_train.common.decisions import Choice, lines
+from launch_train.common.console import RateLimiter
+from launch_train.common.decisions import Choice, format_choices
 from launch_train.common.heartbeat import Heartbeat
 from launch_train.common.step_timer import Stopwatch, stopwatch
 from launch_train.common.storage import Storage, open_storage
@@ -42,6 +42,7 @@ from launch_train.performance.grad_guard import Guard
 from launch_train.performance.micro_batch import Portions
 from launch_train.performance.prepare_model import prepare, shaped
 from launch_train.profiling.profiler import Profiler, open_profiler
+from launch_train.telemetry.metric_sink import Null, Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
 from launch_train.trainer.replica_check import Replicas
@@ -81,7 +82,7 @@ class Run:
     """As `counted.targets`."""
     watch: Stopwatch
     recorder: Recorder
-    sink: metrics.Sink
+    sink: Sink
     storage: Storage | None
     portions: Portions
     facts: dict[str, Any]
@@ -96,7 +97,7 @@ class Run:
     resumed: Manifest | None = None
     state: dict[str, Any] = field(default_factory=lambda: dict(FRESH))
     began: float = field(default_factory=time.monotonic)
-    pace: Pace = field(default_factory=Pace)
+    pace: RateLimiter = field(default_factory=RateLimiter)
 
     @property
     def seconds(self) -> float:
@@ -154,7 +155,7 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
     facts["choices"] = [one._asdict() for one in choices]
     if ranks.rank == 0:
         _announce(facts, source, choices)
-    sink = metrics.open_sink(env) if ranks.rank == 0 else metrics.Null()
+    sink = open_sink(env) if ranks.rank == 0 else Null()
     run = Run(
         config=config,
         ranks=ranks,
@@ -253,4 +254,4 @@ def _announce(facts: Mapping[str, Any], source: Source, choices: Sequence[Choice
     batch = f"{config['batch_size']}{block} {source.unit}"
     print(f"{config['model']['name']}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
-    print("\n".join(lines(choices)), flush=True)
+    print("\n".join(format_choices(choices)), flush=True)

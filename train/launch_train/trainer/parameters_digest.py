@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from launch_train.distributed.dtensor import whole
+from launch_train.distributed.dtensor import full_tensor
 from launch_train.performance import fsdp
 
 
@@ -18,7 +18,7 @@ def parameters_sha256(model: nn.Module) -> str:
     fsdp.reshard(model)
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        values = whole(tensor.detach()).cpu().contiguous()
+        values = full_tensor(tensor.detach()).cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from launch_train.checkpointing.loader import newest
+from launch_train.checkpointing.loader import newest_manifest
 from launch_train.common import console
 from launch_train.common.errors import DisagreementError, NonFiniteError
-from launch_train.distributed.process_group import on_first
+from launch_train.distributed.process_group import run_on_rank_0
 from launch_train.telemetry.rows import Row
 from launch_train.trainer.build import Run
 
@@ -61,7 +61,7 @@ def heed_difference(run: Run) -> None:
     found = run.replicas.read(run.recorder.usual)
     if found is None:
         return
-    saved = on_first(run.ranks, lambda: newest(run.storage) if run.storage else None)
+    saved = run_on_rank_0(run.ranks, lambda: newest_manifest(run.storage) if run.storage else None)
     run.sink.put(
         [event("ranks_differ", **{**found._asdict(), "ranks": [*found.ranks]}, checkpoint=saved and saved.folder)]
     )

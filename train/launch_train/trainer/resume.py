@@ -9,7 +9,7 @@ from typing import Any
 
 from launch_train.checkpointing import interval, rng_state
 from launch_train.checkpointing.async_saver import Saver, Snapshot
-from launch_train.checkpointing.loader import Resumed, changes, resume, scratch, take_over
+from launch_train.checkpointing.loader import Resumed, describe_changes, resume, scratch_folder, take_over
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import Storage
@@ -26,7 +26,7 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
     if storage is None:
         return run
     claim = take_over(run.ranks, storage, about(run), env)
-    resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found), scratch(env))
+    resumed = resume(run.ranks, storage, about(run), lambda found: _restore(run, found), scratch_folder(env))
     if run.ranks.rank == 0:
         _tell(run, storage, resumed)
     run.replicas.start(run.state["step"])
@@ -36,8 +36,8 @@ def begin(run: Run, env: Mapping[str, str]) -> Run:
         run.config.checkpoint,
         run.sink,
         start=claim.start,
-        fence=claim.fence,
-        interval=interval.chosen(run.config.checkpoint, env),
+        lease=claim.lease,
+        interval=interval.from_settings(run.config.checkpoint, env),
     )
     return replace(run, saver=saver, resumed=resumed, began=time.monotonic())
 
@@ -58,7 +58,7 @@ def to_save(run: Run, **more: Any) -> Snapshot:
 
 def _restore(run: Run, found: Resumed) -> None:
     try:
-        state_dict.restore(run, found.laid_out(state_dict.layout(run)))
+        state_dict.restore(run, found.shared_state(state_dict.layout(run)))
         if (own := found.own(run.ranks)) is not None:
             rng_state.restore(own["random"], run.ranks.device)
         else:
@@ -74,7 +74,7 @@ def _restore(run: Run, found: Resumed) -> None:
 def _tell(run: Run, storage: Storage, resumed: Manifest | None) -> None:
     if resumed:
         print(f"resumed at step {resumed.step} from {resumed.folder}", flush=True)
-        for line in changes(resumed.about, about(run)):
+        for line in describe_changes(resumed.about, about(run)):
             print(f"{line}: same global batch and order of data, losses equal within rounding", flush=True)
     elif (days := storage.soft_delete_days()) and run.config.checkpoint.minutes != "off":
         bucket = "/".join(storage.url.split("/")[:3])

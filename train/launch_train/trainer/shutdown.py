@@ -10,7 +10,7 @@ from threading import Thread
 from typing import NoReturn
 
 from launch_train.common.errors import OutputError, PreemptedError
-from launch_train.common.process_exit import NOTICE_SECONDS, PEER_SECONDS, Told, leave
+from launch_train.common.process_exit import PEER_SECONDS, PREEMPTION_SECONDS, ShutdownSignal, leave
 from launch_train.distributed.peers import Peers
 from launch_train.distributed.process_group import use_device
 from launch_train.trainer.build import Run
@@ -21,9 +21,9 @@ ROWS_SECONDS = 1.5
 """What the last rows get when a rank has gone: the others wait for this one."""
 
 
-def give_way(run: Run, told: Told) -> NoReturn:
+def give_way(run: Run, told: ShutdownSignal) -> NoReturn:
     """A preemption: save once, and leave. All ranks are here at the same step."""
-    step, left = run.state["step"], NOTICE_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
+    step, left = run.state["step"], PREEMPTION_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
     told.saving = True
     rows = run.recorder.block()
     with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
@@ -45,7 +45,7 @@ def give_way(run: Run, told: Told) -> NoReturn:
     raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
 
 
-def leave_if_stuck(run: Run, peers: Peers, told: Told) -> None:
+def leave_if_stuck(run: Run, peers: Peers, told: ShutdownSignal) -> None:
     """End this process from a thread, after SIGTERM, if its loop can't because it waits in native code for a peer.
 
     After a preemption notice it waits for peers that still run, however long their step takes, as long as a save fits
@@ -65,11 +65,11 @@ def leave_if_stuck(run: Run, peers: Peers, told: Told) -> None:
     leave(128 + signal.SIGTERM)
 
 
-def _patience(run: Run, peers: Peers, told: Told) -> float:
+def _patience(run: Run, peers: Peers, told: ShutdownSignal) -> float:
     """Return the seconds from the signal that the loop has to finish its step."""
     if not told.preempted or peers.failed():
         return PEER_SECONDS
-    return max(PEER_SECONDS, NOTICE_SECONDS - (run.saver.seconds if run.saver else 0.0))
+    return max(PEER_SECONDS, PREEMPTION_SECONDS - (run.saver.seconds if run.saver else 0.0))
 
 
 def save_rows(run: Run) -> None:

@@ -18,13 +18,20 @@ from torch.nn.utils import clip_grad_norm_
 from launch_train.common import console, contract, faults
 from launch_train.common.config import Config
 from launch_train.common.errors import DisagreementError, SupersededError, TrainError
-from launch_train.common.process_exit import Told, heeding_sigterm
+from launch_train.common.process_exit import ShutdownSignal, catch_sigterm
 from launch_train.data.batch import split
 from launch_train.data.source import Batch
-from launch_train.distributed.consensus import Wish
-from launch_train.distributed.dtensor import whole
+from launch_train.distributed.consensus import StepVote
+from launch_train.distributed.dtensor import full_tensor
 from launch_train.distributed.peers import Peers
-from launch_train.distributed.process_group import WATCHED_SECONDS, Ranks, gather, meet, raise_timeout, same_buffers
+from launch_train.distributed.process_group import (
+    WATCHED_SECONDS,
+    Ranks,
+    barrier,
+    broadcast_buffers,
+    gather,
+    raise_timeout,
+)
 from launch_train.performance import attention, grad_guard, loss_normalization, micro_batch, optimizer, prepare_model
 from launch_train.performance.precision import autocast
 from launch_train.trainer.build import Run, seed, setup
@@ -61,11 +68,11 @@ def train(config: Config, ranks: Ranks, env: Mapping[str, str]) -> None:
             raise_timeout(timedelta(seconds=WATCHED_SECONDS + own))
         warm_up(run)
         run = begin(run, env)
-        with heeding_sigterm(env, partial(leave_if_stuck, run, Peers(ranks))) as told:
+        with catch_sigterm(env, partial(leave_if_stuck, run, Peers(ranks))) as told:
             to_the_end(run, told)
 
 
-def to_the_end(run: Run, told: Told) -> None:
+def to_the_end(run: Run, told: ShutdownSignal) -> None:
     """All steps that are left, with their evaluations and checkpoints."""
     try:
         tell_start(run)
@@ -81,7 +88,7 @@ def to_the_end(run: Run, told: Told) -> None:
         conclude(run, told)
     except BaseException as error:
         if run.saver:
-            run.saver.abandon()
+            run.saver.cancel()
         save_rows(run)
         if told.signum and not isinstance(error, TrainError):  # what failed then is a rank that has gone already
             raise SystemExit(128 + told.signum) from error
@@ -92,7 +99,7 @@ def to_the_end(run: Run, told: Told) -> None:
         run.profiler.close()
         run.monitor.close()
     run.sink.close()
-    meet(run.ranks)  # rank 0 may still be writing the last rows, and does so to the end
+    barrier(run.ranks)  # rank 0 may still be writing the last rows, and does so to the end
 
 
 def warm_up(run: Run) -> None:
@@ -142,7 +149,7 @@ def train_step(run: Run) -> None:
     run.recorder.add(Step(step, rate, loss, norm, run.feed.waited(), not run.profiler.records, run.portions.size))
     run.profiler.stepped(step)
     run.state["step"] = step
-    faults.reached(step)
+    faults.record_step(step)
     run.state["samples"] += run.config.batch_size
     run.state["eval_due"] = bool(every) and (step % every == 0 or step == run.config.steps)
 
@@ -201,7 +208,7 @@ def gradients(run: Run, batch: Batch) -> Tensor:
 def update(run: Run) -> Tensor:
     """Clip, step, forget the gradients. Returns the norm before clipping."""
     run.scaler.unscale_(run.optimizer)
-    norm = whole(clip_grad_norm_(run.parameters, run.config.optimizer.grad_clip or float("inf")))
+    norm = full_tensor(clip_grad_norm_(run.parameters, run.config.optimizer.grad_clip or float("inf")))
     if not run.scaler.is_enabled():  # which does that by itself
         grad_guard.skip_unless_finite(run.optimizer, norm)
     run.scaler.step(run.optimizer)
@@ -211,10 +218,10 @@ def update(run: Run) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(run: Run, told: Told) -> None:
+def evaluate(run: Run, told: ShutdownSignal) -> None:
     """The mean loss on held-out batches, the same ones each time, shared among the ranks."""
     expect(run, RARE_SECONDS)  # the first batch may be the first of all, and be compiled
-    same_buffers(run.ranks, run.model)
+    broadcast_buffers(run.ranks, run.model)
     batches, total = run.config.eval.batches, torch.zeros((2,) if run.targets else (), device=run.ranks.device)
     run.model.eval()
     for index in range(batches):
@@ -229,7 +236,7 @@ def evaluate(run: Run, told: Told) -> None:
                 total += loss_normalization.loss_of(run.evaluated, part, run.targets) / len(parts)
         boundary(run, told)  # a preemption doesn't wait for an evaluation, which begins again after it
         if run.saver:
-            run.saver.evaluated()
+            run.saver.note_evaluation()
     run.model.train()
     step, run.state["eval_due"] = run.state["step"], False
     run.state["eval_loss"] = loss_normalization.mean_over_all(run.ranks, total / batches).item()
@@ -238,19 +245,19 @@ def evaluate(run: Run, told: Told) -> None:
         print(f"step {step}/{run.config.steps}  held-out loss {run.state['eval_loss']:.4f}", flush=True)
 
 
-def boundary(run: Run, told: Told) -> None:
+def boundary(run: Run, told: ShutdownSignal) -> None:
     """Between two pieces of work the ranks do what they agreed on: go on, save, or save and leave."""
-    told.obey()
+    told.raise_if_peer_failed()
     saver = run.saver
-    wish = Wish(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
-    agreed = run.agreement.turn(wish, run.recorder.lately)
+    wish = StepVote(told.preempted, save=saver is not None and saver.due(), leave=bool(saver and saver.superseded))
+    agreed = run.agreement.vote(wish, run.recorder.lately)
     if agreed.leave:
         raise (saver and saver.superseded) or SupersededError("another start of this run has taken it over")
     if agreed.stop:
         run.heartbeat.expect(inf)
         give_way(run, told)
     if saver:
-        saver.stepped(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
+        saver.after_step(run.state["step"], run.recorder.usual, run.seconds, run.state["interruptions"])
         if agreed.save and run.state["step"] < run.config.steps:  # the last one comes by itself
             block(run)
             expect(run, RARE_SECONDS)
@@ -278,13 +285,13 @@ def expect(run: Run, least: float = STEP_SECONDS) -> None:
     run.heartbeat.expect(seconds)
 
 
-def conclude(run: Run, told: Told) -> None:
+def conclude(run: Run, told: ShutdownSignal) -> None:
     """All ranks must have come to the same parameters; then they write the last checkpoint, and rank 0 the summary."""
     told.saving = True  # a preemption that comes now is too late to change anything
     run.heartbeat.expect(inf)
     run.agreement.close()
     compare_now(run)
-    same_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
+    broadcast_buffers(run.ranks, run.model)  # the reported held-out loss is that of the model that is saved
     digest, step, seconds = parameters_sha256(run.model), run.state["step"], run.seconds
     if wrong := disagreement(gather(run.ranks, digest)):
         raise DisagreementError(wrong)

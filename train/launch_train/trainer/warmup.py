@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from launch_train.checkpointing.loader import newest
+from launch_train.checkpointing.loader import newest_manifest
 from launch_train.checkpointing.manifest import Manifest
 from launch_train.common.config import Config, as_data
 from launch_train.common.storage import Storage
 from launch_train.data.batch import split
 from launch_train.data.loader import Feed
-from launch_train.distributed.process_group import Ranks, on_first
+from launch_train.distributed.process_group import Ranks, run_on_rank_0
 from launch_train.performance import compile as compiling
 from launch_train.performance import fsdp, loss_normalization, micro_batch, precision
 from launch_train.performance.compile import Forward, Plan
@@ -46,7 +46,7 @@ def chosen(
     resumed run adds in the same order; on another machine, and without a checkpoint, the largest one that fits. It is
     never larger than what an earlier start of the run had to reduce it to. `held` as in `probed`.
     """
-    known = on_first(ranks, lambda: micro_batch.learned(storage))
+    known = run_on_rank_0(ranks, lambda: micro_batch.learned(storage))
     found = asked
     if config.micro_batch_size is None and micro_batch.is_bounded(ranks.device):
         plan = compiling.plan(model, config, ranks)
@@ -68,13 +68,13 @@ def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | 
     on all ranks), or if it was made under other conditions, which rank 0 prints."""
 
     def look() -> tuple[int, int, list[str]] | None:
-        manifest = newest(storage) if storage else None
+        manifest = newest_manifest(storage) if storage else None
         size = manifest.about.get("micro_batch") if manifest else None
         if manifest is None or not isinstance(size, int) or not isinstance(manifest.about.get("config"), Mapping):
             return None
         return manifest.step, size, _differences(manifest, config, ranks)
 
-    saved = on_first(ranks, look)
+    saved = run_on_rank_0(ranks, look)
     if saved is None:
         return None
     step, size, differences = saved

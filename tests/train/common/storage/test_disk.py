@@ -66,7 +66,7 @@ class _Wrapped:
         self._stream.close()
 
 
-FULL = r"the disk is full \([\d.,]+ MB of [\d.,]+ MB are free at /.*\): delete something there, or write elsewhere"
+FULL = r"the disk is full \([\d.,]+ MB of [\d.,]+ MB are free at /.*\): free some space, or use another disk"
 
 
 def test_a_full_disk_is_said_and_nothing_is_half_written(disk: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, UnreachableError, retry
-from launch_train.common.storage.retry import World
+from launch_train.common.storage.retry import RetryClock
 from tests.googlecloud import (
     Bucket,
     FakeClock,
@@ -43,7 +43,7 @@ SMALL, LARGE = b"small" * 100, os.urandom(1 << 20) * 9
 def folder(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> GcsFolder:
     """On the cloud's clock, which waits move."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    return GcsFolder("gs://my-bucket/runs/r-1", world=World(clock, clock.advance))
+    return GcsFolder("gs://my-bucket/runs/r-1", world=RetryClock(clock, clock.advance))
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ class TestWhatPasses:
 def test_down_for_three_minutes(folder: GcsFolder, cloud: GoogleCloud, clock: FakeClock) -> None:
     began = clock()
     outage = cloud.faults.down(until=began + 180)
-    with pytest.raises(UnreachableError, match=r"runs/r-1/a can't be reached, tried for 120 s: .*[Cc]onnection"):
+    with pytest.raises(UnreachableError, match=r"runs/r-1/a is unreachable, tried for 120 s: .*[Cc]onnection"):
         folder.write("a", b"1", create=True)
     assert 100 < clock() - began <= 120
     folder.within(300).write("a", b"1", create=True)
@@ -197,8 +197,8 @@ def test_a_slow_link_does_not_outlast_the_call(cloud: GoogleCloud, monkeypatch: 
         now[0] += 0.1
         return now[0]
 
-    folder = GcsFolder("gs://my-bucket/runs/r-1", world=World(ticking, lambda _: None)).within(2)
-    with pytest.raises(UnreachableError, match="time was up while its body was sent"):
+    folder = GcsFolder("gs://my-bucket/runs/r-1", world=RetryClock(ticking, lambda _: None)).within(2)
+    with pytest.raises(UnreachableError, match="time limit passed while the body was sent"):
         folder.write("a", bytes(40 << 20))
     assert folder.within(1e6).list() == []
 
@@ -218,8 +218,8 @@ def test_a_lost_request_may_meet_a_true_conflict(folder: GcsFolder, cloud: Googl
     def meanwhile(seconds: float) -> None:
         rival.write("LATEST", theirs, create=True)
 
-    rival = GcsFolder(folder.url, world=World())
-    mine = GcsFolder(folder.url, world=World(FakeClock(), meanwhile))
+    rival = GcsFolder(folder.url, world=RetryClock())
+    mine = GcsFolder(folder.url, world=RetryClock(FakeClock(), meanwhile))
     cloud.faults.add(Fault(INSERT, Reset("before")))
     with pytest.raises(FileExistsError, match="LATEST exists, or has another version now"):
         mine.write("LATEST", b"by me.", create=True)
@@ -240,7 +240,7 @@ def test_of_two_creators_with_lost_answers_one_wins(folder: GcsFolder, cloud: Go
         start = threading.Barrier(2)
 
         def create(who: int, number: int = number, start: threading.Barrier = start) -> bool:
-            mine = GcsFolder(folder.url, world=World(time.monotonic, lambda _: None))
+            mine = GcsFolder(folder.url, world=RetryClock(time.monotonic, lambda _: None))
             start.wait()
             try:
                 mine.write(f"lock-{number}", b"%d" % who, create=True)
@@ -261,7 +261,7 @@ def test_a_flipped_bit_is_noticed(folder: GcsFolder, cloud: GoogleCloud, data: b
     assert folder.read("a") == data
     assert [cloud.faults.used[fault] for fault in faults] == [1, 1, 1]
     cloud.faults.add(Fault(GET, Torn(), times=None))
-    with pytest.raises(UnreachableError, match="a can't be reached, tried for 3 s: Checksum mismatch"):
+    with pytest.raises(UnreachableError, match="a is unreachable, tried for 3 s: Checksum mismatch"):
         folder.within(3).read("a")
 
 
@@ -282,7 +282,7 @@ def test_an_upload_that_is_damaged_on_its_way_is_refused_and_sent_again(
     from launch_train.common.storage import session
 
     sent: list[int] = []
-    send = session.PatientAdapter.send
+    send = session.TimeLimitAdapter.send
 
     def damaged(self: Any, request: Any, *args: Any, **options: Any) -> Any:
         if request.method in ("POST", "PUT") and request.body and len(request.body) > 300 and not sent:
@@ -290,7 +290,7 @@ def test_an_upload_that_is_damaged_on_its_way_is_refused_and_sent_again(
             request.body = request.body[:-60] + bytes([request.body[-60] ^ 4]) + request.body[-59:]
         return send(self, request, *args, **options)
 
-    monkeypatch.setattr(session.PatientAdapter, "send", damaged)
+    monkeypatch.setattr(session.TimeLimitAdapter, "send", damaged)
     folder.write("a", SMALL, create=True)
     assert sent
     assert stored(cloud, "a") == SMALL
@@ -309,7 +309,7 @@ def test_a_resumable_upload_that_gets_lost_begins_anew(folder: GcsFolder, cloud:
 
 def test_an_upload_that_always_gets_lost_ends_in_words(folder: GcsFolder, cloud: GoogleCloud) -> None:
     cloud.faults.add(Fault(INSERT, KeepPart(300_000), times=None))
-    with pytest.raises(OutputError, match="runs/r-1/a can't be sent, begun 3 times"):
+    with pytest.raises(OutputError, match="runs/r-1/a could not be uploaded, started 3 times"):
         folder.write("a", LARGE, create=True)
 
 
@@ -336,7 +336,7 @@ def test_a_file_that_grows_meanwhile_is_sent_as_long_as_it_was(
             file.write(b"2\n")
 
     cloud.faults.add(Fault(INSERT, Status(503), times=2))
-    GcsFolder(folder.url, world=World(clock, grow)).write_file("log", tmp_path / "log")
+    GcsFolder(folder.url, world=RetryClock(clock, grow)).write_file("log", tmp_path / "log")
     assert stored(cloud, "log") == b"1\n"
 
 
@@ -376,9 +376,9 @@ def test_who_lacks_the_permission_is_named(folder: GcsFolder, cloud: GoogleCloud
 
 
 REFUSED: dict[str, tuple[Effect, str]] = {
-    "401": (Status(401), "the credentials are not accepted .*gcloud auth application-default login"),
-    "403": (Status(403, message="Request is prohibited by policy."), "access is refused: Request is prohibited by"),
-    "400": (Status(400, reason="invalid", message="No."), "Cloud Storage refuses: No."),
+    "401": (Status(401), "the credentials were rejected .*gcloud auth application-default login"),
+    "403": (Status(403, message="Request is prohibited by policy."), "access denied: Request is prohibited by"),
+    "400": (Status(400, reason="invalid", message="No."), "Cloud Storage rejected the request: No."),
 }
 
 
@@ -406,7 +406,7 @@ def test_for_how_long_deleted_objects_are_billed(clock: FakeClock, seconds: int,
 def opened(cloud: GoogleCloud, clock: FakeClock) -> GcsFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-        return GcsFolder("gs://b/x", world=World(clock, clock.advance))
+        return GcsFolder("gs://b/x", world=RetryClock(clock, clock.advance))
 
 
 def test_eight_threads_keep_their_connections(cloud: GoogleCloud, folder: GcsFolder) -> None:

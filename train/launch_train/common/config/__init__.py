@@ -1,4 +1,4 @@
-"""The built-in trainer's settings, `run.config` of a spec: read, completed, and what is wrong with them.
+"""The built-in trainer's settings, `run.config` of a spec: validation, defaults, parsing.
 
 The launcher calls `problems` before a spec costs anything, the trainer calls `parse`. Standard library only, and quick
 to import. Every key has a default: an empty config trains.
@@ -11,12 +11,12 @@ from typing import Any
 
 from launch_train.common.config.checks import (
     FOREIGN_OWN,
+    expand_short_forms,
     is_foreign,
     line,
-    own_functions,
-    own_paths,
+    local_paths,
     problems,
-    spelled_out,
+    user_functions,
 )
 from launch_train.common.config.settings import (
     DEFAULT,
@@ -65,19 +65,19 @@ __all__ = [
     "Shape",
     "as_data",
     "line",
-    "own_functions",
-    "own_paths",
+    "local_paths",
     "parse",
     "problems",
+    "user_functions",
 ]
 
 
 def parse(config: Mapping[str, Any]) -> Config:
-    """The settings with their defaults. Raises ConfigError with all problems."""
+    """Return the settings with their defaults. Raises ConfigError with all problems."""
     found = problems(config)
     if found:
-        raise ConfigError(_refusal([line(problem) for problem in found]))
-    config = spelled_out(config)
+        raise ConfigError(_format_problems([line(problem) for problem in found]))
+    config = expand_short_forms(config)
     model = _model(config.get("model", {"name": "gpt"}))
     steps = config.get("steps", DEFAULT.steps)
     plain = {name: config[name] for name in _PLAIN if name in config}
@@ -95,14 +95,14 @@ def parse(config: Mapping[str, Any]) -> Config:
     )
 
 
-def _refusal(lines: Sequence[str]) -> str:
+def _format_problems(lines: Sequence[str]) -> str:
     if len(lines) == 1:
-        return f"run.config can't be used: {lines[0]}"
-    return "run.config can't be used:\n" + "\n".join(f"  {one}" for one in lines)
+        return f"invalid run.config: {lines[0]}"
+    return "invalid run.config:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 _AUTO = frozenset({"micro_batch_size", "compile", "deterministic", "channels_last"})
-"""Where the machine's choice is None."""
+"""Settings for which `auto` becomes None."""
 _PLAIN = (
     *_AUTO,
     *("loss", "batch_size", "precision", "attention", "cuda_graphs", "activation_checkpointing", "parallel"),
@@ -111,7 +111,7 @@ _PLAIN = (
 
 
 def as_data(config: Config) -> dict[str, Any]:
-    """All settings as plain data, the sections as mappings."""
+    """Return all settings as plain data, the sections as mappings."""
     return {
         name: {key: dict(item) if isinstance(item, Mapping) else item for key, item in value._asdict().items()}
         if isinstance(value, SECTIONS)
@@ -136,7 +136,8 @@ def _default_data(model: Shape) -> str:
 
 
 def _optimizer(given: Mapping[str, Any], steps: int) -> Optimizer:
-    """A short run warms up for a tenth of its steps, and `min_lr` is a tenth of `lr`, unless said otherwise."""
+    """Complete the optimizer's settings: `warmup_steps` is at most a tenth of the steps, `min_lr` a tenth of `lr`,
+    unless set."""
     lr = given.get("lr", DEFAULT.optimizer.lr)
     optimizer = Optimizer(min_lr=lr / 10, warmup_steps=min(DEFAULT.optimizer.warmup_steps, steps // 10))
     own = {"betas": tuple(given.get("betas", DEFAULT.optimizer.betas)), "fused": _unless_auto(given.get("fused"))}

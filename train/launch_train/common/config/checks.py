@@ -1,4 +1,4 @@
-"""What is wrong with a `run.config`: each key by its own rule, and what has to fit together."""
+"""Validate `run.config`: each key by its rule, and the combinations of keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from launch_train.common.text import did_you_mean
 
 
 def problems(config: Mapping[str, Any]) -> list[Problem]:
-    """Everything that is wrong with `config`, in the order of its keys; empty if it can be used."""
-    long = spelled_out(config)
+    """Return all problems of `config`, in the order of its keys; empty if it is valid."""
+    long = expand_short_forms(config)
     found = [
         *check(long, _FIELDS, ()),
         *_model_problems(long),
@@ -27,14 +27,14 @@ def problems(config: Mapping[str, Any]) -> list[Problem]:
 
 
 def line(problem: Problem) -> str:
-    """One problem as a line of text."""
+    """Return one problem as a line of text."""
     path, wrong, right = problem
     return f"{'.'.join(map(str, path)) or 'run.config'}: {wrong}" + (f"; {right}" if right else "")
 
 
-def spelled_out(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without the short forms: `checkpoint: auto` (or off) is `checkpoint: {minutes: auto}`, `data: PATH` is
-    `data: {path: PATH}`, `model: NAME` is `model: {name: NAME}`."""
+def expand_short_forms(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Expand the short forms: `checkpoint: auto` (or off) to `checkpoint: {minutes: auto}`, `data: PATH` to `data:
+    {path: PATH}`, `model: NAME` to `model: {name: NAME}`."""
     long = dict(config)
     if config.get("checkpoint") in ("auto", "off"):
         long["checkpoint"] = {"minutes": config["checkpoint"]}
@@ -54,13 +54,13 @@ def _is_betas(value: Any) -> bool:
 _CODE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 _HUGGING_FACE = re.compile(r"^hf:[\w.-]+(/[\w.-]+)?$")
 FOREIGN_OWN: Final = ("pretrained", "task")
-"""Keys of a foreign model that are ours; all others are its own."""
+"""Keys of an external model that belong to the trainer; all others are passed to the model."""
 
 _FLAG = one_of(True, False)
 
 
-def _is_place(value: Any) -> bool:
-    """A path, or an object or folder of a bucket: of all that has a scheme, the trainer reads gs:// alone."""
+def _is_path(value: Any) -> bool:
+    """Return whether a value is a path or a gs:// URL, the only scheme that the trainer reads."""
     if not isinstance(value, str) or not value.strip():
         return False
     return not _SCHEME.match(value) or bool(_BUCKET.match(value))
@@ -68,7 +68,7 @@ def _is_place(value: Any) -> bool:
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/")
 _BUCKET = re.compile(r"^gs://[a-z0-9][\w.-]*[a-z0-9](/|$)")
-_PATH = Rule(_is_place, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, or your own my_pkg.data:build")
+_PATH = Rule(_is_path, "python-stdlib, synthetic, a file or a folder, gs://BUCKET/…, or a custom my_pkg.data:build")
 _GPT: Final[dict[str, Any]] = {
     "name": one_of(*PRESETS),
     "n_layer": whole(1, 1000),
@@ -93,17 +93,17 @@ _FOREIGN: Final[dict[str, Any]] = {
     "pretrained": _FLAG,
     "task": one_of("auto", "causal-lm", "masked-lm", "image-classification"),
 }
-_MAPPING = Rule(lambda v: isinstance(v, Mapping), "a mapping: what your function is called with")
+_MAPPING = Rule(lambda v: isinstance(v, Mapping), "a mapping of the arguments of your function")
 _FIELDS: Final[dict[str, Any]] = {
     "model": Rule(lambda v: isinstance(v, Mapping), "a name or a mapping with a name"),
     "data": {
         "path": _PATH,
-        "tokenizer": Rule(_is_place, "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING"),
+        "tokenizer": Rule(_is_path, "bytes, a tokenizer.json (also gs://BUCKET/…), or tiktoken:ENCODING"),
         "block_size": whole(2, 1_000_000),
         "image_size": whole(8, 4096),
         "settings": _MAPPING,
     },
-    "loss": Rule(lambda v: isinstance(v, str) and bool(_CODE.match(v)), "your own function, my_pkg.losses:loss"),
+    "loss": Rule(lambda v: isinstance(v, str) and bool(_CODE.match(v)), "a custom function, my_pkg.losses:loss"),
     "steps": whole(1, 1_000_000_000),
     "batch_size": whole(1, 10_000_000),
     "micro_batch_size": either(one_of("auto"), whole(1, 10_000_000)),
@@ -151,33 +151,33 @@ def _is_profile(value: Any) -> bool:
     return isinstance(value, Mapping) and not check(value, _PROFILE, ())
 
 
-# --- What has to fit together; each function passes over a value that its own rule has refused ----------------------
+# --- Combinations of keys; each function skips values that their own rule rejects -----------------------------------
 
 
 def is_foreign(name: object) -> bool:
-    """Whether a model's name is one of transformers', or of the user's own function."""
+    """Return whether a model's name is one of transformers', or a user function."""
     return isinstance(name, str) and bool(_HUGGING_FACE.match(name) or _CODE.match(name))
 
 
-def own_functions(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own functions that a config names, by where it does: `model`, `data`, `loss`."""
-    long = spelled_out(config)
+def user_functions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the user functions that a config names, by key: `model`, `data`, `loss`."""
+    long = expand_short_forms(config)
     inner = (("model", "name"), ("data", "path"))
     named = {key: long[key].get(name) for key, name in inner if isinstance(long.get(key), Mapping)}
     found = {**named, "loss": long.get("loss")}
     return {key: name for key, name in found.items() if _is_code(name)}
 
 
-def own_paths(config: Mapping[str, Any]) -> dict[str, str]:
-    """The local files and folders that a config names, by where it does: `data`, `data.tokenizer`."""
-    data = spelled_out(config).get("data")
+def local_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the local files and folders that a config names, by key: `data`, `data.tokenizer`."""
+    data = expand_short_forms(config).get("data")
     if not isinstance(data, Mapping):
         return {}
     named = {"data": data.get("path", "synthetic"), "data.tokenizer": data.get("tokenizer", "bytes")}
-    return {key: path for key, path in named.items() if isinstance(path, str) and not _comes_by_itself(path)}
+    return {key: path for key, path in named.items() if isinstance(path, str) and not _is_not_local(path)}
 
 
-def _comes_by_itself(path: str) -> bool:
+def _is_not_local(path: str) -> bool:
     known = path in ("bytes", "synthetic", "python-stdlib") or path.startswith(("gs://", "tiktoken:"))
     return known or _is_code(path)
 
@@ -203,22 +203,22 @@ def _rules(name: str) -> dict[str, Any]:
 
 
 def _unknown_model(name: object) -> tuple[str, str]:
-    known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), and your own my_pkg.model:build"
+    known = f"the models are {', '.join(PRESETS)}, hf:TYPE (transformers), or a custom my_pkg.model:build"
     if not isinstance(name, str):
-        return f"{shown(name)} is no model's name", known
-    return f"there is no model {shown(name)}", did_you_mean(name, PRESETS) or known
+        return f"{shown(name)} is not a model name", known
+    return f"unknown model {shown(name)}", did_you_mean(name, PRESETS) or known
 
 
 def _head_problems(given: Mapping[str, Any]) -> list[Problem]:
-    shape = _complete(given)
+    shape = _with_defaults(given)
     if "n_head" not in shape or shape["n_embd"] % shape["n_head"] == 0:
         return []
     wrong = f"{shape['n_embd']} is not divisible by n_head, {shape['n_head']}"
     return [(("model", "n_embd"), wrong, "each head needs the same number of channels")]
 
 
-def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model of ours with all its settings."""
+def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a built-in model."""
     name = given.get("name", "gpt")
     return {**kind_of(name)()._asdict(), **PRESETS[name], **given}
 
@@ -229,15 +229,15 @@ def _data_problems(config: Mapping[str, Any]) -> list[Problem]:
         return []
     path, foreign = data.get("path", "the default"), is_foreign(given.get("name", "gpt"))
     if "settings" in data and not _CODE.match(path):
-        return [(("data", "settings"), "is for a function of your own", "path: my_pkg.data:build")]
+        return [(("data", "settings"), "only applies to a custom function", "set path: my_pkg.data:build")]
     if foreign or path == "synthetic" or _CODE.match(path):
         return []
-    model = _complete(given)
+    model = _with_defaults(given)
     if path == "python-stdlib" and "num_classes" in model:
-        return [(("data",), "python-stdlib is text, and resnet50 takes images", "a folder of images, or synthetic")]
+        return [(("data",), "python-stdlib is text, but resnet50 needs images", "use a folder of images, or synthetic")]
     if data.get("tokenizer", "bytes") == "bytes" and model.get("vocab_size", 256) < 256:
         wrong = f"{model['vocab_size']} is too small"
-        return [(("model", "vocab_size"), wrong, "text is read as bytes: at least 256")]
+        return [(("model", "vocab_size"), wrong, "text is read as bytes: use at least 256")]
     return []
 
 
@@ -258,13 +258,15 @@ def _optimizer_problems(config: Mapping[str, Any]) -> list[Problem]:
     rules, found = _FIELDS["optimizer"], list[Problem]()
     lr, low, warmup = (given.get("lr", DEFAULT.optimizer.lr), given.get("min_lr"), given.get("warmup_steps"))
     if rules["lr"].holds(lr) and rules["min_lr"].holds(low) and low > lr:
-        found.append((("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the rate falls from lr to min_lr"))
+        found.append((("optimizer", "min_lr"), f"{low} is above lr, {lr}", "the learning rate falls from lr to min_lr"))
     if rules["warmup_steps"].holds(warmup) and _FIELDS["steps"].holds(steps) and warmup > steps:
-        found.append((("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up has to end"))
+        found.append(
+            (("optimizer", "warmup_steps"), f"{warmup} is above steps, {steps}", "the warm-up must end within the run")
+        )
     return found
 
 
 def _graph_problems(config: Mapping[str, Any]) -> list[Problem]:
     if config.get("cuda_graphs") is True and config.get("compile") is False:
-        return [(("cuda_graphs",), "true needs the compiler", "compile: true, or auto")]
+        return [(("cuda_graphs",), "true needs the compiler", "set compile: true, or auto")]
     return []

@@ -1,4 +1,4 @@
-"""Rules for values that a person wrote: a test, the same in words, and a walk that reports all that is wrong."""
+"""Validation rules for configs: a test with its description, and a walk that reports all problems."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launch_train.common.text import did_you_mean
 
 Path = tuple[str | int, ...]
 Problem = tuple[Path, str, str]
-"""Where (the keys that lead there), what is wrong, what would be right."""
+"""Path of keys, what is wrong, and how to fix it."""
 
 
 class Rule(NamedTuple):
-    """What a value must be: a test, and the same in words."""
+    """A rule for a value: a test, and its description."""
 
     holds: Callable[[Any], bool]
-    words: str
+    description: str
 
 
 def whole(low: int, high: int) -> Rule:
@@ -39,19 +39,19 @@ def one_of(*values: Any) -> Rule:
 
 
 def either(first: Rule, second: Rule) -> Rule:
-    return Rule(lambda v: first.holds(v) or second.holds(v), f"{first.words}, or {second.words}")
+    return Rule(lambda v: first.holds(v) or second.holds(v), f"{first.description}, or {second.description}")
 
 
 def check(config: Mapping[str, Any], fields: Mapping[str, Any], path: Path) -> list[Problem]:
-    """Unknown keys and wrong values of one mapping, and of the mappings in it."""
+    """Return unknown keys and invalid values of one mapping, and of the mappings in it."""
     found: list[Problem] = []
     for key, value in config.items():
         where = (*path, key)
         rule = fields.get(key, _UNKNOWN)
         if rule is _UNKNOWN:
-            found.append((where, "is no setting", suggestion(str(key), fields)))
+            found.append((where, "unknown setting", suggestion(str(key), fields)))
         elif isinstance(rule, Rule) and not rule.holds(value):
-            found.append((where, f"{shown(value)} can't be used", f"it must be {rule.words}"))
+            found.append((where, f"invalid value {shown(value)}", f"must be {rule.description}"))
         elif isinstance(rule, dict) and not isinstance(value, Mapping):
             found.append((where, f"{shown(value)} is not a mapping", f"its keys are {', '.join(rule)}"))
         elif isinstance(rule, dict):
@@ -63,11 +63,11 @@ _UNKNOWN: Final = object()
 
 
 def suggestion(key: str, fields: Mapping[str, Any]) -> str:
-    return did_you_mean(key, fields) or f"the settings here are {', '.join(fields)}"
+    return did_you_mean(key, fields) or f"available: {', '.join(fields)}"
 
 
 def shown(value: object) -> str:
-    """A value in an error: short, and a text in quotes so that '3' is not taken for 3."""
+    """Return a value for an error: shortened, and quoted, so that '3' is not taken for 3."""
     try:
         text = repr(value)
     except ValueError:  # an int of more digits than Python writes out (sys.get_int_max_str_digits)

@@ -1,5 +1,5 @@
-"""What `run.config` can say, as tuples with their defaults. Standard library only, and quick to import: a named tuple's
-class is made in an eighth of a frozen dataclass's time."""
+"""The settings of `run.config` as named tuples with their defaults. Standard library only, and quick to import: a named
+tuple takes an eighth of the time of a frozen dataclass to define."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Gpt(NamedTuple):
-    """A GPT in nanoGPT's shape: the next token of a text."""
+    """A GPT in nanoGPT's shape; it predicts the next token."""
 
     name: str = "gpt"
     n_layer: int = 4
@@ -31,7 +31,7 @@ class Gpt(NamedTuple):
 
 
 class Bert(NamedTuple):
-    """BERT's encoder with its head for masked language: the tokens of a text that were hidden, a `masked` share."""
+    """BERT's encoder with its masked-language head; it predicts hidden tokens, a `masked` share of all."""
 
     name: str = "bert"
     n_layer: int = 4
@@ -44,7 +44,7 @@ class Bert(NamedTuple):
 
 
 class ResNet(NamedTuple):
-    """ResNet-50 (v1.5) in torchvision's shape. `width` is the channels of the first layer: 64 is the real one."""
+    """ResNet-50 (v1.5) in torchvision's shape. `width`: channels of the first layer; the original has 64."""
 
     name: str = "resnet50"
     num_classes: int = 1000
@@ -53,15 +53,15 @@ class ResNet(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A model that is not ours, and what it is built with: transformers' by the type of its config (`hf:llama`) or by
-    its name on the hub, or the user's own function (`my_pkg.model:build`)."""
+    """An external model and its settings: one of transformers, by the type of its config (`hf:llama`) or its name on
+    the hub, or a user function (`my_pkg.model:build`)."""
 
     name: str
     settings: Mapping[str, Any] = _NONE
     pretrained: bool = False
-    """Of transformers: with the weights that the hub has, instead of fresh ones."""
+    """For transformers: use pretrained weights from the hub, instead of fresh ones."""
     task: Literal["auto", "causal-lm", "masked-lm", "image-classification"] = "auto"
-    """Of transformers: which of its heads; auto: masked-lm for encoders, else the first of these that its type has."""
+    """For transformers: the head; auto: masked-lm for encoders, else the first of these that its type has."""
 
 
 Shape = Gpt | Bert | ResNet | Foreign
@@ -77,12 +77,12 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "bert-large": {"n_layer": 24, "n_head": 16, "n_embd": 1024, "block_size": 512, "vocab_size": 30528},
     "resnet50": {},
 }
-"""Models by name. Vocabularies are padded to a multiple of 64 (GPT-2's 50257 to 50304, as nanoGPT does; BERT's 30522 to
-30528, as NVIDIA's does): the matrix product over them is faster for it."""
+"""Built-in models by name. Vocabularies are padded to a multiple of 64 (GPT-2's 50257 to 50304, as nanoGPT does; BERT's
+30522 to 30528, as NVIDIA does), because the matrix product over them is then faster."""
 
 
 def kind_of(name: str) -> type[Gpt | Bert | ResNet]:
-    """Which shape one of PRESETS has."""
+    """Return the class of one of PRESETS."""
     return ResNet if name == "resnet50" else Bert if name.startswith("bert") else Gpt
 
 
@@ -90,40 +90,40 @@ def kind_of(name: str) -> type[Gpt | Bert | ResNet]:
 
 
 class Data(NamedTuple):
-    """What is learned from. `path` is a file, a folder, gs://…, `python-stdlib`, `synthetic`, or the user's own
-    function (`my_pkg.data:build`), which `settings` are given to."""
+    """Training data. `path` is a file, a folder, gs://…, `python-stdlib`, `synthetic`, or a user function
+    (`my_pkg.data:build`), which gets the `settings`."""
 
     path: str = "python-stdlib"
     tokenizer: str = "bytes"
     """bytes, a tokenizer file of Hugging Face's tokenizers (tokenizer.json), or a tiktoken encoding (tiktoken:gpt2)."""
     block_size: int | None = None
-    """Tokens in a sample, where the model doesn't say."""
+    """Tokens per sample, if the model doesn't define it."""
     image_size: int | None = None
-    """Height and width that images are cut to, where the model doesn't say."""
+    """Height and width to crop images to, if the model doesn't define it."""
     settings: Mapping[str, Any] = _NONE
 
 
 class Ddp(NamedTuple):
-    """How DDP sends the gradients, where `parallel` is ddp."""
+    """Settings of DDP, if `parallel` is ddp."""
 
     bucket_mib: int | None = None
-    """MiB that are sent together; None: by the model's size."""
+    """MiB of gradients sent together; None: chosen by the model's size."""
     static_graph: bool | None = None
-    """Whether DDP relies on each pass being like the last one; None: where they are."""
+    """DDP assumes that the same operations run every step; None: where they do."""
     gradient_as_bucket_view: bool = True
-    """Whether the gradients lie in the buckets that are sent, or are copied there."""
+    """Gradients are views of the communication buckets, instead of being copied there."""
 
 
 class Loader(NamedTuple):
-    """Who prepares the batches: worker processes of each rank (None: by the machine and the data), and how many batches
-    each has ready."""
+    """Data loading: worker processes of each rank (None: chosen by the machine and the data), and batches that each one
+    prepares ahead."""
 
     workers: int | None = None
     prefetch: int = 2
 
 
 class Optimizer(NamedTuple):
-    """AdamW or SGD, with a warm-up and a cosine down to `min_lr`."""
+    """AdamW or SGD, with a warm-up and a cosine decay to `min_lr`."""
 
     name: str = "adamw"
     lr: float = 1e-3
@@ -134,19 +134,22 @@ class Optimizer(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
     fused: bool | None = None
-    """Few kernels for all parameters; None: where torch has them."""
+    """Use fused kernels; None: where torch has them."""
 
 
 class Eval(NamedTuple):
-    """Every how many steps (0: never) and on how many global batches of held-out data."""
+    """Evaluate every so many steps (0: never), on so many global batches of held-out data."""
 
     every: int = 100
     batches: int = 20
 
 
 class Checkpoint(NamedTuple):
-    """`minutes` between checkpoints (auto: by Young's rule; off: only when preempted and at the end), how many of the
-    last to keep, and every how many steps one is kept for good (0: none)."""
+    """Checkpoint settings.
+
+    `minutes` between checkpoints (auto: Young's rule; off: only when preempted and at the end), how many of the last to
+    keep, and every how many steps to keep one permanently (0: none).
+    """
 
     minutes: float | Literal["auto", "off"] = "auto"
     keep_last: int = 3
@@ -154,7 +157,7 @@ class Checkpoint(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Steps to leave alone, to warm the profiler up, and to record."""
+    """Numbers of steps: before the profiler, of its warm-up, and recorded."""
 
     wait: int = 5
     warmup: int = 2
@@ -162,12 +165,12 @@ class Profile(NamedTuple):
 
 
 class Config(NamedTuple):
-    """All of `run.config`, checked and complete. None means that the machine decides (auto)."""
+    """All of `run.config`, validated and complete. None means auto."""
 
     model: Shape = Gpt()
     data: Data = Data()
     loss: str | None = None
-    """The user's own function, `my_pkg.losses:loss`: (what the model returns, targets) -> a mean; None: the model's."""
+    """A user function, `my_pkg.losses:loss`: (model outputs, targets) -> mean loss; None: the model's own loss."""
     steps: int = 300
     batch_size: int = 24
     micro_batch_size: int | None = None
@@ -175,7 +178,7 @@ class Config(NamedTuple):
     precision: Precision = "auto"
     attention: Attention = "auto"
     compile: bool | Literal["whole"] | None = None
-    """True: each block by itself where that is enough."""
+    """True: compile each block separately where that is enough."""
     deterministic: bool | None = None
     cuda_graphs: bool = False
     channels_last: bool | None = None
@@ -188,15 +191,15 @@ class Config(NamedTuple):
     log_every: int = 10
     checkpoint: Checkpoint = Checkpoint()
     non_finite: int = 10
-    """How many steps in a row may be skipped because their gradients are not finite."""
+    """Consecutive steps that may be skipped because their gradients are not finite."""
     monitor: float = 5.0
-    """Seconds between two looks at the GPUs and the host; 0: none."""
+    """Seconds between two samples of the GPUs and the host; 0: none."""
     hang_after: float | Literal["auto", "off"] = "auto"
     """Seconds without a step after which the run counts as hung and is restarted."""
     profile: Profile | None = None
 
 
 DEFAULT: Final = Config()
-"""What an empty config means."""
+"""The settings of an empty config."""
 
 SECTIONS: Final = (Gpt, Bert, ResNet, Foreign, Data, Ddp, Loader, Optimizer, Eval, Checkpoint, Profile)

@@ -1,7 +1,7 @@
-"""The run folder as one seam: a local folder or a folder of a Cloud Storage bucket, with the same few verbs.
+"""Storage of the run folder: a local folder or a folder of a Cloud Storage bucket, behind one protocol.
 
-Names are relative, with `/` between parts. A write is whole or absent: nobody ever reads half an object. Any number of
-threads may use one Storage at once.
+Names are relative, with `/` between parts. A write is atomic: nobody ever reads a partial object. A Storage is
+thread-safe.
 """
 
 from __future__ import annotations
@@ -28,61 +28,63 @@ __all__ = [
 
 
 class Storage(Protocol):
-    """A folder that holds named objects. All verbs raise OutputError where the folder can't be used, and its kind
-    UnreachableError where trying again later may help."""
+    """A folder of named objects. All methods raise OutputError if the folder can't be used, and its subclass
+    UnreachableError if a retry may help."""
 
     url: str
 
     def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
-        """Store `data`, replacing what was there, and return the object's version. With `create`, raise
-        FileExistsError if the name is taken. `crc32c` is its `checksum`, from who has it already.
+        """Store `data`, replacing an existing object, and return its version.
 
-        A create or swap whose answer was lost is recognised by its content: what is created or swapped in must
-        differ from all that others write under the name (hold an id of its writer).
+        With `create`, raise FileExistsError if the name is taken. `crc32c` is the `checksum` of `data`, if the caller
+        has it. A create or swap whose answer was lost is recognised by its content, which must therefore differ from
+        all that others write under the name (contain an id of its writer).
         """
 
     def swap(self, name: str, data: bytes, version: str) -> str:
-        """Store `data` if the object's version is still `version` ("": it isn't there), and return its new version.
-        Raise FileExistsError if it is another, or none."""
+        """Store `data` if the object's version is still `version` ("": it doesn't exist), and return its new version.
+        Raise FileExistsError if the version differs."""
 
     def write_file(self, name: str, path: Path) -> None:
-        """Store the content of a local file, replacing what was there, in constant memory."""
+        """Store the content of a local file, replacing an existing object, in constant memory."""
 
     def read(self, name: str) -> bytes:
-        """The content. Raises FileNotFoundError."""
+        """Return the content. Raises FileNotFoundError."""
 
     def read_version(self, name: str) -> tuple[bytes, str]:
-        """The content and its version, for `swap`. Raises FileNotFoundError."""
+        """Return the content and its version, for `swap`. Raises FileNotFoundError."""
 
     def written(self, name: str) -> float:
-        """When the object was written last: Unix seconds by the clock of whoever stores it. Raises
-        FileNotFoundError."""
+        """Return when the object was last written: Unix seconds by the storage's clock. Raises FileNotFoundError."""
 
     def list(self, prefix: str = "") -> list[str]:
-        """The names that start with `prefix`, sorted."""
+        """Return the names that start with `prefix`, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove an object; one that isn't there is fine."""
+        """Delete an object, if it exists."""
 
     def within(self, seconds: float) -> Storage:
-        """The same folder; each call gives up after so many seconds in all."""
+        """Return the same folder with a time limit for each call."""
 
     def soft_delete_days(self) -> float:
-        """For how long deleted objects stay and are billed. 0: not at all, or that can't be known."""
+        """Return for how many days deleted objects are kept and billed; 0 if not at all, or if unknown."""
 
 
 def open_storage(url: str) -> Storage:
-    """The folder at `url`: gs://bucket/path or a local path (also file:///path). Raises OutputError."""
+    """Open the folder at `url`: gs://bucket/path or a local path (also file:///path). Raises OutputError."""
     if url.startswith("gs://"):
         return GcsFolder(url)
     if "://" in url and not url.startswith("file://"):
-        raise OutputError(f"{url} is neither gs://BUCKET/PATH nor a local folder")
+        raise OutputError(f"invalid run folder {url}: use gs://BUCKET/PATH or a local folder")
     return LocalFolder(Path(url.removeprefix("file://")))
 
 
-def store(storage: Storage, name: str, data: bytes) -> str:
-    """Create an object that must not be lost: where the name is taken by other content, under its next free variant.
-    Where it already holds `data`, that is it. Returns the name under which the data lies."""
+def create_variant(storage: Storage, name: str, data: bytes) -> str:
+    """Create an object that must not be lost, and return its name.
+
+    If the name is taken by other content, the next free variant is used; if it already holds `data`, nothing is
+    written.
+    """
     number, free = 0, name
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A folder of a Cloud Storage bucket as a Storage, by Google's client: its requests, our patience."""
+"""A folder of a Cloud Storage bucket as a Storage: Google's client with our own retries."""
 
 from __future__ import annotations
 
@@ -14,26 +14,33 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import client as access
 from launch_train.common.storage import errors
 from launch_train.common.storage.errors import TornError
-from launch_train.common.storage.names import Buffer, checked
-from launch_train.common.storage.retry import CURRENT, LIMIT_SECONDS, GaveUpError, Tries, UnreachableError, World
+from launch_train.common.storage.names import Buffer, check_name
+from launch_train.common.storage.retry import (
+    CURRENT,
+    LIMIT_SECONDS,
+    BudgetSpentError,
+    RetryBudget,
+    RetryClock,
+    UnreachableError,
+)
 from launch_train.common.storage.sources import Content, Memory, OnDisk, Received
 from launch_train.common.storage.upload import LostError, Upload
 
 ASK_SECONDS = 20.0
-"""For what is only good to know."""
+"""Time limit of optional requests."""
 
 
 class GcsFolder:
-    """A folder of a bucket, wherever the environment says that Cloud Storage is (`access`). An object's version is its
+    """A folder of a bucket, at the endpoint that the environment selects (`client`). An object's version is its
     generation."""
 
-    def __init__(self, url: str, client: Any = None, *, world: World | None = None) -> None:
+    def __init__(self, url: str, client: Any = None, *, world: RetryClock | None = None) -> None:
         bucket, _, folder = url.removeprefix("gs://").partition("/")
         self.url = url.rstrip("/")
         self._prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._bucket_name = bucket
         self._bucket = (client or access.open_client()).bucket(bucket)
-        self._world = world or World()
+        self._world = world or RetryClock()
         self._seconds = LIMIT_SECONDS
 
     def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
@@ -53,27 +60,27 @@ class GcsFolder:
         return self.read_version(name)[0]
 
     def read_version(self, name: str) -> tuple[bytes, str]:
-        with self._call(name, may_lack=True) as tries:
-            return tries.run(lambda: self._download(name, tries))
+        with self._call(name, may_be_missing=True) as budget:
+            return budget.run(lambda: self._download(name, budget))
 
     def written(self, name: str) -> float:
         blob = self._blob(name)
-        with self._call(name, may_lack=True) as tries:
-            blob.reload(timeout=tries.timeout(), retry=tries)
+        with self._call(name, may_be_missing=True) as budget:
+            blob.reload(timeout=budget.timeout(), retry=budget)
             return float(blob.updated.timestamp())
 
     def list(self, prefix: str = "") -> list[str]:
-        with self._call() as tries:
+        with self._call() as budget:
             blobs = self._bucket.list_blobs(
-                prefix=self._prefix + prefix, fields="items(name),nextPageToken", timeout=tries.timeout(), retry=tries
+                prefix=self._prefix + prefix, fields="items(name),nextPageToken", timeout=budget.timeout(), retry=budget
             )
-            # A name that ends with "/" is a folder that the console shows: no object of ours.
+            # A name that ends with "/" is a folder of the console, not one of our objects.
             return sorted(blob.name[len(self._prefix) :] for blob in blobs if not blob.name.endswith("/"))
 
     def delete(self, name: str) -> None:
         try:
-            with self._call(name, may_lack=True) as tries:
-                self._blob(name).delete(timeout=tries.timeout(), retry=tries)
+            with self._call(name, may_be_missing=True) as budget:
+                self._blob(name).delete(timeout=budget.timeout(), retry=budget)
         except FileNotFoundError:
             return
 
@@ -95,55 +102,56 @@ class GcsFolder:
     def _settings(self) -> Any:
         """Return the bucket with its settings. Raises OutputError."""
         bucket = self._bucket.client.bucket(self._bucket_name)
-        with self.within(ASK_SECONDS)._call() as tries:
-            bucket.reload(timeout=tries.timeout(), retry=tries)
+        with self.within(ASK_SECONDS)._call() as budget:
+            bucket.reload(timeout=budget.timeout(), retry=budget)
         return bucket
 
     def _upload(self, name: str, content: Content, generation: int | None) -> str:
-        """Store `content` if the object's generation is the one given (0: there is none; None: whatever it is)."""
-        checked(name)
-        with self._call(name) as tries:
-            return tries.run(Upload(partial(self._blob, name), content, generation, tries).attempt)
+        """Store `content` if the object has this generation (0: it doesn't exist; None: any)."""
+        check_name(name)
+        with self._call(name) as budget:
+            return budget.run(Upload(partial(self._blob, name), content, generation, budget).attempt)
 
-    def _download(self, name: str, tries: Tries) -> tuple[bytes, str]:
-        """One try. The client's own retries go on in the middle of an object, and then check no checksum."""
+    def _download(self, name: str, budget: RetryBudget) -> tuple[bytes, str]:
+        """Download an object in one attempt. The client's own retries would resume in the middle of it, without a
+        checksum."""
         blob, received = self._blob(name), Received()
         blob.download_to_file(
-            received, checksum="crc32c", retry=None, single_shot_download=True, timeout=tries.timeout()
+            received, checksum="crc32c", retry=None, single_shot_download=True, timeout=budget.timeout()
         )
         if blob.generation is None:
-            raise TornError("the answer doesn't say which generation it is")
+            raise TornError("the response has no generation")
         return received.data, str(blob.generation)
 
     def _blob(self, name: str) -> Any:
-        return self._bucket.blob(self._prefix + checked(name))
+        return self._bucket.blob(self._prefix + check_name(name))
 
     @contextmanager
-    def _call(self, name: str = "", *, may_lack: bool = False) -> Iterator[Tries]:
-        """One call's time, and its errors as the ones that Storage promises. `may_lack`: the object need not be."""
-        tries, url = Tries(self._seconds, self._world), f"{self.url}/{name}".rstrip("/")
-        token = CURRENT.set(tries)
+    def _call(self, name: str = "", *, may_be_missing: bool = False) -> Iterator[RetryBudget]:
+        """Limit the time of one call, and translate its errors into those that Storage promises."""
+        budget, url = RetryBudget(self._seconds, self._world), f"{self.url}/{name}".rstrip("/")
+        token = CURRENT.set(budget)
         try:
-            yield tries
+            yield budget
         except Exception as error:
-            ours = _as_ours(error, url, self._bucket_name, may_lack)
-            if ours is None:
+            translated = _translate(error, url, self._bucket_name, may_be_missing)
+            if translated is None:
                 raise
-            raise ours from error
+            raise translated from error
         finally:
             CURRENT.reset(token)
 
 
-def _as_ours(error: Exception, url: str, bucket: str, may_lack: bool) -> Exception | None:
-    """The error that Storage promises; None for one that isn't Cloud Storage's."""
+def _translate(error: Exception, url: str, bucket: str, may_be_missing: bool) -> Exception | None:
+    """Return the error that Storage promises; None for one that isn't Cloud Storage's."""
     from google.api_core.exceptions import NotFound, PreconditionFailed
 
-    if isinstance(error, GaveUpError):
-        return UnreachableError(f"{url} can't be reached, {error}: {errors.said(error.__cause__ or error)}")
+    if isinstance(error, BudgetSpentError):
+        return UnreachableError(f"{url} is unreachable, {error}: {errors.error_text(error.__cause__ or error)}")
     if isinstance(error, LostError):
-        return OutputError(f"{url} can't be sent, {error}: {errors.said(error.__cause__ or error)}")
+        return OutputError(f"{url} could not be uploaded, {error}: {errors.error_text(error.__cause__ or error)}")
     if isinstance(error, PreconditionFailed):
         return FileExistsError(f"{url} exists, or has another version now")
-    if isinstance(error, NotFound) and may_lack and not errors.is_missing_bucket(error):
+    if isinstance(error, NotFound) and may_be_missing and not errors.is_missing_bucket(error):
         return FileNotFoundError(f"{url} does not exist")
-    return errors.refusal(error, url, bucket)
+    return errors.explain_error(error, url, bucket)

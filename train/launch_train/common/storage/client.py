@@ -1,4 +1,4 @@
-"""Google's client for Cloud Storage: where the environment says that it is, and as whom it says that we ask."""
+"""Open Google's client for Cloud Storage, with the endpoint and credentials that the environment selects."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from launch_train.common.errors import OutputError
 from launch_train.common.loopback import is_plain_loopback
 
 CONNECTIONS = 32
-"""Kept open for the threads of one client; urllib3 keeps 10 unless told, and opens the others anew each time."""
+"""Connections kept open for the threads of one client; urllib3 would keep 10, and reopen the others each time."""
 
 
 def open_client() -> Any:
-    """A client whose requests keep within their call's time. Raises OutputError."""
+    """Return a client whose requests respect the time limit of their call. Raises OutputError."""
     try:
         from google.cloud import storage
     except ImportError as error:
-        raise OutputError("gs:// needs google-cloud-storage: install the extra gcp") from error
+        raise OutputError("gs:// needs google-cloud-storage: pip install 'gcp-launch[gcp]'") from error
     from google.auth.exceptions import DefaultCredentialsError
 
     endpoint = _endpoint(os.environ)
@@ -29,27 +29,30 @@ def open_client() -> Any:
         client = storage.Client(project=None, credentials=credentials(os.environ, endpoint), client_options=options)
     except DefaultCredentialsError as error:
         raise OutputError("gs:// needs credentials: gcloud auth application-default login") from error
-    _keep_within_time(client)
-    # For traces that nobody asked for, 3.17 asks for the bucket beside each first request: a permission that a run
-    # need not have, in a thread with 120 s of tries of its own.
+    _limit_request_time(client)
+    # For tracing, version 3.17 requests the bucket's metadata beside each first request. That needs a permission that
+    # a run may lack, and retries for 120 s in its own thread.
     client._bucket_metadata_cache = None
-    _keep_off_our_randomness()
+    _use_separate_randomness()
     return client
 
 
-def _keep_within_time(client: Any) -> None:
-    """There is no public way to the client's session; Google's own guides mount adapters like this."""
-    from launch_train.common.storage.session import PatientAdapter
+def _limit_request_time(client: Any) -> None:
+    """Mount an adapter that limits requests. The client's session isn't public, but Google's guides do the same."""
+    from launch_train.common.storage.session import TimeLimitAdapter
 
     session = client._http
     if not getattr(session, "is_mtls", False):  # its adapter carries the client's certificate
         for scheme in ("https://", "http://"):
-            session.mount(scheme, PatientAdapter(pool_maxsize=CONNECTIONS))
+            session.mount(scheme, TimeLimitAdapter(pool_maxsize=CONNECTIONS))
 
 
-def _keep_off_our_randomness() -> None:
-    """Google's libraries draw from Python's global random numbers, for a boundary in each upload and for waits, in
-    whatever thread: what a training run draws would depend on its network. They get a source of their own."""
+def _use_separate_randomness() -> None:
+    """Give Google's libraries a separate random generator.
+
+    They draw from Python's global one, for upload boundaries and waits, in any thread: the random numbers of a training
+    run would depend on its network.
+    """
     from google.auth import _exponential_backoff
     from google.cloud.storage._media import _upload
 
@@ -62,8 +65,8 @@ _RANDOM = random.Random()
 
 
 def _endpoint(environ: Mapping[str, str]) -> str | None:
-    """Scheme, host and port of Cloud Storage, from gcloud's variable (which ends with the API's path) or the
-    emulator's (which may do without a scheme); None is Google's own."""
+    """Return scheme, host and port of Cloud Storage, from gcloud's variable (which ends with the API's path) or the
+    emulator's (which may lack a scheme); None for Google's own."""
     override = environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", "").rstrip("/").removesuffix("/storage/v1")
     emulator = environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
     if not override and emulator and "://" not in emulator:
@@ -72,8 +75,11 @@ def _endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
-    """As whom to ask: nobody where gcloud has its credentials disabled, who holds gcloud's token, nobody at an
-    emulator, and otherwise (None) whom Google's libraries find."""
+    """Return the credentials to use.
+
+    Anonymous if gcloud's credentials are disabled; else gcloud's token; else anonymous for an emulator; else None:
+    Google's default.
+    """
     from google.auth.credentials import AnonymousCredentials
     from google.oauth2.credentials import Credentials
 
@@ -87,11 +93,11 @@ def credentials(environ: Mapping[str, str], endpoint: str | None) -> Any:
 
 
 _TRUE = ("true", "1", "yes", "on", "y")
-"""What gcloud takes for true (googlecloudsdk.core.properties)."""
+"""Values that gcloud treats as true (googlecloudsdk.core.properties)."""
 
 
 def _token(environ: Mapping[str, str]) -> str | None:
-    """gcloud's access token, from the environment or the file that it names; None when there is none."""
+    """Return gcloud's access token, from the environment or the file that it names; None if there is none."""
     token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
     if token or not file:
         return token or None

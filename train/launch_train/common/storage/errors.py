@@ -1,4 +1,4 @@
-"""What Cloud Storage's errors mean: which pass by themselves, and what to do about the others."""
+"""Interpret errors of Cloud Storage: which ones a retry may fix, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from launch_train.common.errors import OutputError
 
 
 class TornError(Exception):
-    """An object or an answer was damaged or lost on its way; the next try may do better."""
+    """An object or a response was damaged or lost in transit; a retry may work."""
 
 
-PASSING = (408, 429, 500, 502, 503, 504)
-"""Status codes after which the same request may work (https://cloud.google.com/storage/docs/retry-strategy)."""
+RETRYABLE = (408, 429, 500, 502, 503, 504)
+"""Status codes after which a retry may work (https://cloud.google.com/storage/docs/retry-strategy)."""
 
 
-def may_pass(error: Exception) -> bool:
-    """Whether the same request may work a moment later."""
+def is_retryable(error: Exception) -> bool:
+    """Return whether a retry may work."""
     from google.auth.exceptions import RefreshError, TransportError
     from google.cloud.storage.exceptions import DataCorruption
     from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, RequestException
     from urllib3.exceptions import HTTPError
 
     if status := _status(error):
-        return status in PASSING
+        return status in RETRYABLE
     if isinstance(error, (InvalidURL, InvalidSchema, MissingSchema)):
         return False
     if isinstance(error, RefreshError):
@@ -36,7 +36,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """HTTP's status, of an error that Google's client made of one; else 0."""
+    """Return the HTTP status of an error of Google's client, else 0."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.cloud.storage.exceptions import InvalidResponse
 
@@ -48,43 +48,43 @@ def _status(error: Exception) -> int:
 
 
 def retry_after(error: Exception) -> float:
-    """Seconds that the service asks to wait (its Retry-After); 0 if it doesn't say, or says a date."""
+    """Return the seconds of the response's Retry-After; 0 if it has none, or a date."""
     response = getattr(error, "response", None)
     text = response.headers.get("Retry-After", "") if response is not None else ""
     return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the service refused an upload because its checksum is not that of what arrived."""
-    return _status(error) == 400 and "calculated" in said(error)
+    """Return whether the service rejected an upload because its checksum doesn't match."""
+    return _status(error) == 400 and "calculated" in error_text(error)
 
 
 def is_missing_bucket(error: Exception) -> bool:
-    """Whether a 404 is about the bucket rather than an object in it."""
-    return _status(error) == 404 and "bucket does not exist" in said(error)
+    """Return whether a 404 is about the bucket rather than an object in it."""
+    return _status(error) == 404 and "bucket does not exist" in error_text(error)
 
 
-def is_off_track(error: Exception) -> bool:
-    """Whether a resumable upload must begin anew: the service doesn't know it any more, or (308 that Google's client
-    didn't take, ValueError) has kept a part of a chunk only, which the client can't go on from."""
+def is_upload_lost(error: Exception) -> bool:
+    """Return whether a resumable upload must be restarted: the service no longer knows it, or has kept only a part of a
+    chunk (a 308 that Google's client rejects with ValueError), from which the client can't resume."""
     from google.auth.exceptions import GoogleAuthError
 
     lost = _status(error) in (308, 404, 410) and not is_missing_bucket(error)
     return lost or (isinstance(error, ValueError) and not isinstance(error, GoogleAuthError))
 
 
-def said(error: BaseException) -> str:
-    """The service's own words on one line, or the innermost cause's."""
+def error_text(error: BaseException) -> str:
+    """Return the service's message on one line, or that of the innermost cause."""
     response = getattr(error, "response", None)
     text = _message(response) if response is not None else ""
     return " ".join((text or str(_innermost(error)) or type(error).__name__).split())
 
 
 def _message(response: Any) -> str:
-    """Of an answer: the message of its JSON, or its text, as far as it came."""
+    """Return the message of a response: of its JSON, or its text as far as it arrived."""
     try:
         text = str(response.text)
-    except (OSError, RuntimeError):  # requests' errors are OSErrors; RuntimeError: it was read elsewhere
+    except (OSError, RuntimeError):  # requests' errors are OSErrors; RuntimeError: the content was already read
         return ""
     try:
         return str(json.loads(text)["error"]["message"])
@@ -93,7 +93,7 @@ def _message(response: Any) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """requests wraps urllib3's errors, which wrap the socket's: that one says what happened."""
+    """Return the innermost error: requests wraps urllib3's errors, which wrap the socket's."""
     while True:
         inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
@@ -103,37 +103,37 @@ def _innermost(error: BaseException) -> BaseException:
         error = inner
 
 
-def refusal(error: Exception, url: str, bucket: str) -> OutputError | None:
-    """An error that doesn't pass, in words that say what to do; None if it isn't Cloud Storage's."""
+def explain_error(error: Exception, url: str, bucket: str) -> OutputError | None:
+    """Return an error that a retry can't fix, with what to do; None if it isn't Cloud Storage's."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
     if isinstance(error, GoogleAuthError) or _status(error) == 401:
-        return OutputError(f"{url}: the credentials are not accepted ({said(error)}); {LOG_IN}")
+        return OutputError(f"{url}: the credentials were rejected ({error_text(error)}): {LOG_IN}")
     if _status(error) == 403:
-        return OutputError(f"{url}: {_forbidden(said(error), bucket)}")
+        return OutputError(f"{url}: {_forbidden(error_text(error), bucket)}")
     if _status(error) == 404:
         return OutputError(
-            f"{url}: there is no bucket {bucket}: gcloud storage buckets create gs://{bucket} --location=REGION"
+            f"{url}: bucket {bucket} does not exist: gcloud storage buckets create gs://{bucket} --location=REGION"
         )
     if isinstance(error, (GoogleAPIError, RequestException)) or _status(error):
-        return OutputError(f"{url}: Cloud Storage refuses: {said(error)}")
+        return OutputError(f"{url}: Cloud Storage rejected the request: {error_text(error)}")
     return None
 
 
-LOG_IN = "gcloud auth application-default login, or a service account that the machine runs as"
+LOG_IN = "gcloud auth application-default login, or run the machine as a service account"
 
 _PERMISSION = re.compile(r"(storage\.objects\.\w+)")
-"""What roles/storage.objectUser holds (https://cloud.google.com/storage/docs/access-control/iam-roles)."""
+"""Permissions of roles/storage.objectUser (https://cloud.google.com/storage/docs/access-control/iam-roles)."""
 _WHO = re.compile(r"^(\S+@\S+) does not have")
 
 
 def _forbidden(text: str, bucket: str) -> str:
-    """Which permission is missing, to whom, and the command that gives it; else the service's own words."""
+    """Return which permission who is missing, and the command that grants it; else the service's message."""
     permission, who = _PERMISSION.search(text), _WHO.search(text)
     if not permission:
-        return f"access is refused: {text}"
+        return f"access denied: {text}"
     member = _member(who[1]) if who else "MEMBER"
     return (
         f"{who[1] if who else 'the caller'} lacks the permission {permission[1]}: gcloud storage buckets "
@@ -142,6 +142,6 @@ def _forbidden(text: str, bucket: str) -> str:
 
 
 def _member(email: str) -> str:
-    """As IAM writes who it is."""
+    """Return an account as an IAM member."""
     kind = "serviceAccount" if email.endswith(".gserviceaccount.com") else "user"
     return f"{kind}:{email}"

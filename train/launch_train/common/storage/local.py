@@ -1,4 +1,4 @@
-"""A folder of this machine as a Storage."""
+"""A local folder as a Storage."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import IO, Self
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.names import Buffer, as_bytes, checked
+from launch_train.common.storage.names import Buffer, as_bytes, check_name
 
 HIDDEN = ".tmp-"
-"""How the names of files begin that are none of the folder's objects."""
+"""Prefix of files that are not objects of the folder."""
 
 LOCK = f"{HIDDEN}lock"
-"""Those who swap hold this file."""
+"""The lock file of `swap`."""
 
 BLOCK = 1 << 20
 
 
 class LocalFolder:
-    """A folder that is made when the first object is written. An object's version is a digest of its content."""
+    """A folder that is created when the first object is written. An object's version is a digest of its content."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.expanduser().absolute()
@@ -55,7 +55,7 @@ class LocalFolder:
             _publish(temporary, target, create=False)
 
     def read(self, name: str) -> bytes:
-        target = self.folder / checked(name)
+        target = self.folder / check_name(name)
         try:
             return target.read_bytes()
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class LocalFolder:
         return data, _version(data)
 
     def written(self, name: str) -> float:
-        target = self.folder / checked(name)
+        target = self.folder / check_name(name)
         try:
             return target.stat().st_mtime
         except FileNotFoundError:
@@ -78,13 +78,13 @@ class LocalFolder:
 
     def list(self, prefix: str = "") -> list[str]:
         top = self.folder / prefix.rpartition("/")[0]
-        found = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_unlisted) for file in files)
+        found = (Path(folder, file) for folder, _, files in os.walk(top, onerror=_on_list_error) for file in files)
         names = (path.relative_to(self.folder).as_posix() for path in found if not path.name.startswith(HIDDEN))
         return sorted(name for name in names if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """Folders that are left empty go too: a bucket has none either."""
-        target = self.folder / checked(name)
+        """Delete an object, and folders that it leaves empty, as a bucket has none either."""
+        target = self.folder / check_name(name)
         try:
             target.unlink(missing_ok=True)
         except OSError as error:
@@ -101,23 +101,23 @@ class LocalFolder:
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """One swap at a time, among all processes: the system takes the lock from one that is killed."""
+        """Allow one swap at a time among all processes; the system releases the lock of a killed one."""
         path = self.folder / LOCK
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = path.open("wb")
         except OSError as error:
-            raise _unwritable(self.folder / checked(name), error) from error
+            raise _unwritable(self.folder / check_name(name), error) from error
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[tuple[Path, Path]]:
-        """A file beside the target, on the same file system, that is gone afterwards whatever happens."""
-        target = self.folder / checked(name)
+        """Create a temporary file beside the target, on the same file system, and always remove it."""
+        target = self.folder / check_name(name)
         try:
-            temporary = _made_beside(target)
+            temporary = _create_beside(target)
         except OSError as error:
             raise _unwritable(target, error) from error
         try:
@@ -130,19 +130,19 @@ class LocalFolder:
             temporary.unlink(missing_ok=True)
 
 
-def _made_beside(target: Path) -> Path:
+def _create_beside(target: Path) -> Path:
     while True:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             handle, text = tempfile.mkstemp(prefix=HIDDEN, dir=target.parent)
-        except FileNotFoundError:  # a delete has just taken the empty folder away
+        except FileNotFoundError:  # a delete has just removed the empty folder
             continue
         os.close(handle)
         return Path(text)
 
 
 def _publish(temporary: Path, target: Path, *, create: bool) -> None:
-    """Make a complete file visible under its name. A hard link fails if the name is taken; a rename replaces it."""
+    """Publish a complete file under its name. A hard link fails if the name is taken; a rename replaces it."""
     _sync(temporary)
     temporary.chmod(0o666 & ~_umask())
     if create:
@@ -161,7 +161,7 @@ def _sync(path: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which mkstemp passes over. Linux tells it without changing it for a moment."""
+    """Return the process's umask, which mkstemp ignores. On Linux it can be read without changing it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -183,23 +183,21 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _unlisted(error: OSError) -> None:
-    """A folder that isn't there, or has just gone, holds nothing."""
+def _on_list_error(error: OSError) -> None:
+    """Ignore a folder that doesn't exist, or was just deleted. Raises OutputError for other errors."""
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise OutputError(f"{error.filename} can't be listed: {error.strerror or error}") from error
 
 
 def _unwritable(target: Path, error: OSError) -> OutputError:
-    return OutputError(f"{target} can't be written: {why(error, target)}")
+    return OutputError(f"{target} can't be written: {explain_disk_error(error, target)}")
 
 
-def why(error: OSError, path: Path) -> str:
-    """An error of a disk in words; of a full one, how much space is left and what to do."""
+def explain_disk_error(error: OSError, path: Path) -> str:
+    """Return the text of a disk error; for a full disk with the space left and what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
-    what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+    problem = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
     folder = next((each for each in path.parents if each.is_dir()), Path("/"))
     total, _, free = (size / 1e6 for size in shutil.disk_usage(folder))
-    return (
-        f"{what} ({free:,.1f} MB of {total:,.1f} MB are free at {folder}): delete something there, or write elsewhere"
-    )
+    return f"{problem} ({free:,.1f} MB of {total:,.1f} MB are free at {folder}): free some space, or use another disk"

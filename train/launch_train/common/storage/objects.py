@@ -1,4 +1,4 @@
-"""A bucket's objects as they are found there, for reading: data that others have stored."""
+"""Read objects of a bucket that others have stored: training data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import IO, NamedTuple
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.bucket import GcsFolder
 from launch_train.common.storage.errors import TornError
-from launch_train.common.storage.retry import Tries
+from launch_train.common.storage.retry import RetryBudget
 
 PART = 32 << 20
-"""Bytes of one request: what a try that fails has lost, and what a thread holds in memory."""
+"""Bytes of one request: what a failed attempt loses, and what a thread keeps in memory."""
 
 
 class Object(NamedTuple):
-    """`version` is the generation; `crc32c` and `md5` as Google writes them, empty where it has none."""
+    """An object. `version` is its generation; `crc32c` and `md5` are base64, empty if it has none."""
 
     name: str
     size: int
@@ -28,44 +28,52 @@ class Objects(GcsFolder):
     """The objects of a bucket or of a folder in it."""
 
     stopped = False
-    """Set from outside: no further part of an object is asked for."""
+    """Set by another thread: no further part is requested."""
 
     def objects(self, prefix: str = "") -> list[Object]:
-        """Those whose names start with `prefix`, sorted by name. Raises OutputError."""
+        """Return the objects whose names start with `prefix`, sorted by name. Raises OutputError."""
         found, token = self._page(prefix, None)
         while token:
             more, token = self._page(prefix, token)
             found += more
-        return sorted(one for one in found if not one.name.endswith("/"))
+        return sorted(item for item in found if not item.name.endswith("/"))
 
     def _page(self, prefix: str, token: str | None) -> tuple[list[Object], str | None]:
-        """A call each, with a call's time: a million objects are a thousand pages."""
-        with self._call() as tries:
+        """List one page in one call, with its own time limit: a million objects have a thousand pages."""
+        with self._call() as budget:
             blobs = self._bucket.list_blobs(
                 prefix=self._prefix + prefix,
                 fields="items(name,size,generation,crc32c,md5Hash),nextPageToken",
                 page_token=token,
-                timeout=tries.timeout(),
-                retry=tries,
+                timeout=budget.timeout(),
+                retry=budget,
             )
             page = next(blobs.pages, ())
             found = [
-                Object(b.name[len(self._prefix) :], b.size, str(b.generation), b.crc32c or "", b.md5_hash or "")
-                for b in page
+                Object(
+                    blob.name[len(self._prefix) :],
+                    blob.size,
+                    str(blob.generation),
+                    blob.crc32c or "",
+                    blob.md5_hash or "",
+                )
+                for blob in page
             ]
             return found, blobs.next_page_token
 
     def fetch(self, wanted: Object, file: IO[bytes]) -> None:
-        """Write an object's content to an empty file, part by part, each tried again by itself; in the end its checksum
-        is compared. Raises FileNotFoundError if this version is gone, OutputError."""
+        """Write an object's content to an empty file, part by part, each with retries, and verify its checksum.
+
+        Raises FileNotFoundError if this version no longer exists, and OutputError.
+        """
         for _ in range(3):
-            if self._fetched(wanted, file):
+            if self._download_all(wanted, file):
                 return
             file.seek(0)
             file.truncate()
-        raise OutputError(f"{self.url}/{wanted.name} arrives damaged: its checksum is not {wanted.crc32c}")
+        raise OutputError(f"{self.url}/{wanted.name} was damaged in transit: its checksum is not {wanted.crc32c}")
 
-    def _fetched(self, wanted: Object, file: IO[bytes]) -> bool:
+    def _download_all(self, wanted: Object, file: IO[bytes]) -> bool:
         import google_crc32c
 
         value = 0
@@ -78,16 +86,16 @@ class Objects(GcsFolder):
 
     def _part(self, wanted: Object, start: int, end: int) -> bytes:
         if self.stopped:
-            raise OutputError(f"{self.url}/{wanted.name} is no longer wanted")
+            raise OutputError(f"{self.url}/{wanted.name}: download cancelled")
         blob = self._bucket.blob(self._prefix + wanted.name, generation=int(wanted.version))
 
-        def attempt(tries: Tries) -> bytes:
+        def attempt(budget: RetryBudget) -> bytes:
             data: bytes = blob.download_as_bytes(
-                start=start, end=end - 1, raw_download=True, checksum=None, retry=None, timeout=tries.timeout()
+                start=start, end=end - 1, raw_download=True, checksum=None, retry=None, timeout=budget.timeout()
             )
             if len(data) != end - start:
-                raise TornError(f"{len(data)} of {end - start} bytes came")
+                raise TornError(f"received {len(data)} of {end - start} bytes")
             return data
 
-        with self._call(wanted.name, may_lack=True) as tries:
-            return tries.run(lambda: attempt(tries))
+        with self._call(wanted.name, may_be_missing=True) as budget:
+            return budget.run(lambda: attempt(budget))

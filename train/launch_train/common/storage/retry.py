@@ -1,4 +1,4 @@
-"""How long a call to Cloud Storage goes on: tries with exponential back-off and full jitter, until its time is up."""
+"""Retries of one call to Cloud Storage: exponential backoff with full jitter, until its time is up."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from launch_train.common.storage import errors
 T = TypeVar("T")
 
 LIMIT_SECONDS = 120.0
-"""For one call in all, its waits included: what Google's own client takes."""
+"""Time limit of one call, including waits; the default of Google's client."""
 
 SILENCE_SECONDS = 30.0
-"""For one request without a byte."""
+"""Time limit of one request without a received byte."""
 
 SHORTEST_SECONDS = 5.0
-"""A request gets half of what is left, so that one that stalls leaves time for another, but no less than this."""
+"""A request gets half of the remaining time, so that a stalled one leaves time for another, but at least this."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
-"""Seconds: the bounds of the waits double from the one to the other."""
+"""Bounds of the backoff in seconds: it doubles from the first to the second."""
 
 TOO_LATE = 0.05
-"""Seconds that are not worth another try."""
+"""Remaining seconds that are not worth another attempt."""
 
 
 class UnreachableError(OutputError):
-    """The run folder did not answer, or only with errors that pass, for as long as the call could wait."""
+    """The run folder was unreachable, or failed with retryable errors, until the time limit."""
 
 
-class GaveUpError(Exception):
-    """No time is left; the cause is what the last try met."""
+class BudgetSpentError(Exception):
+    """The time limit has passed; the cause is the error of the last attempt."""
 
 
 @dataclass(frozen=True)
-class World:
-    """The time. Its randomness is its own: drawing from the process's would change what a training run computes."""
+class RetryClock:
+    """Clock and jitter. The random generator is separate: using the global one would change what a training run
+    computes."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = Random().random
 
 
-class Tries:
-    """One call. Called with a request, it answers one that is tried again: the shape that Google's client takes for
-    its `retry`."""
+class RetryBudget:
+    """The retries of one call. Called with a request, it returns one with retries, as Google's client wants its
+    `retry`."""
 
-    def __init__(self, seconds: float, world: World) -> None:
+    def __init__(self, seconds: float, world: RetryClock) -> None:
         self.seconds = seconds
         self.unsure = False
-        """Whether a try has failed that may have had its effect all the same."""
+        """An attempt has failed that may have taken effect."""
         self._world = world
         self._until = world.clock() + seconds
         self._failed = 0
@@ -64,7 +65,7 @@ class Tries:
         return self._until - self._world.clock()
 
     def timeout(self) -> float:
-        """Seconds for one request to connect, and for each of its silences."""
+        """Return the connect and read timeout of one request."""
         left = max(self.left(), 0.001)
         return min(SILENCE_SECONDS, max(left / 2, SHORTEST_SECONDS), left)
 
@@ -72,25 +73,26 @@ class Tries:
         return partial(self.run, request)
 
     def run(self, request: Callable[[], T]) -> T:
-        """The result of the first try that works. Raises GaveUpError, and what can't pass at once."""
+        """Return the result of the first successful attempt. Raises BudgetSpentError, and errors that a retry can't
+        fix."""
         while True:
             try:
                 return request()
             except Exception as error:
-                if not errors.may_pass(error):
+                if not errors.is_retryable(error):
                     raise
                 self.unsure = True
                 self._wait(error)
 
     def _wait(self, error: Exception) -> None:
-        wish = errors.retry_after(error)
+        requested = errors.retry_after(error)
         wait = self._world.random() * min(LONGEST_WAIT, FIRST_WAIT * 2**self._failed)
-        wait = max(wish, min(wait, self.left() / 2))
+        wait = max(requested, min(wait, self.left() / 2))
         self._failed += 1
         if self.left() - wait < TOO_LATE:
-            raise GaveUpError(f"tried for {self.seconds:.3g} s") from error
+            raise BudgetSpentError(f"tried for {self.seconds:.3g} s") from error
         self._world.sleep(wait)
 
 
-CURRENT: ContextVar[Tries | None] = ContextVar("tries", default=None)
-"""The call that this thread is in: the connection keeps within its time."""
+CURRENT: ContextVar[RetryBudget | None] = ContextVar("budget", default=None)
+"""The current call of this thread, whose time limit the connection respects."""

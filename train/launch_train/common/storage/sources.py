@@ -1,4 +1,4 @@
-"""What is uploaded, as Google's client wants to read it: copied no more than it must be."""
+"""Content of uploads as Google's client reads it, with as few copies as possible."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launch_train.common.storage.names import Buffer, as_bytes
 BLOCK = 1 << 20
 
 CACHED = 1 << 17
-"""Bytes that are copied for their checksum, which Google's library takes of bytes only, and stay in the cache."""
+"""Block size of checksums: google-crc32c needs a copy as bytes, which then stays in the CPU's cache."""
 
 ONE_REQUEST = 8 << 20
-"""Up to so many bytes Google's client sends an object in one request, together with what it says about it."""
+"""Up to this size Google's client sends an object in one request, together with its metadata."""
 
 
 class Stream(Protocol):
-    """The little of a file that an upload uses."""
+    """The file methods that an upload uses."""
 
     def read(self, size: int = -1, /) -> bytes | memoryview: ...
 
@@ -27,19 +27,19 @@ class Stream(Protocol):
 
 
 class Content(Protocol):
-    """Something to upload, perhaps more than once."""
+    """Content to upload, perhaps more than once."""
 
     size: int
 
     def stream(self) -> Stream:
-        """It all, from its beginning."""
+        """Return the whole content as a stream."""
 
     def crc32c(self) -> str:
-        """Its CRC32C as Google writes it: base64 of four bytes, the highest first."""
+        """Return its CRC32C as in Cloud Storage: base64 of four bytes, big-endian."""
 
 
 class Memory:
-    """A buffer. Nobody may change it before the upload is through."""
+    """A buffer, which must not change before the upload has finished."""
 
     def __init__(self, data: Buffer, crc32c: str = "") -> None:
         self._view, self._sum = as_bytes(data), crc32c
@@ -62,14 +62,14 @@ class _View:
         return self._at
 
     def read(self, size: int = -1, /) -> bytes | memoryview:
-        """What becomes a part of a larger request must be bytes; what is the whole of one needn't be copied."""
+        """Read up to `size` bytes. Content of a multipart request must be bytes; larger content needs no copy."""
         end = len(self._view) if size < 0 else min(self._at + size, len(self._view))
         piece, self._at = self._view[self._at : end], end
         return bytes(piece) if len(self._view) <= ONE_REQUEST else piece
 
 
 class OnDisk:
-    """The first `size` bytes of an open file, which may grow meanwhile."""
+    """The first `size` bytes of an open file, which may grow during the upload."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self.size = file, size
@@ -79,7 +79,7 @@ class OnDisk:
         return self._file
 
     def crc32c(self) -> str:
-        """Read anew each time: a file that was changed meanwhile must not fail for ever."""
+        """Return the CRC32C, computed each time: a file that has changed must not fail forever."""
         self._file.seek(0, SEEK_SET)
         return _crc32c(self._blocks())
 
@@ -91,8 +91,7 @@ class OnDisk:
 
 
 def checksum(data: Buffer) -> str:
-    """CRC32C as Google writes it, of a buffer of any kind: in blocks that stay in the processor's cache, as
-    google-crc32c takes nothing that could be changed meanwhile."""
+    """Return the CRC32C of a buffer as in Cloud Storage, computed in blocks that stay in the CPU's cache."""
     view = as_bytes(data)
     return _crc32c(bytes(view[at : at + CACHED]) for at in range(0, len(view), CACHED))
 
@@ -107,7 +106,7 @@ def _crc32c(blocks: Iterator[bytes]) -> str:
 
 
 class Received:
-    """Takes a download, which comes in one piece, without copying it."""
+    """Receives a download, which comes in one piece, without a copy."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -1,12 +1,12 @@
-"""Makes every Python process that the node starts write whole lines, find the user's code, record what it fails with,
-and write its stacks on a signal of the node; the folder is first on their PYTHONPATH.
+"""Prepare every Python process that the node starts: whole lines, the path of the user's code, records of uncaught
+exceptions, and stacks on a signal of the node. This folder is first on their PYTHONPATH.
 
-An unbuffered Python (torchrun starts its workers with -u) writes the text and the end of a print() separately, so that
-the lines of processes which share one pipe are torn: 15 % of them when two ranks print at the same time. Written line
-by line, as to a terminal, each print is one write, which a pipe keeps together up to 4096 bytes (pipe(7), PIPE_BUF).
+An unbuffered Python (torchrun starts its workers with -u) writes the text and the newline of a print() separately, so
+lines of processes that share a pipe are interleaved: 15 % of them when two ranks print at the same time. With line
+buffering, as in a terminal, each print is one write, which a pipe keeps together up to 4096 bytes (pipe(7), PIPE_BUF).
 
-The user's code is not on PYTHONPATH, which comes before Python's standard library: a queue.py there would be imported
-by the library itself. The script's folder and then the code's own come after the library and before installed packages.
+The user's code is not on PYTHONPATH, which precedes the standard library: the library itself would import a queue.py
+there. The script's folder and the code's own come after the library and before installed packages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _write_whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _find_the_code() -> None:
+def _add_code_to_path() -> None:
     code, library = os.environ.get("LAUNCH_CODE"), Path(os.__file__).parent  # launch_train.common.contract.CODE
     if code:
-        own = [at for at, entry in enumerate(sys.path) if Path(entry) in (library, library / "lib-dynload")]
-        at = max(own, default=len(sys.path) - 1) + 1
+        standard = [at for at, entry in enumerate(sys.path) if Path(entry) in (library, library / "lib-dynload")]
+        at = max(standard, default=len(sys.path) - 1) + 1
         sys.path[at:at] = [folder for folder in _folders(Path(code)) if folder not in sys.path]
 
 
@@ -54,13 +54,13 @@ def _record_failures() -> None:
         )  # launch_train.common.faults.OWNER
         if not owner.startswith(f"{rank}:"):
             os.environ["LAUNCH_FAULTS_OWNER"] = f"{rank}:{os.getpid()}"
-        sys.excepthook = _failed
+        sys.excepthook = _report_uncaught
 
 
-def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     try:
         faults = sys.modules.get("launch_train.common.faults")
-        if not hasattr(faults, "report"):  # not imported yet, or hidden by the user's own `train`
+        if not hasattr(faults, "report"):  # not imported yet
             path = Path(__file__).parents[2] / "common" / "faults.py"
             spec = spec_from_file_location("launch_faults", path)
             faults = module_from_spec(spec)  # type: ignore[arg-type]  # it exists
@@ -70,9 +70,9 @@ def _failed(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         sys.__excepthook__(kind, error, trace)
 
 
-def _write_stacks_when_asked() -> None:
-    """faulthandler does so from C, whatever the process hangs in. See train/launch_train/node/hang_detection.py,
-    SIGNAL."""
+def _write_stacks_on_signal() -> None:
+    """Register faulthandler, which writes stacks from C, whatever the process hangs in. See
+    train/launch_train/node/hang_detection.py, SIGNAL."""
     if folder := os.environ.get("LAUNCH_WATCH"):  # launch_train.common.contract.WATCH
         import faulthandler
         import signal
@@ -82,8 +82,8 @@ def _write_stacks_when_asked() -> None:
             faulthandler.register(getattr(signal, "SIGRTMAX", signal.SIGUSR2), file)
 
 
-def _run_the_one_behind() -> None:
-    """Python imports one sitecustomize only: the machine's own must not be lost to ours."""
+def _run_hidden_sitecustomize() -> None:
+    """Run the sitecustomize that ours hides: Python imports only one."""
     here = Path(__file__).resolve().parent
     spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if Path(entry).resolve() != here])
     if spec and spec.loader:
@@ -91,7 +91,7 @@ def _run_the_one_behind() -> None:
 
 
 _write_whole_lines()
-_find_the_code()
+_add_code_to_path()
 _record_failures()
-_write_stacks_when_asked()
-_run_the_one_behind()
+_write_stacks_on_signal()
+_run_hidden_sitecustomize()

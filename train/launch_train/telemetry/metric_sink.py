@@ -1,0 +1,232 @@
+"""Write the rows of a run as JSON lines, in numbered parts that are written once, and as TensorBoard events.
+
+A thread writes them; `launch_train.metrics` is the API for scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Protocol
+
+from launch_train.common import contract
+from launch_train.common.errors import OutputError
+from launch_train.common.storage import Storage, UnreachableError, open_storage
+from launch_train.telemetry.rows import Row, plain
+from launch_train.telemetry.tensorboard import Board, open_board
+from launch_train.telemetry.upload_queue import Outbox, open_outbox
+
+FLUSH_SECONDS = 3.0
+"""Seconds after which rows are sent at the latest. Each part costs a request."""
+
+LIST_SECONDS = 20.0
+"""Limit of listing the existing parts. Without an answer, a part whose name is taken gets another name."""
+
+QUEUE_BLOCKS = 256
+"""Blocks of rows that may wait for the local disk. Beyond that, training waits too, to bound the memory."""
+
+FULL_SECONDS = 0.01
+"""Poll interval of a full queue."""
+
+END_SECONDS = 600.0
+"""Time limit of waiting for an unreachable bucket at the end of a run."""
+
+
+PartName = Callable[[int], str]
+"""Returns the name of a part, given its number."""
+
+
+class Sink(Protocol):
+    """A destination of rows."""
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Queue rows; cheap. Raises errors of the local disk. An unreachable bucket is only reported on stderr."""
+
+    def flush(self, seconds: float) -> bool:
+        """Wait up to `seconds`; return whether all queued rows are durable in the run folder.
+
+        May be called from any thread while others put rows.
+        """
+
+    def close(self, limit: float | None = None) -> None:
+        """Write the remaining rows, and raise the error of a failed write.
+
+        Waits at most `limit` seconds (default: END_SECONDS); then OutputError says how much is left, and where. It may
+        be called again. In a forked process it does nothing: the sink belongs to the parent.
+        """
+
+
+class Null:
+    """Discards all rows: on other ranks, and in runs without a folder."""
+
+    def put(self, rows: Sequence[Row]) -> None: ...
+
+    def flush(self, seconds: float) -> bool:
+        return True
+
+    def close(self, limit: float | None = None) -> None: ...
+
+
+def open_sink(env: Mapping[str, str], *, tensorboard: bool = True) -> Sink:
+    """Open the sink of this process: the run folder on global rank 0, Null elsewhere. Raises OutputError."""
+    if not env.get(contract.RUN_FOLDER) or not _writes_rows(env):
+        return Null()
+    storage = open_storage(env[contract.RUN_FOLDER])
+    outbox, (attempt, generation, _) = open_outbox(storage, env), _numbers(env)
+    board = open_board(storage, outbox, contract.start_name(attempt, generation)) if tensorboard else None
+    return Parts(storage, outbox, part_names(env), board)
+
+
+def _writes_rows(env: Mapping[str, str]) -> bool:
+    """Return whether this is rank 0 under torchrun, or else the process of node 0."""
+    return int(env.get("RANK") or env.get(contract.NODE) or 0) == 0
+
+
+def part_names(env: Mapping[str, str], name: Callable[..., str] = contract.metrics_part) -> PartName:
+    """Return a function from the number of a part to its name, for this node and start."""
+    attempt, generation, node = _numbers(env)
+    return lambda part: name(attempt, generation, node, part)
+
+
+def _numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """Return attempt, generation and node."""
+    attempt, generation, node = (int(env.get(name) or start) for name, start in _DEFAULTS)
+    return attempt, generation, node
+
+
+_DEFAULTS = ((contract.ATTEMPT, 1), (contract.GENERATION, 0), (contract.NODE, 0))
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """An entry in the queue: its sender waits until the rows before it are written; `last`: none follow."""
+
+    last: bool = False
+    done: Event = field(default_factory=Event)
+
+
+Queue = SimpleQueue[Sequence[Row] | _Marker]
+
+
+class Parts:
+    """Writes rows from a thread, as create-only parts of JSON lines and to TensorBoard. One part holds the rows of
+    `seconds` (default: FLUSH_SECONDS)."""
+
+    def __init__(
+        self, storage: Storage, outbox: Outbox, name: PartName, board: Board | None = None, seconds: float | None = None
+    ) -> None:
+        self._storage, self._outbox, self._name, self._board = storage, outbox, name, board
+        self._seconds = seconds
+        self._pid = os.getpid()
+        self._part: int | None = None
+        # SimpleQueue is reentrant: a signal handler may call put() while it interrupts one.
+        self._queue: Queue = SimpleQueue()
+        self._error: Exception | None = None
+        self._failed = False
+        # A daemon thread, so that a process that fails elsewhere can exit; `close` waits for it.
+        self._thread = Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def put(self, rows: Sequence[Row]) -> None:
+        while self._error is None and self._queue.qsize() >= QUEUE_BLOCKS:
+            time.sleep(FULL_SECONDS)
+        if self._error is not None:
+            raise self._error
+        self._queue.put(rows)
+
+    def flush(self, seconds: float) -> bool:
+        until, mark = time.monotonic() + seconds, _Marker()
+        if self._thread.is_alive():
+            self._queue.put(mark)
+            if not mark.done.wait(seconds):
+                return False
+        return not self._failed and self._outbox.wait(max(0.0, until - time.monotonic()))
+
+    def close(self, limit: float | None = None) -> None:
+        if os.getpid() != self._pid:
+            return
+        until = time.monotonic() + (END_SECONDS if limit is None else limit)
+        if self._thread.is_alive():
+            self._queue.put(_Marker(last=True))
+            self._thread.join(max(0.0, until - time.monotonic()))
+        error, self._error = self._error, None
+        try:
+            self._outbox.close(max(0.0, until - time.monotonic()))
+        finally:
+            if error:
+                raise error
+        if self._thread.is_alive():
+            raise OutputError(f"the last rows could not be written to {self._storage.url} in time")
+
+    def _run(self) -> None:
+        """Write until the last marker. After an error the queue is still drained, so that nobody blocks; the next `put`
+        raises it."""
+        last = False
+        while not last:
+            rows, mark = _next_rows(self._queue, self._seconds)
+            self._write_unless_failed(rows)
+            if mark:
+                last = mark.last
+                if last:
+                    self._write_events(None)
+                mark.done.set()
+
+    def _write_unless_failed(self, rows: Sequence[Row]) -> None:
+        try:
+            if rows and not self._failed:
+                self._write(rows)
+                self._write_events(rows)
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
+            self._failed, self._error = True, error
+
+    def _write_events(self, rows: Sequence[Row] | None) -> None:
+        """Write the rows to TensorBoard; None closes it. An error disables TensorBoard with a warning: the rows
+        themselves are safe."""
+        try:
+            if self._board and rows is None:
+                self._board.close()
+            elif self._board and rows:
+                self._board.add(rows)
+        except Exception as error:  # noqa: BLE001 - any error of an optional output
+            self._board = None
+            print(f"TensorBoard disabled, no more events are written: {error}", file=sys.stderr, flush=True)
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Write one part. A process that restarted under the same numbers continues after the existing parts."""
+        if self._part is None:
+            self._part = _first_free(self._storage, self._name)
+        data = "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows).encode()
+        self._outbox.put(self._name(self._part), data)
+        self._part += 1
+
+
+def _first_free(storage: Storage, name: PartName) -> int:
+    """Return the first part number that no existing part has."""
+    prefix = name(0).rpartition("-")[0] + "-"
+    try:
+        names = storage.within(LIST_SECONDS).list(prefix)
+    except UnreachableError:
+        return 0
+    numbers = (re.match(r"\d+", name.removeprefix(prefix)) for name in names)
+    return max((int(number[0]) + 1 for number in numbers if number), default=0)
+
+
+def _next_rows(queue: Queue, seconds: float | None = None) -> tuple[list[Row], _Marker | None]:
+    """Wait for rows; return them with all that follow within `seconds` of the first, or up to the next marker."""
+    rows: list[Row] = []
+    item = queue.get()
+    until = time.monotonic() + (FLUSH_SECONDS if seconds is None else seconds)
+    while not isinstance(item, _Marker):
+        rows += item
+        try:
+            item = queue.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            return rows, None
+    return rows, item
