@@ -62,7 +62,7 @@ def test_arguments_that_argparse_refuses_are_the_reason(tmp_path: Path) -> None:
     spec = job(tmp_path, script, "{script: work.py, launcher: python, args: [--x, '1']}")
     ran = launch("local", spec, cwd=tmp_path)
     assert ran.code == 3
-    assert "starting again" not in ran.err
+    assert "restarting" not in ran.err
     assert "error: the job failed: unrecognized arguments: --x 1\n" in ran.err
 
 

@@ -135,7 +135,7 @@ def test_the_comparison_costs_one_word_a_save(tmp_path: Path) -> None:
     """Known differences are not exchanged again, and nothing piles up in the store."""
     text = """
 from launch_train import checkpoint
-from launch_train.api import comparison
+from launch_train.api import state_comparison as comparison
 rounds = []
 real = comparison.Comparison._exchange
 comparison.Comparison._exchange = lambda self, word: rounds.append(len(word)) or real(self, word)
@@ -170,7 +170,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 def test_what_is_a_ranks_own_is_copied_when_it_is_saved(tmp_path: Path) -> None:
     text = """
 from launch_train import checkpoint
-from launch_train.checkpointing import saver
+from launch_train.checkpointing import async_saver as saver
 import time
 real = saver.write_shard
 saver.write_shard = lambda *a, **o: (time.sleep(0.3), real(*a, **o))[1]
@@ -209,15 +209,15 @@ def test_a_refused_state_takes_no_run_over(tmp_path: Path) -> None:
 
 PARTIAL = """
 from launch_train import checkpoint
-from launch_train.checkpointing import saver
-real = saver.share
+from launch_train.checkpointing import async_saver as saver
+real = saver.rank_share
 def partial(tensors, rank, *rest):
     mine = real(tensors, rank, *rest)
     return mine._replace(tensors={p: t for p, t in mine.tensors.items() if p != "model/weight"})
 state = {"model": torch.nn.Linear(8, 8)}
 print("step", checkpoint.restore(state))
 def save(step, broken):
-    saver.share = partial if broken else real
+    saver.rank_share = partial if broken else real
     checkpoint.save(step, state, wait=True)
 """
 
@@ -232,7 +232,7 @@ def test_it_is_not_written(tmp_path: Path) -> None:
 
 def test_the_next_start_takes_an_older_one(tmp_path: Path) -> None:
     """Such checkpoints exist: earlier versions wrote them."""
-    text = f"{PARTIAL}\nsaver.covered = lambda tensors: 0\nsave(1, False)\nsave(2, True)"
+    text = f"{PARTIAL}\nsaver.coverage_checksum = lambda tensors: 0\nsave(1, False)\nsave(2, True)"
     assert [one.code for one in run_ranks(text, tmp_path / "run")] == [0, 0]
     for ranks, generation in ((2, 1), (1, 2)):
         said = run_ranks(PARTIAL, tmp_path / "run", generation, ranks)

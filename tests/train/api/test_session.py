@@ -25,7 +25,7 @@ from launch_train.common.storage import LocalFolder
 from tests.train import trials
 from tests.train.api.user_script import STEPS, Blow, environment, run, start
 
-ROOT = Path(contract.__file__).parents[2]
+ROOT = Path(contract.__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ print(state["weights"])
 def interpreted(text: str, **own: str) -> subprocess.CompletedProcess[str]:
     """By an interpreter of its own, from its start to its end."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("LAUNCH_")}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own
+    env |= {"PYTHONPATH": str(ROOT / "train"), "OMP_NUM_THREADS": "1"} | own
     return subprocess.run(
         [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=60, check=False
     )
@@ -146,7 +146,8 @@ def interpreted(text: str, **own: str) -> subprocess.CompletedProcess[str]:
 HANG_WATCHED = """
 import os
 from pathlib import Path
-from launch_train import checkpoint, heartbeat
+from launch_train import checkpoint
+from launch_train.common import heartbeat
 from launch_train.checkpointing.async_saver import Saver
 from launch_train.api import script
 
@@ -195,7 +196,7 @@ def test_without_a_run_folder_it_does_nothing_and_loads_no_torch() -> None:
 
 def test_a_save_that_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     text = PLAIN.replace("checkpoint.save(3, state, wait=True)", "checkpoint.save(3, state)")
-    late = "import time; from launch_train.checkpointing import manifests as c; real = c.commit\n"
+    late = "import time; from launch_train.checkpointing import manifest as c; real = c.commit\n"
     late += "c.commit = lambda *a: (time.sleep(0.5), real(*a))\n"
     done = interpreted(late + text, **environment(tmp_path / "run"))
     assert (done.stdout, done.stderr, done.returncode) == ("[1, 2, 3]\n", "", 0)

@@ -180,7 +180,7 @@ def test_a_manifest_of_another_step_is_not_taken(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     write(storage, step=5)
     shutil.copytree(tmp_path / "checkpoints/step-00000005", tmp_path / "checkpoints/step-00000006")
-    with pytest.raises(CheckpointError, match="is that of another checkpoint"):
+    with pytest.raises(CheckpointError, match="belongs to another checkpoint"):
         manifests.read(storage, contract.manifest(6, "0001-0000"))
 
 

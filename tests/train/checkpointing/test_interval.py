@@ -43,8 +43,7 @@ def test_auto_is_short_for_its_section() -> None:
 def test_launch_tells_how_often_machines_are_interrupted() -> None:
     one = from_settings(parse({}).checkpoint, {contract.MTBF: "8"})
     assert one.learn(cost=0.5, write=2.0, trained=0.0, interruptions=0) == (
-        "a checkpoint every 2.83 min: one costs 0.5 s of training, and an interruption is expected every 8 h "
-        "(Young's rule)"
+        "checkpoint interval: 2.83 min (a save costs 0.5 s; an interruption is expected every 8 h; Young's rule)"
     )
     assert one.seconds == pytest.approx(math.sqrt(2 * 0.5 * 8 * 3600))
 

@@ -254,7 +254,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     text.write_text("one and two and three " * 100)
     preempted(tmp_path / "run", 3, data=str(text))
     text.write_text("one and two and three, " * 100)
-    with pytest.raises(UsageError, match="another content"):
+    with pytest.raises(UsageError, match="other content"):
         train(tmp_path / "run", generation=1, data=str(text))
 
 

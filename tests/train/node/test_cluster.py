@@ -68,7 +68,7 @@ def test_without_cluster_spec_rank_and_world_size_count_nodes(
     ("environ", "words"),
     [
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h"}, "RANK=2 and WORLD_SIZE=2"),
-        ({"WORLD_SIZE": "2"}, "without MASTER_ADDR"),
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR, the host of node 0, is not set"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
         ({"WORLD_SIZE": "-1"}, "'-1' is not a whole number"),
         ({"MASTER_PORT": "x"}, "MASTER_PORT='x'"),

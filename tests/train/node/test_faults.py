@@ -85,7 +85,7 @@ def test_what_can_not_start_is_not_retried_once(one: Machines, argv: tuple[str, 
     one.script(text if text.startswith("def") else GENERATION + text)
     node = one.start(*argv)
     assert node.wait() == Exit.USAGE, node.text
-    assert "starting again" not in node.text
+    assert "restarting" not in node.text
     assert words in node.text
     assert node.text.count("Traceback") <= 1
     assert (one.run_folder / "terminal").exists()

@@ -139,7 +139,7 @@ def test_a_node_that_comes_while_the_bucket_is_away_waits_for_it(bucket: Bucket)
     time.sleep(0.6)
     bucket.cloud.faults.clear()
     assert node.wait() == Exit.OK, node.text
-    assert node.text.count("trying again") == 1
+    assert node.text.count("retrying") == 1
     assert "works\n" in node.text
 
 
@@ -153,7 +153,7 @@ def test_a_node_whose_bucket_stays_away_gives_up(bucket: Bucket) -> None:
 def test_a_node_that_waits_for_its_bucket_leaves_when_told(bucket: Bucket) -> None:
     bucket.cloud.faults.down(math.inf)
     node = bucket.start("", ask=0.5, retry_every=100.0)
-    node.await_text("trying again")
+    node.await_text("retrying")
     start = time.monotonic()
     node.send(signal.SIGTERM)
     assert node.wait() == 143, node.text
@@ -169,5 +169,5 @@ def test_what_a_killed_node_left_is_sent_before_the_first_start(bucket: Bucket) 
     reads += f"print(open_storage(os.environ['LAUNCH_RUN_FOLDER']).read('{PART}'))\n"
     again = bucket.start(reads)
     assert again.wait() == Exit.OK, again.text
-    assert "starting again" not in again.text
+    assert "restarting" not in again.text
     assert list(bucket.spools.iterdir()) == []

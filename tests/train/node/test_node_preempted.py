@@ -170,7 +170,7 @@ def test_who_has_saved_does_not_wait_for_a_node_0_that_has_gone(two: Machines) -
     )  # two nodes and node 0's script are left
     primary.send(signal.SIGKILL)
     assert worker.wait() == Exit.PREEMPTED
-    assert "waiting for it to come back" not in worker.text
+    assert "waiting for it to return" not in worker.text
 
 
 def test_a_run_that_another_start_has_taken_over_ends_everywhere_and_writes_nothing(two: Machines) -> None:
