@@ -149,7 +149,7 @@ from pathlib import Path
 from launch_train import checkpoint
 from launch_train.common import heartbeat
 from launch_train.checkpointing.async_saver import Saver
-from launch_train.api import script
+from launch_train.api import session as script
 
 def expected():
     beat = heartbeat.newest(Path(os.environ["LAUNCH_WATCH"]))
