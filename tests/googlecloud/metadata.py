@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
-from tests.googlecloud.httpserver import Server, handler
+from tests.googlecloud.httpserver import handler
 from tests.googlecloud.instance_checks import last
 from tests.googlecloud.instance_reads import enabled
 from tests.googlecloud.server import GoogleCloud
 from tests.googlecloud.vms import Vm, fingerprint
 from tests.googlecloud.wire import Request, Response
+from tests.httpserver import Server
 
 ROOT = "/computeMetadata/v1"
 FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}

@@ -20,7 +20,7 @@ from tests.googlecloud.credentials import check
 from tests.googlecloud.custom_jobs import LIFE, CustomJobs, Stage
 from tests.googlecloud.errors import ApiError
 from tests.googlecloud.faults import Faults
-from tests.googlecloud.httpserver import Server, handler
+from tests.googlecloud.httpserver import handler
 from tests.googlecloud.logs import Logging
 from tests.googlecloud.objects import Bucket, Objects
 from tests.googlecloud.oslogin import OsLogin
@@ -30,6 +30,7 @@ from tests.googlecloud.secretmanager import SecretManager
 from tests.googlecloud.storage import Storage
 from tests.googlecloud.uploads import Uploads
 from tests.googlecloud.wire import Call, Recorded, Request, Response, Route, Target, find_route, json_response
+from tests.httpserver import Server
 
 
 class GoogleCloud:
@@ -141,7 +142,6 @@ class GoogleCloud:
         if self.runs:
             self.runs.close()  # what is saved on the way is still taken
         self._server.shutdown()
-        self._server.stopping.set()
         self._server.hang_up()
         self._server.server_close()
         self._thread.join()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from tests.httpserver import Handler, Server
 from tests.registry.access import Access
 from tests.registry.api import Api, placed
 from tests.registry.faults import Faults
@@ -52,7 +50,7 @@ class OciRegistry:
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
         self.api = Api(self.store, lambda: self.url, resumes=resumes, pieces=pieces, redirects=redirects)
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", port), _handler(self._serve))
+        self._server = Server(("127.0.0.1", port), _handler(self._serve))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="registry")
 
     @property
@@ -113,62 +111,8 @@ class OciRegistry:
             self.requests.append(Recorded(*parts, request.headers, len(request.body)))
 
 
-class _Server(ThreadingHTTPServer):
-    """Waits for its threads at the end, and ends the connections that clients keep open."""
-
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.connections: set[socket.socket] = set()
-        self.to_reset: set[socket.socket] = set()
-        self.stopping = False
-
-    def hang_up(self) -> None:
-        self.stopping = True
-        for connection in list(self.connections):
-            _shut(connection)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection; one that is to be reset is closed with unread bytes thrown away, and an RST for a FIN."""
-        if request not in self.to_reset:
-            super().shutdown_request(request)
-            return
-        self.to_reset.discard(request)
-        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        request.close()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is a mistake in here."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the client was quicker
-        return
-
-
 def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
-        server: _Server
-
-        def setup(self) -> None:
-            super().setup()
-            self.server.connections.add(self.connection)
-            if self.server.stopping:  # accepted too late for hang_up to see it
-                _shut(self.connection)
-
-        def finish(self) -> None:
-            self.server.connections.discard(self.connection)
-            super().finish()
-
+    class Calls(Handler):
         def answer(self) -> None:
             url = urlsplit(self.path)
             # Docker's engine sends one Accept for each media type.
@@ -192,24 +136,6 @@ def _handler(serve: Callable[[Request, Read], Response]) -> type[BaseHTTPRequest
                 self.wfile.write(response.body)
             self.wfile.flush()
 
-        def read_body(self, headers: Mapping[str, str], most: int | None) -> bytes:
-            if headers.get("transfer-encoding", "").lower() == "chunked":
-                return self.read_chunks()
-            length = int(headers.get("content-length", 0))
-            return self.rfile.read(length if most is None else min(most, length))
-
-        def read_chunks(self) -> bytes:
-            """What Docker's engine sends."""
-            chunks = []
-            while length := int(self.rfile.readline(), 16):
-                chunks.append(self.rfile.read(length))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(chunks)
-
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class's names
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            """Requests are in `requests`."""
-
-    return Handler
+    return Calls

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import blocks, build, flops_per_sample, hub, resolved
+from tests.httpserver import Server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -268,7 +269,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list
     folder = tmp_path_factory.mktemp("hub")
     made(LLAMA).model.save_pretrained(folder)
     seen: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Hub,), {"folder": folder, "seen": seen}))
+    server = Server(("127.0.0.1", 0), type("Served", (Hub,), {"folder": folder, "seen": seen}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}", seen

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from tests.httpserver import Server
 
 QUIET = {"instance/preempted": "FALSE", "instance/maintenance-event": "NONE"}
 
@@ -23,7 +25,7 @@ class Metadata:
         self._values = dict(QUIET)
         self._closed = False
         self._news = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = Server(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
 
     @property

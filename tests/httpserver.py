@@ -1,0 +1,86 @@
+"""What the HTTP servers of the tests have in common."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Server(ThreadingHTTPServer):
+    """Waits for its threads at the end, and ends the connections that clients keep open."""
+
+    daemon_threads = False
+    block_on_close = True
+    request_queue_size = 128  # of connections that wait to be accepted: clients come with 16 at once
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.connections: set[socket.socket] = set()
+        self.to_reset: set[socket.socket] = set()
+        self.stopping = threading.Event()
+
+    def hang_up(self) -> None:
+        """End all connections, and those that are still to be accepted."""
+        self.stopping.set()
+        for connection in list(self.connections):
+            _shut(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; one that is to be reset is closed with unsent bytes thrown away, and an RST for a FIN."""
+        if request not in self.to_reset:
+            super().shutdown_request(request)
+            return
+        self.to_reset.discard(request)
+        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is a mistake in a test's server."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Speaks HTTP/1.1 on a connection that `Server` ends, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+        if self.server.stopping.is_set():  # accepted too late for hang_up to see it
+            _shut(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def read_body(self, headers: Mapping[str, str], most: int | None = None) -> bytes:
+        """The request's body, chunked or not; of one that isn't chunked at most so many bytes. `headers` are in lower
+        case."""
+        if headers.get("transfer-encoding", "").lower() != "chunked":
+            length = int(headers.get("content-length", 0))
+            return self.rfile.read(length if most is None else min(most, length))
+        chunks = []
+        while length := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(length))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """The servers keep the requests themselves."""
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the client was quicker
+        return

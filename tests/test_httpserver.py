@@ -1,0 +1,44 @@
+"""The HTTP servers of the tests put no traceback into the output of a run that is green."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from tests.httpserver import Handler, Server
+
+
+def hung_up(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    """Ask a server, and go away before its answer."""
+    asked, gone = threading.Event(), threading.Event()
+
+    class Late(Handler):
+        def do_GET(self) -> None:
+            asked.set()
+            gone.wait(10)
+            answer(self)
+
+    server = Server(("127.0.0.1", 0), Late)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert asked.wait(10)
+    gone.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_client_that_is_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    hung_up(lambda handler: [handler.wfile.write(bytes(1 << 20)) for _ in range(10)] and None)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_mistake_of_the_server_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    hung_up(lambda handler: {}["no answer"])
+    assert "KeyError" in capfd.readouterr().err
