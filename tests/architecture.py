@@ -6,6 +6,7 @@ They read the source and never import it, so they can be held to a broken copy.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -152,7 +153,13 @@ def sources(root: Path, *packages: str) -> list[Path]:
 
 def tree(file: Path) -> ast.Module:
     """The file's syntax tree."""
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return parsed(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file and of its copies."""
+    return ast.parse(text)
 
 
 def place(root: Path, file: Path, node: ast.AST) -> str:
