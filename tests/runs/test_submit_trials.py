@@ -69,8 +69,9 @@ class Killed(Vertex):
 LOST = (Reset("after"), Reset(), AfterEffect(), AfterEffect(502), Truncated())
 EFFECTS = (None, Status(503), Status(500), Status(429), *LOST)
 LOOKS = (None, Status(503), Reset())
-PARTS = 5
-"""All trials take half a minute: `make test` has every fifth, which are of all kinds, `make fuzz` the others."""
+PARTS, KILLS = 5, 3
+"""All trials take half a minute: `make test` has every fifth (of the kills every third), which are of all kinds;
+`make fuzz` has the others."""
 
 
 @dataclass
@@ -137,7 +138,12 @@ def trials(cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     return Trials(cloud, clock, random.Random(5), client.open_client())
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.fuzz) for part in range(1, PARTS))])
+def rarely(*values: Any) -> list[Any]:
+    """Parameters for `make fuzz` alone."""
+    return [pytest.param(value, marks=pytest.mark.fuzz) for value in values]
+
+
+@pytest.mark.parametrize("part", [0, *rarely(*range(1, PARTS))])
 def test_never_two(trials: Trials, part: int) -> None:
     """Each trial: a command that may be killed and meets a fault, then the same one again, and again."""
     done = 0
@@ -217,7 +223,10 @@ def at_once(trials: Trials, plan: Plan, *, bucket: bool, launches: int = 10) -> 
         return list(threads.map(one, range(launches)))
 
 
-@pytest.mark.parametrize("effect", [LateEffect(), *EFFECTS])
+QUIET, ERROR, ERROR_500, ERROR_429, RESET, *OTHERS = EFFECTS
+
+
+@pytest.mark.parametrize("effect", [LateEffect(), ERROR, RESET, *rarely(QUIET, ERROR_500, ERROR_429, *OTHERS)])
 def test_ten_at_once(trials: Trials, effect: Any) -> None:
     trials.vertex.find("labels.launch-run=none", ["us-central1"])  # the client is there, and its imports are done
     plan = trials.plan()
@@ -260,12 +269,14 @@ class Cord:
         monkeypatch.setattr(HTTPAdapter, "send", counted)
 
 
-def test_killed_at_any_request(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [0, *rarely(*range(1, KILLS))])
+def test_killed_at_any_request(trials: Trials, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and the next command too at each of its own; then it is left to itself."""
     cord = Cord(monkeypatch)
     trials.cloud.jobs.script = LONG
     kills = 0
-    for first, after, bucket in product(range(1, 11), (True, False), (True, False)):
+    whole = product(range(1, 11), (True, False), (True, False))
+    for first, after, bucket in islice(whole, part, None, KILLS):
         plan = trials.plan(regions=1)
         trials.clear()
         for at in (first, trials.chance.randint(1, 10)):
@@ -277,4 +288,4 @@ def test_killed_at_any_request(trials: Trials, monkeypatch: pytest.MonkeyPatch) 
         [living] = trials.living(plan)
         assert got == {living.name}, case
         assert len(trials.cloud.jobs.jobs) == 1, case
-    assert kills > 30
+    assert kills > 30 // KILLS
