@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.stash[SKIPPED] = []
     os.environ["NO_GCE_CHECK"] = "true"
+    os.environ["OMP_NUM_THREADS"] = "1"  # for torch here: its threads would wait for the processors that others use
+    os.environ["no_proxy"] = "127.0.0.1"  # else requests reads the whole environment twice for each request
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

@@ -139,6 +139,7 @@ def test_no_busy_loop(server: Metadata, listen: Listen, fault: int | None) -> No
 
 
 def test_no_proxy_is_asked(server: Metadata, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     server.set(PREEMPTED, "TRUE")
     until(listen().is_told, "the notice", limit=10)
