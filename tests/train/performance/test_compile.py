@@ -34,6 +34,8 @@ CONFIG: dict[str, Any] = {
     "eval": {"every": 5, "batches": 1},
     "compile": True,
 }
+SMALL: dict[str, Any] = {**CONFIG, "model": {**CONFIG["model"], "n_layer": 2}}
+"""As few blocks as can be compiled one by one: the compiler reads each block of a whole model anew."""
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_compiled_or_not_the_losses_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, mode: str
 ) -> None:
     monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 1.0)
-    config = {**CONFIG, "steps": 3, "eval": {"every": 3, "batches": 1}, "model": {**CONFIG["model"], "n_layer": 2}}
+    config = {**SMALL, "steps": 3, "eval": {"every": 3, "batches": 1}}
     plain = run(tmp_path / "plain", {**config, "compile": False})
     rows = run(tmp_path / "run", {**config, "activation_checkpointing": asked})
     assert chosen(rows)[0] == mode, chosen(rows)[1]
@@ -134,7 +136,7 @@ def test_a_model_compiled_whole_is_evaluated_compiled(tmp_path: Path, monkeypatc
         return noted
 
     monkeypatch.setattr(compiling, "BACKEND", backend)
-    config = {**CONFIG, "steps": 6, "eval": {"every": 2, "batches": 2}}
+    config = {**SMALL, "steps": 6, "eval": {"every": 2, "batches": 2}}
     plain = run(tmp_path / "plain", {**config, "compile": False})
     assert not made
     rows = run(tmp_path / "run", {**config, "compile": "whole"})
@@ -154,7 +156,7 @@ def test_where_an_evaluation_cannot_be_compiled_training_still_is(
         return graph if torch.is_grad_enabled() else breaks(graph, inputs)
 
     monkeypatch.setattr(compiling, "BACKEND", backend)
-    rows = run(tmp_path / "run", {**CONFIG, "compile": "whole"})
+    rows = run(tmp_path / "run", {**SMALL, "compile": "whole"})
     said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     assert (said["compile"], said["evaluation"]) == ("whole", "not compiled")
     assert len(events(rows, "eval")) == 1
@@ -191,7 +193,7 @@ def test_the_probe_for_the_micro_batch_runs_what_training_runs(
     monkeypatch.setattr(compiling, "BACKEND", backend)
     monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 2.0)
     monkeypatch.setattr(micro_batch, "is_bounded", lambda device: True)
-    rows = run(tmp_path / "run", {**CONFIG, "steps": 2, "batch_size": 8, "eval": {"every": 2, "batches": 1}})
+    rows = run(tmp_path / "run", {**SMALL, "steps": 2, "batch_size": 8, "eval": {"every": 2, "batches": 1}})
     said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     assert (said["compile"], said["micro-batch"]) == (mode, str(found))
     assert len(steps(rows)) == 2
@@ -203,7 +205,7 @@ def test_a_compiler_that_fails_leaves_the_probe_what_it_found_without(
 ) -> None:
     monkeypatch.setattr(compiling, "BACKEND", breaks)
     monkeypatch.setattr(micro_batch, "is_bounded", lambda device: True)
-    rows = run(tmp_path / "run", {**CONFIG, "steps": 1})
+    rows = run(tmp_path / "run", {**SMALL, "steps": 1})
     said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     assert (said["compile"], said["micro-batch"]) == ("false", "4")
 
