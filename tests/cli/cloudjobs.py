@@ -13,12 +13,12 @@ from tests.googlecloud.compute import YOU
 QUEUED, PENDING, RUNNING = (
     Stage(f"JOB_STATE_{name}", after) for name, after in (("QUEUED", 0), ("PENDING", 5), ("RUNNING", 10))
 )
-WELL = (QUEUED, PENDING, RUNNING, Stage("JOB_STATE_SUCCEEDED", 60))
+WELL = (QUEUED, PENDING, RUNNING, Stage("JOB_STATE_SUCCEEDED", 30))
 FAILED = (
     QUEUED,
     PENDING,
     RUNNING,
-    Stage("JOB_STATE_FAILED", 60, (3, "The replica workerpool0-0 exited with a non-zero status of 1.")),
+    Stage("JOB_STATE_FAILED", 30, (3, "The replica workerpool0-0 exited with a non-zero status of 1.")),
 )
 NO_ROOM = "Resources are insufficient in region: us-central1. Please try a different region."
 FULL = (QUEUED, PENDING, Stage("JOB_STATE_FAILED", 20, (8, NO_ROOM)))

@@ -18,7 +18,7 @@ def test_what_is_sent_is_what_the_dry_run_shows(job: Job) -> None:
     ((region, body),) = job.created
     assert region == "us-central1"
     assert parse_custom_job(body) == parse_custom_job(planned["attempts"][0]["request"])  # canonical proto3 JSON
-    assert f"run       {planned['run']} succeeded in 50 s" in ran.out
+    assert f"run       {planned['run']} succeeded in 20 s" in ran.out
     assert "queued" in ran.err
     assert "running (10 s after creation)" in ran.err
     assert max(map(len, ran.out.splitlines())) <= 80

@@ -126,7 +126,7 @@ def test_nobody_reads_on() -> None:
 def test_a_failure_as_data(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     first = job.data("vertex", "job.yaml", code=3)
-    assert (first["state"], first["seconds"], first["results"]["steps"]) == ("FAILED", 50.0, 0)
+    assert (first["state"], first["seconds"], first["results"]["steps"]) == ("FAILED", 20.0, 0)
     assert first["restarts"] == 0
     assert "status of 1" in first["error"]["message"]
     for words in (("vertex", "job.yaml"), ("follow", "job")):
