@@ -49,13 +49,13 @@ def trainer(told: Mapping[str, Any]) -> None:
     from launch_train.common import contract
     from launch_train.trainer import train
 
-    mine, left_to_do = turns.here(), train.left_to_do
+    mine, left_to_do = turns.here(), train.has_work_left
 
     def waited(run: Any) -> bool:
         mine.step()
         return left_to_do(run)
 
-    train.left_to_do = waited
+    train.has_work_left = waited
     os.environ[contract.CONFIG] = json.dumps(told["config"])
     program.main()
 

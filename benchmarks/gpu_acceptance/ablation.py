@@ -74,7 +74,7 @@ def _tried(place: Place, variant: Variant) -> Measured:
     from launch_train.performance import micro_batch as memory
 
     try:
-        with memory.by_its_name():
+        with memory.unify_out_of_memory():
             found = train(place, variant, batch_of(variant))
             reference = _reference(place, variant, found)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -188,7 +188,7 @@ def train(place: Place, variant: Variant, batch: int) -> dict[str, Any]:
         forward = _compiled(model, _forward(model, variant), variant, gpu=place.gpus > 0)
         tokens = plain_loop.training_part(job)
         losses, times = list[Any](), [time.perf_counter()]
-        with attention.kernel(variant.attention, device.type):  # compiled code is kept apart, too
+        with attention.use_kernel(variant.attention, device.type):  # compiled code is kept apart, too
             for step in range(1, steps + 1):
                 for group in optimizer.param_groups:
                     group["lr"] = plain_loop.rate(step, job)

@@ -143,9 +143,9 @@ def _nvml(place: Place) -> Measured:
     held = torch.ones(int(min(8e9, free / 2)) // 4, device=place.device)
     torch.cuda.synchronize()
     gpus = open_gpus(os.environ)
-    ours = gpus.look() if gpus else []
+    ours = gpus.sample() if gpus else []
     theirs = _smi(COMPARED)
-    later = gpus.look() if gpus else []
+    later = gpus.sample() if gpus else []
     return {"held_gb": held.numel() * 4 / 1e9, "nvml": ours, "later": later, "smi": theirs}
 
 

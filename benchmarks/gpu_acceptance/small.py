@@ -88,7 +88,7 @@ def _peaked(place: Place) -> float:
         torch._dynamo.reset()
     if not place.gpus:
         return 0.0
-    micro_batch.free(place.device)
+    micro_batch.free_memory(place.device)
     torch.cuda.reset_peak_memory_stats(place.device)
     return torch.cuda.memory_allocated(place.device) / 1e9
 
@@ -106,7 +106,7 @@ def limited(place: Place, size: float) -> Iterator[None]:
 
     from launch_train.performance import micro_batch
 
-    micro_batch.free(place.device)
+    micro_batch.free_memory(place.device)
     total = torch.cuda.get_device_properties(place.device).total_memory
     torch.cuda.set_per_process_memory_fraction(size / total, place.device)
     try:

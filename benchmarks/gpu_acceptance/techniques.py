@@ -172,7 +172,7 @@ def _fsdp(place: Place) -> Measured:
     reference = trained(place, "reference", precision="fp32")
 
     def placed(model: Any, _config: Any, ranks: Any, numbers: Any, blocks: Any) -> Any:
-        return model, fsdp.prepare(model, ranks, numbers, blocks, moments=2)
+        return model, fsdp.shard_model(model, ranks, numbers, blocks, moments=2)
 
     given: dict[str, Any] = {"device_id": device} if place.gpus else {}
     dist.init_process_group("nccl" if place.gpus else "gloo", store=HashStore(), rank=0, world_size=1, **given)
@@ -199,7 +199,7 @@ def _probe(place: Place) -> Measured:
 
     from launch_train.performance import micro_batch
 
-    real, peaks = micro_batch.probed, dict[int, float]()
+    real, peaks = micro_batch.probe, dict[int, float]()
 
     def probed(ranks: Any, share: int, attempt: Callable[[int], None], reserved: int) -> Any:
         def noted(size: int) -> None:
@@ -253,7 +253,7 @@ def _filled(place: Place) -> Iterator[None]:
     def step(run: Any) -> None:
         if run.state["step"] == FULL_AT - 1:
             pass_takes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            micro_batch.free(place.device)
+            micro_batch.free_memory(place.device)
             left = int(1e9) - torch.cuda.memory_reserved() - pass_takes * 3 // 4
             taken.append(torch.empty(left, dtype=torch.uint8, device=place.device))
         real(run)
@@ -270,10 +270,10 @@ def _pretended(place: Place) -> Iterator[None]:
 
     from launch_train.trainer import train
 
-    real, whole = train.gradients, config(place)["micro_batch_size"]
+    real, whole = train.forward_backward, config(place)["micro_batch_size"]
 
     def gradients(run: Any, batch: Any) -> Any:
-        if run.state["step"] >= FULL_AT - 1 and run.portions.size == whole:
+        if run.state["step"] >= FULL_AT - 1 and run.micro_batches.size == whole:
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return real(run, batch)
 

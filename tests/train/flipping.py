@@ -79,7 +79,7 @@ def differs(session: Session, name: str, config: dict[str, Any], what: str, rank
 @contextmanager
 def flipped(what: str, here: bool) -> Iterator[None]:
     """Behind the update of step BAD the lowest bit of one number is another one."""
-    real = loop.update
+    real = loop.optimizer_step
 
     def update(run: Run) -> Tensor:
         norm = real(run)
@@ -90,14 +90,14 @@ def flipped(what: str, here: bool) -> Iterator[None]:
         return norm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", update)
+        patch.setattr(loop, "optimizer_step", update)
         yield
 
 
 @contextmanager
 def every_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica_check, "SHARE", 1e9)
+        patch.setattr(replica_check, "MAX_SHARE", 1e9)
         yield
 
 
@@ -105,7 +105,7 @@ def every_step() -> Iterator[None]:
 def never() -> Iterator[None]:
     """After the comparison of the first step the next one is far away."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica_check, "SHARE", 1e-9)
+        patch.setattr(replica_check, "MAX_SHARE", 1e-9)
         yield
 
 

@@ -69,7 +69,7 @@ def patch() -> None:
 
     consensus.VOTE_SECONDS = 0.0  # the run is over in less
     shutdown.PEER_SECONDS = 0.3  # type: ignore[attr-defined]  # a rank whose peer has failed gets less than the pause
-    build, rate, evaluate, train = models.build, optimizer.learning_rate, loop.evaluate, Feed.train
+    build, rate, evaluate, train = models.build_model, optimizer.learning_rate, loop.evaluate, Feed.train
 
     def learning_rate(number: int, *rest: Any) -> float:
         begin(number, evaluates=False)

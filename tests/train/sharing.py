@@ -74,9 +74,9 @@ class Gained(nn.Module):
 
 @contextmanager
 def gained() -> Iterator[None]:
-    build = models.build
+    build = models.build_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "build", lambda config, source=None: Gained(build(config, source)))
+        patch.setattr(models, "build_model", lambda config, source=None: Gained(build(config, source)))
         yield
 
 
@@ -109,9 +109,9 @@ class Session:
         ranks, env = self.start(name, 5)
         run = setup(parse({**CONFIG, **config}), ranks, env)
         loop.warm_up(run)
-        run = resume.begin(run, env)
+        run = resume.resume_or_start(run, env)
         assert run.saver is not None
-        run.saver.save(run.state["step"], resume.to_save(run))
+        run.saver.save(run.state["step"], resume.snapshot(run))
         run.sink.close()
         process_group.barrier(ranks)
 
@@ -163,7 +163,7 @@ def copied(session: Session, source: str, name: str) -> None:
 @contextmanager
 def gradients_that_do_not_wait() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsdp, "gradients_may_wait", lambda *_: False)
+        patch.setattr(fsdp, "can_defer_gradients", lambda *_: False)
         yield
 
 
@@ -177,7 +177,7 @@ def scaled() -> Iterator[None]:
 @contextmanager
 def infinite_on_rank_1(step: int) -> Iterator[None]:
     """In one step one number of the gradients is infinite, in the part that rank 1 has."""
-    real: Callable[[Run], torch.Tensor] = loop.update
+    real: Callable[[Run], torch.Tensor] = loop.optimizer_step
 
     def update(run: Run) -> torch.Tensor:
         if run.state["step"] + 1 == step and run.ranks.rank == 1:
@@ -186,15 +186,15 @@ def infinite_on_rank_1(step: int) -> Iterator[None]:
         return real(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", update)
+        patch.setattr(loop, "optimizer_step", update)
         yield
 
 
 def by_itself(ranks: Ranks) -> dict[str, Any]:
     """Rank 0 does passes that the other knows nothing of, one of which fails; then both do one together."""
     torch.manual_seed(1)
-    model = models.build(parse({**CONFIG, "model": {**CONFIG["model"], "dropout": 0.0}}))
-    fsdp.prepare(model, ranks, precision.KINDS["fp32"], models.blocks(model), moments=2)
+    model = models.build_model(parse({**CONFIG, "model": {**CONFIG["model"], "dropout": 0.0}}))
+    fsdp.shard_model(model, ranks, precision.POLICIES["fp32"], models.blocks(model), moments=2)
     tokens = torch.arange(28).reshape(2, 14)
     before = together(model, tokens)
     failed = passes_alone(model, tokens) if ranks.rank == 0 else None
@@ -211,13 +211,13 @@ def together(model: nn.Module, tokens: torch.Tensor) -> list[float]:
 
 def passes_alone(model: nn.Module, tokens: torch.Tensor) -> str:
     """What the one that fails says; it fails in the second block."""
-    with fsdp.alone(model):
+    with fsdp.without_peers(model):
         model(tokens[:, :-1], tokens[:, 1:]).backward()
     model.zero_grad(set_to_none=True)
     hook = models.blocks(model)[-1].register_forward_pre_hook(_fail)
     said = ""
     try:
-        with fsdp.alone(model):
+        with fsdp.without_peers(model):
             model(tokens[:, :-1], tokens[:, 1:]).backward()
     except torch.OutOfMemoryError as error:
         said = str(error)

@@ -142,7 +142,7 @@ def compile_(session: Session) -> None:
 def compiler(backend: Any, most: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "BACKEND", backend)
-        patch.setattr(compiling, "MOST", most)
+        patch.setattr(compiling, "MIN_BLOCK_SHARE", most)
         yield
     torch._dynamo.reset()
 
@@ -153,9 +153,9 @@ def _fails(_graph: Any, _inputs: Any) -> None:
 
 @contextmanager
 def scarce() -> Iterator[None]:
-    build = models.build
+    build = models.build_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "build", lambda config, source=None: Scarce(build(config, source)))
+        patch.setattr(models, "build_model", lambda config, source=None: Scarce(build(config, source)))
         yield
 
 

@@ -48,7 +48,7 @@ def gpu() -> Iterator[Ranks]:
     yield Ranks(device=torch.device("cuda", 0))
     torch.use_deterministic_algorithms(False)
     torch.set_float32_matmul_precision("highest")
-    micro_batch.free(torch.device("cuda", 0))
+    micro_batch.free_memory(torch.device("cuda", 0))
     if "_dynamo" in vars(torch):
         torch._dynamo.reset()
 
@@ -80,7 +80,7 @@ def test_each_kernel_for_attention_learns_alike(gpu: Ranks, tmp_path: Path) -> N
     losses, _ = train(gpu, tmp_path / "auto")
     for kind in kinds:
         close(train(gpu, tmp_path / kind, attention=kind)[0], losses)
-    with pytest.raises(UsageError, match=r"flash doesn't compute this model's attention: .*dtype"):
+    with pytest.raises(UsageError, match=r"flash doesn't support this model's attention: .*dtype"):
         train(gpu, tmp_path / "wrong", attention="flash", precision="fp32")
 
 
@@ -152,7 +152,7 @@ def test_blocks_that_keep_less_take_less_memory(kind: str, gpu: Ranks, tmp_path:
     wide = {**GPT, "n_layer": 12, "block_size": 512}
     peaks, losses = list[float](), list[list[float]]()
     for asked in ("none", kind):
-        micro_batch.free(gpu.device)
+        micro_batch.free_memory(gpu.device)
         torch.cuda.reset_peak_memory_stats()
         losses.append(train(gpu, tmp_path / asked, model=wide, activation_checkpointing=asked, steps=3)[0])
         peaks.append(torch.cuda.max_memory_allocated())
@@ -207,7 +207,7 @@ def test_less_at_a_time_where_the_memory_runs_out_later(
     def step(run: Run) -> None:
         if run.state["step"] == 3:
             pass_takes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            micro_batch.free(gpu.device)
+            micro_batch.free_memory(gpu.device)
             left = int(1e9) - torch.cuda.memory_reserved() - pass_takes * 3 // 4
             taken.append(torch.empty(left, dtype=torch.uint8, device=gpu.device))
         real(run)
@@ -235,7 +235,7 @@ class only:  # noqa: N801 - read as a word
         self.device, self.size = gpu.device, size
 
     def __enter__(self) -> None:
-        micro_batch.free(self.device)
+        micro_batch.free_memory(self.device)
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(self.size / total, self.device)
 

@@ -77,7 +77,7 @@ def test_torchrun_is_told_to_stop_and_the_next_start_goes_on(
     stopped = read(tmp_path / "run").event("preempted")
     assert stopped is not None
     assert 9 <= stopped["step"] < 20
-    assert first.stderr.count("train: preempted; all is saved") == 1
+    assert first.stderr.count("train: preempted: checkpoint saved") == 1
     again = forked(hooked(tmp_path / "run", micro_batch_size=micro), ranks)
     assert again.returncode == 0, again.stderr
     assert f"resumed at step {stopped['step']}" in again.stdout

@@ -53,7 +53,7 @@ def train(folder: Path | str, generation: int = 0, **config: Any) -> None:
 @contextmanager
 def sigterm_after(step: int) -> Iterator[None]:
     """SIGTERM to this process while it computes the step after `step`."""
-    real = loop.update
+    real = loop.optimizer_step
 
     def update(run: Any) -> Tensor:
         if run.state["step"] == step:
@@ -61,7 +61,7 @@ def sigterm_after(step: int) -> Iterator[None]:
         return real(run)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", update)
+        patch.setattr(loop, "optimizer_step", update)
         yield
 
 
@@ -139,9 +139,9 @@ class Noisy(nn.Module):
 @contextmanager
 def noisy_and_scaled() -> Iterator[None]:
     """All entries of the state in use, on the CPU too: a noisy model, and a scaler whose scale grows."""
-    build = models.build
+    build = models.build_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "build", lambda config, source: Noisy(build(config, source)))
+        patch.setattr(models, "build_model", lambda config, source: Noisy(build(config, source)))
         patch.setattr(precision, "scaler", lambda *_: torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5))
         yield
 

@@ -142,7 +142,7 @@ def compiler(mode: str) -> Iterator[None]:
     """One that makes no machine code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "BACKEND", "aot_eager")
-        patch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 2.0)
+        patch.setattr(compiling, "MIN_BLOCK_SHARE", 0.0 if mode == "regional" else 2.0)
         yield
     torch._dynamo.reset()
 

@@ -25,27 +25,27 @@ SETTINGS: dict[str, Wrong] = {
     "batch": Wrong(
         "a batch size that the processes don't divide",
         {"batch_size": 3},
-        "batch_size 3 can't be shared by 2 processes evenly; 4 can",
+        "batch_size 3 is not a multiple of 2 processes; use for example 4",
     ),
     "micro": Wrong(
         "a micro-batch that doesn't divide a rank's share",
         {"batch_size": 4, "micro_batch_size": 4},
-        "micro_batch_size 4 doesn't divide the 2 samples that each of 2 ranks has",
+        "micro_batch_size 4 doesn't divide the 2 samples of each of 2 ranks; use a divisor or auto",
     ),
     "fp16": Wrong(
         "fp16 on a CPU",
         {"precision": "fp16"},
-        "precision: fp16 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto",
+        "precision: fp16 needs a GPU; on a CPU use fp32, bf16 or auto",
     ),
     "attention": Wrong(
         "an attention kernel that the device doesn't have",
         {"attention": "cudnn"},
-        "attention: there is no cudnn on cpu; use auto or flash or math",
+        "attention: cudnn is not available on cpu; use auto or flash or math",
     ),
     "flash": Wrong(
         "an attention kernel that doesn't support the model",
         {"attention": "flash", "model": {**GPT, "dropout": 0.1}},
-        "attention: flash doesn't compute this model's attention: Both fused kernels do not support non-zero dropout; "
+        "attention: flash doesn't support this model's attention: Both fused kernels do not support non-zero dropout; "
         "use auto",
     ),
 }

@@ -83,13 +83,13 @@ def _time(row: Record) -> float:
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:
-    from launch_train.monitoring.alerts import Alarms
-    from launch_train.monitoring.summary import Sums
+    from launch_train.monitoring.alerts import Alerts
+    from launch_train.monitoring.summary import MonitorSummary
 
-    alarms, sums, alerts = Alarms(number), Sums(), []
+    alarms, sums, alerts = Alerts(number), MonitorSummary(), []
     for row in rows:
         sums.add(dict(row))
-        alerts += alarms.of(dict(row))
+        alerts += alarms.check(dict(row))
     wrong, errors = ([alert.line for alert in alerts if bool(alert.event) is error] for error in (False, True))
     gpus = max(len(row.get("gpus", ())) for row in rows)
     return Node(number, rows[-1]["time"] - rows[0]["time"], gpus, sums.facts(), tuple(wrong), tuple(errors))

@@ -109,7 +109,7 @@ ABORT = "launch: rank 1 failed first: SIGABRT (abort in native code)"
         (["ValueError: bad", ABORT, ENDED], "ValueError: bad"),
         (["train: node 0: the disk is nearly full: 1 of 9 GB are free", LOST], "node 1: no word for 60 s"),
         (
-            ["train: no more of the machine's figures are written: x", "train: no verdict: x", LOST],
+            ["train: warning: machine metrics are no longer written: x", "train: no verdict: x", LOST],
             "node 1: no word for 60 s",
         ),
         (

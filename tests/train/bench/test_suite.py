@@ -187,7 +187,7 @@ def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: py
     slow = Measured(0, 0, 0, "h", "NVIDIA H200", (Figure("matmul bf16", 300.0, "TFLOP/s"),))
     report = Report((slow,), {}, quick=True, torch="2", time=0.0, seconds=1.0)
     options = program.Options(strict=True, json=str(tmp_path / "it.json"))
-    with pytest.raises(UnfitError, match="has 300 of 989: 30 %"):
+    with pytest.raises(UnfitError, match="is 300, 30 % of the peak 989"):
         program._told(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
     kept = json.loads((tmp_path / "run" / contract.BENCH).read_text())
     assert kept == json.loads((tmp_path / "it.json").read_text())
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_nothing_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     program.bench(program.Options(("host", "allreduce")), Ranks(), {})
-    assert capsys.readouterr().out.splitlines()[1] == "nothing of what was asked for can be measured here"
+    assert capsys.readouterr().out.splitlines()[1] == "none of the selected parts can be measured on this machine"
 
 
 # --- As a program -----------------------------------------------------------------------------------------------------

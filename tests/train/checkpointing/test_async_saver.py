@@ -221,7 +221,7 @@ def test_a_preemption_that_the_link_can_not_carry_leaves_the_checkpoint_before(
         train(RUN, generation=1)
     assert stopped.value.code == 143
     assert time.monotonic() - began < 8
-    assert "preempted at step 10, and not saved in time" in capsys.readouterr().out
+    assert "preempted at step 10; checkpoint not saved in time" in capsys.readouterr().out
     assert checkpoint.load(RUN)["loop"]["step"] == 4
 
 

@@ -221,7 +221,7 @@ def test_a_run_that_had_ended_does_nothing_but_say_so(tmp_path: Path, capsys: py
     before = set(LocalFolder(tmp_path / "run").list("checkpoints/step"))
     end = read(tmp_path / "run").event("end")
     train(tmp_path / "run", generation=1)
-    assert "nothing is left to do" in capsys.readouterr().out
+    assert "nothing to do" in capsys.readouterr().out
     again = read(tmp_path / "run").event("end")
     assert end is not None
     assert again is not None

@@ -15,7 +15,7 @@ from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
 from launch_train.common.user_import import UserFunction, load
-from launch_train.models import build
+from launch_train.models import build_model
 from launch_train.models import user_model as own
 
 Write = Callable[..., None]
@@ -178,7 +178,7 @@ X, Y = torch.randn(3, 4), torch.tensor([0, 1, 1])
 
 
 def made(config: dict[str, Any]) -> nn.Module:
-    return build(parse(config))
+    return build_model(parse(config))
 
 
 def test_a_model_that_is_its_own_loss(write: Write) -> None:

@@ -19,7 +19,7 @@ import torch
 from launch_train.common.config import Loader
 from launch_train.common.errors import OutOfMemoryError, TrainError, UsageError
 from launch_train.data import cuda_prefetcher
-from launch_train.data.batch import to
+from launch_train.data.batch import move_to
 from launch_train.data.cuda_prefetcher import Ahead
 from launch_train.data.loader import Feed
 from launch_train.data.map_dataset import Samples
@@ -190,11 +190,11 @@ def test_a_dataset_that_can_not_travel_is_made_here(capsys: pytest.CaptureFixtur
     dataset = Numbers()
     dataset.lock = lambda: None  # type: ignore[attr-defined]  # what can't be pickled
     with fed(dataset, 2) as feed:
-        assert feed.choice.chosen == "this process"
+        assert feed.choice.chosen == "main process"
         assert feed.choice.why == "the dataset can't be pickled"
         assert len(feed.train(1)[1]) == 4
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("loader: the dataset can't be sent to another process: ")
+    assert line.startswith("loader: the dataset can't be sent to a worker process: ")
 
 
 def test_a_dataset_that_refuses_to_travel_in_its_own_words_is_made_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,7 +319,7 @@ def test_a_signal_to_the_group_takes_no_data_away_and_nothing_outlives_the_rank(
 
 def test_what_is_quickly_made_is_made_here() -> None:
     feed = Feed(SyntheticTokens(100, 8, 1, 4, CPU), slice(0, 4), CPU, Loader(workers=4))
-    assert feed.choice == ("loader", "this process", "the data is quickly made")
+    assert feed.choice == ("loader", "main process", "batches are cheap to prepare")
     assert torch.equal(feed.train(3)[0], feed.once(3)[0])
     assert feed.waited() > 0
     assert feed.waited() == 0
@@ -333,7 +333,7 @@ def test_only_a_copy_to_an_nvidia_gpu_is_not_waited_for(
     """The way back to the host, or to a Mac's GPU, would give numbers that haven't come yet."""
     said: list[bool] = []
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _to, non_blocking: said.append(not non_blocking))
-    to({"x": torch.zeros(1)}, torch.device(device))
+    move_to({"x": torch.zeros(1)}, torch.device(device))
     assert said == [waits]
 
 

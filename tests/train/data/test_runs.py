@@ -67,8 +67,8 @@ def test_ranks_and_processes_change_nothing_but_the_rounding(tmp_path: Path, for
     assert losses(alone)[0] == pytest.approx(losses(both)[0], rel=1e-4)
     assert losses(alone)[1] == pytest.approx(losses(both)[1], rel=1e-4)
     assert two.stderr.strip() == one.stderr.strip() == ""
-    assert "loader       this process: the spec says so" in one.stdout
-    assert "loader       1 process: the spec says so" in two.stdout
+    assert "loader       main process: set in the spec" in one.stdout
+    assert "loader       1 process: set in the spec" in two.stdout
 
 
 def test_a_sample_that_one_rank_can_not_make_ends_all_of_them(tmp_path: Path, forked: Forked) -> None:
@@ -78,4 +78,4 @@ def test_a_sample_that_one_rank_can_not_make_ends_all_of_them(tmp_path: Path, fo
     said = [line for line in done.stderr.splitlines() if line.startswith("train: ")]
     assert said == ["train: data: points:data [7] failed at points.py:12: ValueError: broken"]
     assert "2" in Path(f"{folder}.exit").read_text().split()
-    assert done.stdout.count("points:data gives no held_out (it returns None): nothing is evaluated") == 1
+    assert done.stdout.count("points:data provides no held_out data (it returns None); evaluation is off") == 1

@@ -127,7 +127,7 @@ def test_without_a_held_out_part_nothing_is_evaluated(
     source = open_data(config(f"{code}:{function}", **settings), Ranks())
     assert not source.holds_out
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"data: {code}:{function} gives no held_out (")
+    assert line.startswith(f"data: {code}:{function} provides no held_out data (")
     assert why in line
     with pytest.raises(UsageError, match="nothing is held out"):
         source.held_out(0, 1, slice(0, 4))

@@ -83,7 +83,7 @@ class Waiting:
     def seconds(self, told: ShutdownSignal, failed: bool, most: float) -> float | None:
         told.signum, told.at = signal.SIGTERM, time.monotonic()
         known = SimpleNamespace(failed=lambda: failed)
-        thread = threading.Thread(target=shutdown.leave_if_stuck, args=(self.run, known, told))
+        thread = threading.Thread(target=shutdown.exit_if_stuck, args=(self.run, known, told))
         thread.start()
         gone = self.left.wait(most)
         seconds = time.monotonic() - told.at

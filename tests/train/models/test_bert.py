@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launch_train.common.config import Bert, parse
-from launch_train.models import blocks, build, flops_per_sample
+from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.bert import BertForMasked
 from launch_train.models.losses import MaskedCrossEntropy
 
@@ -23,7 +23,7 @@ SMALL = Bert(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, dropo
 def test_with_the_published_vocabulary_they_have_the_published_size(name: str, count: int) -> None:
     """Those of transformers' BertForMaskedLM with the configs of google-bert/bert-base-uncased and -large-uncased."""
     with torch.device("meta"):
-        model = build(parse({"model": {"name": name, "vocab_size": 30522}}))
+        model = build_model(parse({"model": {"name": name, "vocab_size": 30522}}))
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
@@ -138,7 +138,7 @@ def test_its_blocks_and_its_flops() -> None:
     """Six for each of BERT-large's 334 million parameters that are multiplied with, and attention over 512."""
     config = parse({"model": "bert-large"})
     with torch.device("meta"):
-        model: Any = build(config)
+        model: Any = build_model(config)
     assert blocks(model) == list(model.blocks)
     flops = flops_per_sample(config, None, model)
     assert flops is not None

@@ -24,7 +24,7 @@ from launch_train.common.config import Foreign, parse
 from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
-from launch_train.models import blocks, build, flops_per_sample, hub, resolved
+from launch_train.models import blocks, build_model, flops_per_sample, hub, resolve_task
 from tests.httpserver import Server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,7 +44,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 def made(model: dict[str, Any], source: Any = None, **config: Any) -> Any:
     torch.manual_seed(1)
-    return build(parse({"model": model, **config}), source)
+    return build_model(parse({"model": model, **config}), source)
 
 
 def batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +83,7 @@ def test_the_seed_alone_decides_the_parameters(name: str) -> None:
     one, other = made(MODELS[name]).state_dict(), made(MODELS[name]).state_dict()
     assert all(torch.equal(one[key], other[key]) for key in one)
     torch.manual_seed(2)
-    third = build(parse({"model": MODELS[name]})).state_dict()
+    third = build_model(parse({"model": MODELS[name]})).state_dict()
     assert not all(torch.equal(one[key], third[key]) for key in one)
 
 
@@ -109,17 +109,17 @@ def test_an_encoder_is_for_masked_language_unless_asked_otherwise() -> None:
 
 def test_the_data_goes_by_the_head_that_is_chosen() -> None:
     """Shown what comes next, an encoder would only have to copy it."""
-    config = resolved(parse({"model": MODELS["bert"], "data": {"path": "synthetic", "block_size": 16}}))
+    config = resolve_task(parse({"model": MODELS["bert"], "data": {"path": "synthetic", "block_size": 16}}))
     assert isinstance(config.model, Foreign)
     assert config.model.task == "masked-lm"
     inputs, targets = open_data(config, Ranks()).train(1, slice(0, 24))
     assert (targets == -100).any()
     assert inputs.max() == 63
-    vit = resolved(parse({"model": MODELS["vit"], "data": "synthetic"}))
+    vit = resolve_task(parse({"model": MODELS["vit"], "data": "synthetic"}))
     assert open_data(vit, Ranks()).train(1, slice(0, 2))[0].shape == (2, 3, 16, 16)
-    assert resolved(parse({"model": "my:model"})) == parse({"model": "my:model"})
+    assert resolve_task(parse({"model": "my:model"})) == parse({"model": "my:model"})
     with pytest.raises(UsageError, match="has no type lama"):
-        resolved(parse({"model": "hf:lama"}))
+        resolve_task(parse({"model": "hf:lama"}))
 
 
 def test_nothing_is_read_back_in_a_pass() -> None:
@@ -281,13 +281,13 @@ PROGRAM = """
 import json, sys, time, torch
 from launch_train.common.config import parse
 from launch_train.common.errors import UsageError
-from launch_train.models import build, hub
+from launch_train.models import build_model, hub
 for text in sys.argv[1:]:
     hub.PATIENCE = 1.0 if "silent" in text else 10.0
     torch.manual_seed(5)
     began = time.monotonic()
     try:
-        model = build(parse({"model": json.loads(text)}))
+        model = build_model(parse({"model": json.loads(text)}))
         weight = model.model.model.embed_tokens.weight
         print(json.dumps({"layers": len(model.model.model.layers), "sum": weight.double().sum().item(),
                           "training": model.model.training, "dtype": str(weight.dtype)}))

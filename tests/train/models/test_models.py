@@ -11,9 +11,9 @@ from torch import nn
 
 from launch_train.common.config import Gpt, Optimizer, ResNet, parse
 from launch_train.common.errors import UsageError
-from launch_train.models import blocks, build, flops_per_sample
+from launch_train.models import blocks, build_model, flops_per_sample
 from launch_train.models.gpt import GPT, flops_per_token
-from launch_train.models.introspection import counted
+from launch_train.models.introspection import count_flops
 from launch_train.models.losses import losses
 from launch_train.models.resnet import Bottleneck, resnet50
 from launch_train.performance import optimizer as optim
@@ -28,7 +28,7 @@ def parameters(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize(("name", "count"), [("gpt2-124m", 124_373_760), ("resnet50", 25_557_032)])
 def test_models_have_the_published_size(name: str, count: int) -> None:
     with torch.device("meta"):
-        assert parameters(build(parse({"model": name}))) == count
+        assert parameters(build_model(parse({"model": name}))) == count
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_models_have_the_published_size(name: str, count: int) -> None:
 def test_with_biases_and_their_own_vocabulary_they_are_openais(name: str, count: int) -> None:
     config = parse({"model": {"name": name, "bias": True, "vocab_size": 50257}})
     with torch.device("meta"):
-        assert parameters(build(config)) == count
+        assert parameters(build_model(config)) == count
 
 
 def test_a_token_sees_nothing_of_the_future() -> None:
@@ -100,7 +100,7 @@ def test_flops_are_nanogpts() -> None:
     """855 MFLOP a token for GPT-2 124M at 1024 (nanoGPT counts the padded vocabulary, and no positions)."""
     config = parse({"model": "gpt2-124m"})
     with torch.device("meta"):
-        model = build(config)
+        model = build_model(config)
     flops = flops_per_sample(config, None, model)
     assert flops is not None
     assert flops / 1024 == pytest.approx(855e6, rel=0.001)
@@ -116,7 +116,7 @@ def test_flops_of_resnet_are_the_published_ones() -> None:
     """torchvision's ResNet50_Weights: 4.09 GMAC for an image of 224 x 224."""
     config = parse({"model": "resnet50"})
     with torch.device("meta"):
-        flops = flops_per_sample(config, None, build(config))
+        flops = flops_per_sample(config, None, build_model(config))
     assert flops is not None
     assert flops / 3 / 2 == pytest.approx(4.09e9, rel=0.001)
 
@@ -125,13 +125,13 @@ def test_what_is_counted_is_what_the_formula_says() -> None:
     """But for LayerNorms and biases, which the formula counts as if they were matrices."""
     model = GPT(SMALL)
     tokens = torch.zeros(1, 16, dtype=torch.int64)
-    assert counted(model, tokens, tokens) == pytest.approx(16 * flops_per_token(SMALL, model), rel=0.02)
+    assert count_flops(model, tokens, tokens) == pytest.approx(16 * flops_per_token(SMALL, model), rel=0.02)
 
 
 def test_counting_leaves_no_trace() -> None:
     model = resnet50(ResNet(width=4, num_classes=3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert counted(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
+    assert count_flops(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -152,14 +152,14 @@ class Keeping(nn.Module):
 
 def test_what_a_model_keeps_is_not_that_of_the_count() -> None:
     model = Keeping()
-    assert counted(model, torch.zeros(1, 4, device="meta")) == counted(model, torch.zeros(1, 4)) == 3 * 2 * 16
+    assert count_flops(model, torch.zeros(1, 4, device="meta")) == count_flops(model, torch.zeros(1, 4)) == 3 * 2 * 16
     assert model.mask is None
     assert not model.linear.weight.is_meta
 
 
 def test_a_model_that_cannot_be_counted() -> None:
-    assert counted(GPT(SMALL), torch.zeros(1, 17, dtype=torch.int64)) is None  # longer than its block
-    assert counted(nn.Identity(), torch.zeros(1)) is None  # it computes nothing
+    assert count_flops(GPT(SMALL), torch.zeros(1, 17, dtype=torch.int64)) is None  # longer than its block
+    assert count_flops(nn.Identity(), torch.zeros(1)) is None  # it computes nothing
 
 
 def test_the_blocks_of_our_models() -> None:
@@ -197,7 +197,7 @@ def test_a_vocabulary_that_the_data_goes_beyond(size: int | None, fits: bool) ->
     source: Any = SimpleNamespace(vocab_size=size)
     config = parse({"model": "bert"})
     with nullcontext() if fits else pytest.raises(UsageError, match=r"model.vocab_size: 320 is too small .* 321"):
-        build(config, source)
+        build_model(config, source)
 
 
 def test_decay_is_for_matrices_only() -> None:
@@ -212,7 +212,7 @@ def test_decay_is_for_matrices_only() -> None:
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
 def test_a_step_of_the_optimizer_changes_the_model(name: str, kind: type) -> None:
     model = GPT(SMALL)
-    optimizer = optim.build(model, Optimizer(name=name))
+    optimizer = optim.build_optimizer(model, Optimizer(name=name))
     before = model.tokens.weight.detach().clone()
     model(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.int64)).backward()
     optimizer.step()
@@ -241,7 +241,7 @@ def test_the_learning_rate_of_runs_that_are_all_warm_up_or_have_none(steps: int,
 def test_the_loss_is_a_module_of_its_own_of_which_no_checkpoint_knows(model: dict[str, Any]) -> None:
     """It can be compiled alone, and who has the logits comes to the same bits."""
     parsed = parse({"model": {**model, "n_layer": 2, "n_embd": 16, "block_size": 8, "n_head": 2}})
-    built = build(parsed).eval()
+    built = build_model(parsed).eval()
     (loss,) = losses(built)
     assert not any("loss" in name for name in built.state_dict())
     assert loss not in blocks(built)

@@ -23,11 +23,11 @@ from launch_train.monitoring.rates import Rates
 def test_this_machine(tmp_path: Path) -> None:
     here = open_host(tmp_path, os.getpid())
     assert here is not None
-    first = here.look()
+    first = here.sample()
     assert "cpu" not in first
     assert "net_rx_mbps" not in first
     time.sleep(0.01)
-    row = here.look()
+    row = here.sample()
     names = {"cpus", "cpu", "load", "ram_gb", "ram_limit_gb", "swap_gb", "processes_gb", "disk_free_gb", "disk_gb"}
     assert names | {"net_rx_mbps", "net_tx_mbps", "shm_gb", "shm_limit_gb"} <= row.keys()
     assert 0 < row["processes_gb"] <= row["ram_limit_gb"]
@@ -43,11 +43,11 @@ def test_without_psutil_there_is_no_host(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_look_is_cheap(tmp_path: Path) -> None:
     here = open_host(tmp_path, os.getpid())
     assert here is not None
-    here.look()
+    here.sample()
 
     def seconds() -> float:
         began = time.thread_time()
-        here.look()
+        here.sample()
         return time.thread_time() - began
 
     assert min(seconds() for _ in range(20)) < 0.05, "it starts no process, and walks through none but the run's"
@@ -104,28 +104,28 @@ def test_rates_and_the_limits_of_a_container(monkeypatch: pytest.MonkeyPatch, tm
     )
     machine = FakePsutil()
     here = Host(machine, tmp_path, os.getpid(), limited(group))
-    row = here.look()
+    row = here.sample()
     assert (row["cpus"], row["ram_gb"], row["ram_limit_gb"], "cpu" in row) == (4.0, 8.0, 16.0, False)
     now += 2
     machine.moved = 100_000_000
     files(group, cpu__stat="usage_usec 14000000\n")
-    row = here.look()
+    row = here.sample()
     assert (row["cpu"], row["disk_read_mb_s"], row["disk_write_mb_s"]) == (0.5, 50.0, 100.0)
     assert (row["net_rx_mbps"], row["net_tx_mbps"]) == (800.0, 0.0), "of both cards, and not of the bridge"
 
 
 def test_a_machine_without_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = Host(FakePsutil(), tmp_path, os.getpid(), Cgroup())
-    here.look()
+    here.sample()
     time.sleep(0.001)
-    row = here.look()
+    row = here.sample()
     assert (row["ram_gb"], row["ram_limit_gb"], row["cpu"]) == (60.0, 100.0, 0.25)
     monkeypatch.setattr(host, "NETWORKS", tmp_path)
     assert physical(["lo", "eth0"]) == ["eth0"], "in a container no card has a device"
 
 
 def test_a_disk_that_is_not_there_is_left_out(tmp_path: Path) -> None:
-    assert "disk_gb" not in Host(FakePsutil(), tmp_path / "gone", os.getpid(), Cgroup()).look()
+    assert "disk_gb" not in Host(FakePsutil(), tmp_path / "gone", os.getpid(), Cgroup()).sample()
 
 
 def test_children_and_theirs() -> None:

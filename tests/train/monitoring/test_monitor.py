@@ -16,8 +16,8 @@ from launch_train.common.errors import OutputError
 from launch_train.common.storage import GcsFolder, LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import monitor
-from launch_train.monitoring.bounded_call import Aside
-from launch_train.monitoring.monitor import Late, Off, Watch, open_monitor
+from launch_train.monitoring.bounded_call import BoundedCall
+from launch_train.monitoring.monitor import LazySink, NodeMonitor, Off, open_monitor
 from launch_train.monitoring.nvml import open_gpus
 from launch_train.telemetry.metric_sink import Null, Sink
 from launch_train.telemetry.rows import Row
@@ -41,7 +41,7 @@ class Kept(Null):
 def gpus_of(*devices: Device, **more: Any) -> Callable[[], list[Row]]:
     gpus = open_gpus({}, FakeNvml(list(devices), **more))
     assert gpus is not None
-    return gpus.look
+    return gpus.sample
 
 
 @contextmanager
@@ -50,9 +50,9 @@ def watching(
     host: Callable[[], Row | None] = lambda: {"cpu": 0.5},
     rows: Sink | None = None,
     events: Sink | None = None,
-) -> Iterator[Watch]:
+) -> Iterator[NodeMonitor]:
     """One that looks when the test says so."""
-    one = Watch(3600.0, 0, Aside(host, "host"), Aside(look, "gpus"), rows or Null(), events or Null())
+    one = NodeMonitor(3600.0, 0, BoundedCall(host, "host"), BoundedCall(look, "gpus"), rows or Null(), events or Null())
     yield one
     one.close()
 
@@ -68,8 +68,8 @@ def test_a_look_has_the_host_and_the_gpus() -> None:
     rows = Kept()
     with watching(gpus_of(Device(), Device()), rows=rows) as watch:
         assert watch.facts() == {}
-        watch.look()
-        watch.look()
+        watch.sample()
+        watch.sample()
         facts = watch.facts()["monitor"]
     assert [sorted(row) for row in rows.rows] == [["gpus", "host", "time"]] * 2
     assert (facts["looks"], facts["gpu_util_mean"], facts["gpu_mem_max_gb"], facts["cpu_mean"]) == (2, 0.97, 60.0, 0.5)
@@ -79,15 +79,15 @@ def test_a_look_has_the_host_and_the_gpus() -> None:
 def test_without_gpus_the_host_alone() -> None:
     rows = Kept()
     with watching(rows=rows) as watch:
-        watch.look()
+        watch.sample()
     assert rows.rows[0].keys() == {"time", "host"}
 
 
 def test_errors_of_a_gpu_are_events_of_the_run(capfd: pytest.CaptureFixture[str]) -> None:
     events = Kept()
     with watching(gpus_of(Device(), xids=[(0, 94)]), events=events) as watch:
-        watch.look()
-        watch.look()
+        watch.sample()
+        watch.sample()
     [event] = events.rows
     assert (event["event"], event["xid"], event["doubtful"], event["node"]) == ("gpu_error", 94, True, 0)
     assert capfd.readouterr().err.count("train: node 0, GPU 0: Xid 94: ") == 1
@@ -107,7 +107,7 @@ def test_a_driver_that_hangs_holds_nothing_up(
 
     with watching(hang, rows=rows) as watch:
         for _ in range(5):
-            watch.look()
+            watch.sample()
         assert (len(calls), len(rows.rows), [row for row in rows.rows if "gpus" in row]) == (1, 5, [])
         assert capfd.readouterr().err.count("the NVIDIA driver has not answered") == 1
         began = time.monotonic()
@@ -124,10 +124,10 @@ def test_a_driver_that_answers_again_is_asked_again() -> None:
             raise OSError("it was not to be")
         return answers[0]
 
-    aside = Aside(fail_once, "gpus")
-    assert aside.answer(5) is None
-    assert aside.answer(5) == [{"gpu": 0, "util": 0.5}]
-    assert aside.silent() == 0.0
+    aside = BoundedCall(fail_once, "gpus")
+    assert aside.call(5) is None
+    assert aside.call(5) == [{"gpu": 0, "util": 0.5}]
+    assert aside.blocked_seconds() == 0.0
     aside.close()
 
 
@@ -137,8 +137,8 @@ def test_a_host_that_can_not_be_looked_at_leaves_the_gpus() -> None:
 
     rows = Kept()
     with watching(gpus_of(Device()), host=broken, rows=rows) as watch:
-        watch.look()
-        watch.look()
+        watch.sample()
+        watch.sample()
     assert [row.keys() for row in rows.rows] == [{"time", "gpus"}] * 2
 
 
@@ -151,7 +151,7 @@ def test_a_disk_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
         return {}
 
     with watching(gpus_of(Device()), host=hang, rows=rows) as watch:
-        watch.look()
+        watch.sample()
         began = time.monotonic()
         watch.close()
         assert time.monotonic() - began < 10
@@ -169,7 +169,7 @@ def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyP
         released.wait(60)
         return {}
 
-    watch = Watch(0.001, 0, Aside(slow, "host"), Aside(lambda: None, "gpus"), rows, Null())
+    watch = NodeMonitor(0.001, 0, BoundedCall(slow, "host"), BoundedCall(lambda: None, "gpus"), rows, Null())
     assert asked.wait(10)
     watch.close()
     released.set()
@@ -178,15 +178,19 @@ def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    watch = Watch(0.001, 0, Aside(lambda: None, "host"), Aside(lambda: None, "gpus"), Broken(), Null())
+    watch = NodeMonitor(
+        0.001, 0, BoundedCall(lambda: None, "host"), BoundedCall(lambda: None, "gpus"), Broken(), Null()
+    )
     watch._thread.join(10)
     watch.close()
-    assert "the machine is not looked at any more: OutputError: the disk is full" in capfd.readouterr().err
+    assert "warning: machine monitoring has stopped: OutputError: the disk is full" in capfd.readouterr().err
 
 
 def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Kept()
-    watch = Watch(0.001, 0, Aside(lambda: {"cpu": 0.1}, "host"), Aside(lambda: None, "gpus"), rows, Null())
+    watch = NodeMonitor(
+        0.001, 0, BoundedCall(lambda: {"cpu": 0.1}, "host"), BoundedCall(lambda: None, "gpus"), rows, Null()
+    )
     until(lambda: len(rows.rows) > 3)
     watch.close()
     seen = len(rows.rows)
@@ -229,11 +233,11 @@ def test_a_bucket_that_is_away_does_not_hold_the_end_up(
     monkeypatch.setattr(monitor, "PART_SECONDS", 0.01)
     env = {"LAUNCH_RUN_FOLDER": "gs://my-bucket/r", "LAUNCH_SPOOL": str(tmp_path / "spool")}
     watch = open_monitor(3600, Ranks(), env)
-    assert isinstance(watch, Watch)
-    watch.look()
+    assert isinstance(watch, NodeMonitor)
+    watch.sample()
     until(lambda: GcsFolder("gs://my-bucket/r").list("monitor/"))
     cloud.faults.down(until=clock() + 1e6)
-    watch.look()
+    watch.sample()
     began = time.monotonic()
     watch.close()
     assert time.monotonic() - began < 10
@@ -246,9 +250,9 @@ def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
     env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_NODE": "1"}
     run_sink = Kept()
     watch = open_monitor(3600, Ranks(rank=8, world=16), env, run_sink)
-    assert isinstance(watch, Watch)
-    watch._gpus = Aside(gpus_of(Device(), xids=[(0, 48)]), "gpus")
-    watch.look()
+    assert isinstance(watch, NodeMonitor)
+    watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
+    watch.sample()
     watch.close()
     assert LocalFolder(tmp_path).list("metrics/") == ["metrics/0001-0000-0001-000000.jsonl"]
     assert json.loads(LocalFolder(tmp_path).read("metrics/0001-0000-0001-000000.jsonl"))["xid"] == 48
@@ -258,9 +262,9 @@ def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
 def test_rank_0_gives_its_errors_to_the_run(tmp_path: Path) -> None:
     run_sink = Kept()
     watch = open_monitor(3600, Ranks(), {"LAUNCH_RUN_FOLDER": str(tmp_path)}, run_sink)
-    assert isinstance(watch, Watch)
-    watch._gpus = Aside(gpus_of(Device(), xids=[(0, 48)]), "gpus")
-    watch.look()
+    assert isinstance(watch, NodeMonitor)
+    watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
+    watch.sample()
     watch.close()
     assert [row["xid"] for row in run_sink.rows] == [48]
     assert not LocalFolder(tmp_path).list("metrics/")
@@ -275,21 +279,21 @@ class Broken(Null):
 
 
 def test_a_folder_that_can_not_be_written_ends_the_writing(capfd: pytest.CaptureFixture[str]) -> None:
-    with watching(rows=Late(Broken)) as watch:
+    with watching(rows=LazySink(Broken)) as watch:
         for _ in range(3):
-            watch.look()
+            watch.sample()
         assert watch.facts()["monitor"]["looks"] == 3
-    assert capfd.readouterr().err == "train: no more of the machine's figures are written: the disk is full\n"
+    assert capfd.readouterr().err == "train: warning: machine metrics are no longer written: the disk is full\n"
 
 
 def test_a_run_whose_metrics_are_broken_hears_it_from_them(capfd: pytest.CaptureFixture[str]) -> None:
     with watching(gpus_of(Device(), xids=[(0, 48)]), events=Broken()) as watch:
-        watch.look()
+        watch.sample()
         assert watch.facts()["monitor"]["looks"] == 1
     assert "Xid 48" in capfd.readouterr().err
-    Late(Null).close()
-    assert Late(Null).flush(0)
-    broken = Late(Broken)
+    LazySink(Null).close()
+    assert LazySink(Null).flush(0)
+    broken = LazySink(Broken)
     broken._sink = Broken()
     broken.close()
 

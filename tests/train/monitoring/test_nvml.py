@@ -18,7 +18,7 @@ def opened(nvml: FakeNvml, visible: str | None = None) -> Gpus:
 
 
 def test_a_look_at_two_gpus() -> None:
-    rows = opened(FakeNvml([Device(), Device()])).look()
+    rows = opened(FakeNvml([Device(), Device()])).sample()
     assert [row["gpu"] for row in rows] == [0, 1]
     expected: dict[str, object] = {
         "util": 0.97,
@@ -37,9 +37,9 @@ def test_what_a_gpu_does_not_say_is_left_out_and_not_asked_again() -> None:
     device.answers |= {"UtilizationRates": NOT_SUPPORTED, "PowerUsage": NOT_SUPPORTED}
     nvml = FakeNvml([device])
     gpus = opened(nvml)
-    assert not {"util", "power_w", "pcie_rx_mb_s", "nvlink_errors"} & gpus.look()[0].keys()
+    assert not {"util", "power_w", "pcie_rx_mb_s", "nvlink_errors"} & gpus.sample()[0].keys()
     nvml.asked.clear()
-    assert gpus.look()[0]["temp_c"] == 61
+    assert gpus.sample()[0]["temp_c"] == 61
     assert not {"UtilizationRates", "PowerUsage"} & set(nvml.asked)
 
 
@@ -47,14 +47,14 @@ def test_an_error_that_passes_is_asked_again() -> None:
     device = Device()
     device.answers["Temperature"] = UNKNOWN
     gpus = opened(FakeNvml([device]))
-    assert "temp_c" not in gpus.look()[0]
+    assert "temp_c" not in gpus.sample()[0]
     device.answers["Temperature"] = 50
-    assert gpus.look()[0]["temp_c"] == 50
+    assert gpus.sample()[0]["temp_c"] == 50
 
 
 def test_a_gpu_that_is_lost() -> None:
     device = Device(answers=dict.fromkeys(("UtilizationRates", "MemoryInfo", "Temperature"), LOST))
-    rows = opened(FakeNvml([Device(), device], xids=[(1, 79)])).look()
+    rows = opened(FakeNvml([Device(), device], xids=[(1, 79)])).sample()
     assert rows[1] == {"gpu": 1, "lost": True}
     assert rows[2] == {"gpu": None, "xid": [79]}, "it can't say any more which one it is"
 
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_lost() -> None:
 def test_reasons_by_their_names_and_by_the_old_function() -> None:
     device = Device()
     device.answers |= {"CurrentClocksEventReasons": NOT_SUPPORTED, "CurrentClocksThrottleReasons": 0x1 | 0x40 | 0x80}
-    assert opened(FakeNvml([device])).look()[0]["throttle"] == ["idle", "hw_thermal", "hw_power_brake"]
+    assert opened(FakeNvml([device])).sample()[0]["throttle"] == ["idle", "hw_thermal", "hw_power_brake"]
 
 
 def test_counters_become_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,22 +70,22 @@ def test_counters_become_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     gpus = opened(FakeNvml([device]))
-    assert "pcie_rx_mb_s" not in gpus.look()[0]
+    assert "pcie_rx_mb_s" not in gpus.sample()[0]
     now += 2
     device.fields |= {"PCIE_COUNT_RX_BYTES": 50_000_000, "PCIE_COUNT_TX_BYTES": 8_000_000}
     device.fields |= {"NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": 2, "NVLINK_REPLAY_ERROR_COUNT_TOTAL": 1}
-    row = gpus.look()[0]
+    row = gpus.sample()[0]
     assert (row["pcie_rx_mb_s"], row["pcie_tx_mb_s"], row["nvlink_errors"]) == (25.0, 4.0, 3)
     now += 2
     device.fields["PCIE_COUNT_RX_BYTES"] = 5
-    row = gpus.look()[0]
+    row = gpus.sample()[0]
     assert ("pcie_rx_mb_s" in row, row["pcie_tx_mb_s"]) == (False, 0.0), "a counter that wrapped gives none"
 
 
 def test_a_gpu_that_tells_no_xids_leaves_those_of_the_others() -> None:
     mute = Device()
     mute.answers["Events"] = NOT_SUPPORTED
-    rows = opened(FakeNvml([mute, Device()], xids=[(1, 79)])).look()
+    rows = opened(FakeNvml([mute, Device()], xids=[(1, 79)])).sample()
     assert [row.get("xid") for row in rows] == [None, [79]]
 
 
@@ -94,20 +94,20 @@ def test_an_old_pynvml_says_what_it_can() -> None:
     names = ("nvmlDeviceGetCurrentClocksEventReasons", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", "nvmlDeviceGetTotalEccErrors")
     device = Device(fields={"PCIE_COUNT_TX_BYTES": 0, "NVLINK_REPLAY_ERROR_COUNT_TOTAL": 3})
     gpus = opened(FakeNvml([device], missing=names))
-    [row] = gpus.look()
+    [row] = gpus.sample()
     assert (row["util"], row["throttle"], row["nvlink_errors"]) == (0.97, ["sw_power_cap"], 3)
     assert "ecc_uncorrected" not in row
-    assert gpus.look()[0]["power_w"] == 653.4
+    assert gpus.sample()[0]["power_w"] == 653.4
 
 
 def test_xids_since_the_last_look() -> None:
     nvml = FakeNvml([Device(), Device()], xids=[(1, 63), (1, 94), (0, 13)])
     gpus = opened(nvml)
-    assert [row.get("xid") for row in gpus.look()] == [[13], [63, 94]]
-    assert [row.get("xid") for row in gpus.look()] == [None, None]
+    assert [row.get("xid") for row in gpus.sample()] == [[13], [63, 94]]
+    assert [row.get("xid") for row in gpus.sample()] == [None, None]
     nvml.xids = [(0, 13)] * 1000
-    assert len(gpus.look()[0]["xid"]) == 64, "a storm of them doesn't hold a look up"
-    assert opened(FakeNvml([Device()], deaf=True)).look()[0]["util"] == 0.97
+    assert len(gpus.sample()[0]["xid"]) == 64, "a storm of them doesn't hold a look up"
+    assert opened(FakeNvml([Device()], deaf=True)).sample()[0]["util"] == 0.97
 
 
 def test_gpus_that_are_shown() -> None:
@@ -123,7 +123,7 @@ def test_gpus_that_are_shown() -> None:
         ("MIG-0,MIG-1", [0, 1, 2]),
     ]:
         assert shown(uuids, visible) == expected
-    assert [row["gpu"] for row in opened(FakeNvml([Device(), Device(uuid="GPU-1")]), "GPU-1").look()] == [1]
+    assert [row["gpu"] for row in opened(FakeNvml([Device(), Device(uuid="GPU-1")]), "GPU-1").sample()] == [1]
     assert open_gpus({"CUDA_VISIBLE_DEVICES": ""}, FakeNvml([Device()])) is None
 
 
@@ -138,14 +138,14 @@ def test_without_gpus_there_is_nothing_to_look_at() -> None:
 
 def test_a_look_is_cheap() -> None:
     gpus = opened(FakeNvml([Device() for _ in range(8)]))
-    gpus.look()
+    gpus.sample()
     best = min(_cpu_ms(gpus) for _ in range(20))
     assert best < 5, "that many calls of a fake in Python; a call of the driver waits without the interpreter's lock"
 
 
 def _cpu_ms(gpus: Gpus) -> float:
     began = time.thread_time()
-    gpus.look()
+    gpus.sample()
     return (time.thread_time() - began) * 1e3
 
 
@@ -153,8 +153,8 @@ def _cpu_ms(gpus: Gpus) -> float:
 def test_the_gpus_of_this_machine() -> None:
     gpus = open_gpus(os.environ)
     assert gpus is not None
-    gpus.look()
-    row = gpus.look()[0]
+    gpus.sample()
+    row = gpus.sample()[0]
     assert {"gpu", "memory_gb", "memory_total_gb"} <= row.keys()
     assert 0 < row["memory_gb"] < row["memory_total_gb"]
     assert len(row) > len(READS) / 2

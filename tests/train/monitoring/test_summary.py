@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from launch_train.monitoring.summary import Sums
+from launch_train.monitoring.summary import MonitorSummary
 
 
 def test_means_and_tops_over_all_gpus_and_looks() -> None:
-    sums = Sums()
+    sums = MonitorSummary()
     for util, hot in ((1.0, ["sw_power_cap"]), (0.5, ["idle"])):
         gpus = [{"gpu": 0, "util": util, "power_w": 100.0, "memory_gb": 10 * util, "temp_c": 60, "throttle": hot}]
         gpus += [{"gpu": 1, "util": 0.0, "throttle": []}]
@@ -25,7 +25,7 @@ def test_means_and_tops_over_all_gpus_and_looks() -> None:
 
 
 def test_without_gpus_and_without_looks() -> None:
-    sums = Sums()
+    sums = MonitorSummary()
     assert sums.facts() == {}
     sums.add({"time": 0.0})
     assert sums.facts() == {"looks": 1}

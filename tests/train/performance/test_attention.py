@@ -18,7 +18,7 @@ from tests.train.trials import CONFIG, losses, train
 
 def computed(asked: Attention, device: str = "cpu", dropout: float = 0.0) -> str:
     """The operator whose backward pass would come."""
-    with attention.kernel(asked, device):
+    with attention.use_kernel(asked, device):
         q = torch.randn(1, 2, 8, 16, requires_grad=True)
         return str(scaled_dot_product_attention(q, q, q, dropout_p=dropout, is_causal=True).grad_fn)
 
@@ -36,17 +36,17 @@ def test_it_is_the_one_that_is_asked_for_and_only_inside(asked: Attention, flash
 def test_a_device_without_it_is_refused(asked: Attention, device: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         computed(asked, device)
-    assert str(caught.value) == f"attention: there is no {asked} on {device}; use {right}"
+    assert str(caught.value) == f"attention: {asked} is not available on {device}; use {right}"
 
 
 def test_what_it_does_not_compute_is_told_in_a_line(recwarn: pytest.WarningsRecorder) -> None:
     why = "Both fused kernels do not support non-zero dropout"
-    with pytest.raises(UsageError, match=f"^attention: flash doesn't compute this model's attention: {why}; use auto$"):
+    with pytest.raises(UsageError, match=f"^attention: flash doesn't support this model's attention: {why}; use auto$"):
         computed("flash", dropout=0.5)
     assert not recwarn
 
 
-@attention.kernel("flash", "cpu")
+@attention.use_kernel("flash", "cpu")
 def fails() -> None:
     warnings.warn("a warning of yours: the attention kernel", stacklevel=1)
     raise RuntimeError("something else")
@@ -76,8 +76,8 @@ def test_the_same_bits_on_a_gpu_take_the_one_kernel_that_gives_them(
 ) -> None:
     """torch makes flash and efficient deterministic only where all that isn't raises an error; cuDNN's never is."""
     config = Config()._replace(attention=asked, deterministic=exact)
-    assert attention.chosen(config, device) == chosen
-    said = attention.explained(config, device)
+    assert attention.choose_kernel(config, device) == chosen
+    said = attention.choices(config, device)
     assert [one.chosen for one in said] == ([] if chosen == "auto" else [chosen])
     assert all(("deterministic" in one.why) == (asked != chosen) for one in said)
 
@@ -85,7 +85,7 @@ def test_the_same_bits_on_a_gpu_take_the_one_kernel_that_gives_them(
 @pytest.mark.parametrize("asked", ["flash", "efficient", "cudnn"])
 def test_the_same_bits_with_another_kernel_are_refused(asked: Attention) -> None:
     with pytest.raises(UsageError, match=f"attention: {asked} .*deterministic.*math"):
-        attention.chosen(Config()._replace(attention=asked, deterministic=True), "cuda")
+        attention.choose_kernel(Config()._replace(attention=asked, deterministic=True), "cuda")
 
 
 @pytest.mark.usefixtures("one_thread")

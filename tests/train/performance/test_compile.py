@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> compiling.Plan:
     parsed = parse({"model": CONFIG["model"], **config})
-    return compiling.plan(models.build(parsed), parsed, ranks, accumulates=accumulates)
+    return compiling.make_plan(models.build_model(parsed), parsed, ranks, accumulates=accumulates)
 
 
 # --- What is compiled -------------------------------------------------------------------------------------------------
@@ -58,10 +58,10 @@ def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> com
 @pytest.mark.parametrize(
     ("capability", "compilers", "mode", "why"),
     [
-        ((9, 0), {"cc"}, "regional", "3 blocks alike"),
-        ((8, 0), {"gcc"}, "regional", "3 blocks alike"),
+        ((9, 0), {"cc"}, "regional", "3 identical blocks"),
+        ((8, 0), {"gcc"}, "regional", "3 identical blocks"),
         ((8, 9), set(), "off", "there is no C compiler (cc, gcc, clang) here"),
-        ((7, 5), {"gcc"}, "off", "it pays on GPUs from Ampere on"),
+        ((7, 5), {"gcc"}, "off", "worthwhile on Ampere or newer GPUs only"),
     ],
 )
 def test_auto_compiles_where_it_can(
@@ -72,10 +72,10 @@ def test_auto_compiles_where_it_can(
     monkeypatch.delenv("CC", raising=False)
     plan = planned(model={**CONFIG["model"], "n_embd": 64})
     assert (plan.mode, plan.why, len(plan.blocks)) == (mode, why, 3 if mode == "regional" else 0)
-    assert len(plan.beside) == (mode == "regional")
+    assert len(plan.losses) == (mode == "regional")
     assert planned(Ranks()).mode == "off"
     assert (planned(compile="whole").mode, planned(Ranks(), compile="whole").mode) == ("whole", "whole")
-    assert planned(compile=False).choices == (("compile", "false", "the spec says so"),)
+    assert planned(compile=False).choices == (("compile", "false", "set in the spec"),)
 
 
 def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
@@ -90,7 +90,7 @@ def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
 def test_cuda_graphs_hold_a_whole_pass() -> None:
     plan = planned(compile=True, cuda_graphs=True)
     assert plan.mode == "whole"
-    assert plan.choices[1] == ("cuda graphs", "true", "the spec says so")
+    assert plan.choices[1] == ("cuda graphs", "true", "set in the spec")
     refused = planned(compile=True, cuda_graphs=True, accumulates=True, model={**CONFIG["model"], "n_embd": 64})
     assert refused.mode == "regional"
     assert refused.choices[1] == ("cuda graphs", "false", "gradients of several passes add up")
@@ -110,7 +110,7 @@ def chosen(rows: list[dict[str, Any]]) -> tuple[str, str]:
 def test_compiled_or_not_the_losses_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, mode: str
 ) -> None:
-    monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 1.0)
+    monkeypatch.setattr(compiling, "MIN_BLOCK_SHARE", 0.0 if mode == "regional" else 1.0)
     config = {**SMALL, "steps": 3, "eval": {"every": 3, "batches": 1}}
     plain = run(tmp_path / "plain", {**config, "compile": False})
     rows = run(tmp_path / "run", {**config, "activation_checkpointing": asked})
@@ -191,8 +191,8 @@ def test_the_probe_for_the_micro_batch_runs_what_training_runs(
 
     monkeypatch.setattr(gpt.Block, "forward", scarce)
     monkeypatch.setattr(compiling, "BACKEND", backend)
-    monkeypatch.setattr(compiling, "MOST", 0.0 if mode == "regional" else 2.0)
-    monkeypatch.setattr(micro_batch, "is_bounded", lambda device: True)
+    monkeypatch.setattr(compiling, "MIN_BLOCK_SHARE", 0.0 if mode == "regional" else 2.0)
+    monkeypatch.setattr(micro_batch, "is_memory_bounded", lambda device: True)
     rows = run(tmp_path / "run", {**SMALL, "steps": 2, "batch_size": 8, "eval": {"every": 2, "batches": 1}})
     said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     assert (said["compile"], said["micro-batch"]) == (mode, str(found))
@@ -204,7 +204,7 @@ def test_a_compiler_that_fails_leaves_the_probe_what_it_found_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "BACKEND", breaks)
-    monkeypatch.setattr(micro_batch, "is_bounded", lambda device: True)
+    monkeypatch.setattr(micro_batch, "is_memory_bounded", lambda device: True)
     rows = run(tmp_path / "run", {**SMALL, "steps": 1})
     said = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     assert (said["compile"], said["micro-batch"]) == ("false", "4")
@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_compiled_trains_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: float
 ) -> None:
     monkeypatch.setattr(compiling, "BACKEND", breaks)
-    monkeypatch.setattr(compiling, "MOST", most)
+    monkeypatch.setattr(compiling, "MIN_BLOCK_SHARE", most)
     rows = run(tmp_path / "run", CONFIG)
     assert chosen(rows)[0] == "false"
     assert chosen(rows)[1].startswith("it failed: rank 0: BackendCompilerFailed: ")
@@ -263,7 +263,7 @@ def test_another_start_compiles_nothing_again(
     from torch._dynamo.utils import counters
 
     config = {**CONFIG, "steps": 1, "eval": {"every": 0}, "model": {**CONFIG["model"], "n_layer": 2}}
-    monkeypatch.setattr(compiling, "MOST", 0.0)
+    monkeypatch.setattr(compiling, "MIN_BLOCK_SHARE", 0.0)
     found = []
     for machine in ("one", "other"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / machine))
@@ -275,7 +275,7 @@ def test_another_start_compiles_nothing_again(
     assert found == [(4, 0), (0, 4)], "forward and backward of a block, and of the loss"
     (kept,) = LocalFolder(tmp_path / "run").list("compile/")
     assert ", cached)" in capsys.readouterr().out
-    compile_cache.unsealed(LocalFolder(tmp_path / "run").read(kept))
+    compile_cache.check_digest(LocalFolder(tmp_path / "run").read(kept))
 
 
 @pytest.mark.e2e
@@ -292,7 +292,7 @@ def test_what_was_compiled_for_one_kernel_for_attention_is_not_taken_for_another
     for asked in ("math", "flash", "math"):
         torch._dynamo.reset()
         counters.clear()
-        with attention.kernel(asked, "cpu"):
+        with attention.use_kernel(asked, "cpu"):
             out = torch.compile(nn.functional.scaled_dot_product_attention)(query, query, query, is_causal=True)
             (grad,) = torch.autograd.grad(out.square().sum(), query)
         made.append((counters["aot_autograd"]["autograd_cache_hit"], grad))
@@ -307,13 +307,16 @@ def test_what_is_damaged_is_compiled_anew(tmp_path: Path, capsys: pytest.Capture
     assert not compile_cache.load(storage, "compile/a.bin")
     storage.write("compile/a.bin", damage)
     assert not compile_cache.load(storage, "compile/a.bin")
-    assert capsys.readouterr().out == "compiling anew: compile/a.bin: it is damaged\n"
-    assert compile_cache.unsealed(compile_cache.sealed(b"whole")) == b"whole"
+    assert (
+        capsys.readouterr().out
+        == "compile cache compile/a.bin is not usable, compiling from scratch: checksum mismatch\n"
+    )
+    assert compile_cache.check_digest(compile_cache.add_digest(b"whole")) == b"whole"
 
 
 def test_what_torch_cannot_read_is_compiled_anew(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
-    storage.write("compile/a.bin", compile_cache.sealed(b"of another version"))
+    storage.write("compile/a.bin", compile_cache.add_digest(b"of another version"))
     assert not compile_cache.load(storage, "compile/a.bin")
 
 
@@ -325,24 +328,24 @@ def test_a_folder_that_cannot_be_used_ends_nothing(
 
     monkeypatch.setattr(LocalFolder, "read", fails)
     monkeypatch.setattr(LocalFolder, "write", fails)
-    monkeypatch.setattr(compile_cache, "_made", lambda: True)
+    monkeypatch.setattr(compile_cache, "_compiled_anything", lambda: True)
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made", None))
     assert not compile_cache.load(LocalFolder(tmp_path), "compile/a.bin")
-    compile_cache.keep(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    compile_cache.save(LocalFolder(tmp_path), "compile/a.bin", Ranks())
     assert capsys.readouterr().out.count("the bucket is gone") == 2
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: int("torch's own fault"))
-    compile_cache.keep(LocalFolder(tmp_path), "compile/a.bin", Ranks())
-    assert "is not kept: ValueError: invalid literal" in capsys.readouterr().out
+    compile_cache.save(LocalFolder(tmp_path), "compile/a.bin", Ranks())
+    assert "compiles again: ValueError: invalid literal" in capsys.readouterr().out
 
 
 def test_each_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
     model = nn.Linear(2, 2)
-    names = [compile_cache.name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
+    names = [compile_cache.object_name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
     assert names[0].removesuffix("-0.bin") == names[1].removesuffix("-1.bin")
     others = {
-        compile_cache.name(nn.Linear(2, 3), "whole", torch.device("cpu")),
-        compile_cache.name(model, "regional", torch.device("cpu")),
-        compile_cache.name(model, "whole", torch.device("cpu")),
+        compile_cache.object_name(nn.Linear(2, 3), "whole", torch.device("cpu")),
+        compile_cache.object_name(model, "regional", torch.device("cpu")),
+        compile_cache.object_name(model, "whole", torch.device("cpu")),
     }
     assert len(others) == 3

@@ -70,7 +70,7 @@ def test_the_optimizer_is_torchs_in_all_but_its_compiler() -> None:
         return model.weight.flatten().tolist(), again.state_dict()["param_groups"][0]
 
     for kind in (torch.optim.AdamW, torch.optim.SGD):
-        ours = eager.optimizer(kind)
+        ours = eager.eager_optimizer(kind)
         assert ours.__name__ == kind.__name__
         assert trained(ours) == trained(kind)
 
@@ -78,6 +78,6 @@ def test_the_optimizer_is_torchs_in_all_but_its_compiler() -> None:
 def test_what_the_compiler_was_told_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     told = ModuleType("told")
     monkeypatch.setitem(vars(torch), "_dynamo", told)
-    with eager._compiler_unasked():
+    with eager._without_dynamo():
         assert torch._dynamo is told
     assert torch._dynamo is told

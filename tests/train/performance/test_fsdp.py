@@ -42,7 +42,7 @@ from tests.train import sharing, trials
 from tests.train.forked import Forked
 from tests.train.sharing import CONFIG, HALF
 
-FP32, BF16 = precision.KINDS["fp32"], precision.KINDS["bf16"]
+FP32, BF16 = precision.POLICIES["fp32"], precision.POLICIES["bf16"]
 
 
 # --- Two ranks --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_the_digest_is_that_of_the_whole_model(session: Path) -> None:
     """Of equal parameters DDP and FSDP have the same digest, and it is that of the checkpoint's whole tensors."""
     for name in ("ddp", "fsdp"):
         with sharing.gained():
-            saved = models.build(parse(CONFIG))
+            saved = models.build_model(parse(CONFIG))
         saved.load_state_dict(checkpoint.load(str(session / name))["model"])
         assert parameters_sha256(saved) == end(session / name)["parameters_sha256"]
 
@@ -112,7 +112,7 @@ def test_one_rank_reads_what_two_have_shared_out(session: Path, tmp_path: Path) 
     state = checkpoint.load(str(folder))
     env = {contract.RUN_FOLDER: str(folder), contract.ATTEMPT: "1", contract.GENERATION: "7"}
     with sharing.gained():
-        run = resume.begin(setup(parse(CONFIG), Ranks(), env), env)
+        run = resume.resume_or_start(setup(parse(CONFIG), Ranks(), env), env)
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, state["model"][name])
     moments, saved = run.optimizer.state_dict()["state"], state["optimizer"]["state"]
@@ -240,12 +240,12 @@ def group() -> Iterator[Ranks]:
 
 
 def model() -> nn.Module:
-    return models.build(parse(CONFIG))
+    return models.build_model(parse(CONFIG))
 
 
 def test_no_sync_is_off_again_after_an_error(group: Ranks) -> None:
     shared = model()
-    fsdp.prepare(shared, group, FP32, models.blocks(shared), moments=2)
+    fsdp.shard_model(shared, group, FP32, models.blocks(shared), moments=2)
     modules: list[Any] = [*fsdp.sharded_modules(shared)]
     assert modules[0] is shared
     assert len(modules) == 3
@@ -269,7 +269,7 @@ def syncs(module: Any) -> bool:
 def test_after_an_evaluation_the_outermost_parameters_go_back(group: Ranks) -> None:
     """The digest, and whoever asks for parameters, wants the ranks' parts."""
     shared = model()
-    fsdp.prepare(shared, group, FP32, models.blocks(shared), moments=2)
+    fsdp.shard_model(shared, group, FP32, models.blocks(shared), moments=2)
     before = parameters_sha256(shared)
     assert before == parameters_sha256(_same(model(), shared))
     with torch.no_grad():
@@ -288,15 +288,15 @@ def test_the_memory_to_reserve_is_that_of_the_parts() -> None:
     """Of a model that is shared out a rank holds a part, and no peer can give it a second try."""
     plain = model()
     parameters = sum(one.numel() for one in plain.parameters())
-    assert memory.to_reserve(plain, held=2, buckets=True) == 12 * parameters
+    assert memory.bytes_to_reserve(plain, optimizer_size=2, buckets=True) == 12 * parameters
     assert fsdp.state_bytes(plain, moments=2) == 16 * parameters
-    assert memory.again(memory.portions(8, 4, 2), plain, Ranks(world=2))
+    assert memory.halve_for_retry(memory.split_evenly(8, 4, 2), plain, Ranks(world=2))
 
 
 def test_a_shared_out_model_gets_no_second_try(group: Ranks) -> None:
     shared = model()
-    fsdp.prepare(shared, group, FP32, [], moments=2)
-    assert not memory.again(memory.portions(8, 4, 2), shared, Ranks(world=2))
+    fsdp.shard_model(shared, group, FP32, [], moments=2)
+    assert not memory.halve_for_retry(memory.split_evenly(8, 4, 2), shared, Ranks(world=2))
 
 
 def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
     config = parse({**CONFIG, "data": "synthetic"})
     shared = model()
     before = parameters_sha256(shared)
-    fsdp.prepare(shared, group, FP32, models.blocks(shared), moments=2)
+    fsdp.shard_model(shared, group, FP32, models.blocks(shared), moments=2)
     sizes: list[int] = []
 
     def scarce(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -314,7 +314,9 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
 
     hook = models.blocks(shared)[-1].register_forward_pre_hook(scarce)
     feed = Feed(open_data(config, group), slice(0, 8), group.device, config.loader)
-    found = warmup.probed(shared, feed, group, memory.portions(8, None, 1), FP32, compiling.Plan("off", ""))
+    found = warmup.probe_micro_batch(
+        shared, feed, group, memory.split_evenly(8, None, 1), FP32, compiling.Plan("off", "")
+    )
     feed.close()
     hook.remove()
     assert (found.size, max(sizes)) == (2, 8)
@@ -326,44 +328,44 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(group: Ranks, monkeypatch
 
 
 def test_one_rank_has_nobody_to_share_with() -> None:
-    plain, (choice,) = fsdp.placed(model(), parse({**CONFIG, "parallel": "fsdp"}), Ranks(), FP32, [])
+    plain, (choice,) = fsdp.place_model(model(), parse({**CONFIG, "parallel": "fsdp"}), Ranks(), FP32, [])
     assert not fsdp.is_sharded(plain)
-    assert (choice.chosen, choice.why) == ("none", "one rank has nobody to share with")
-    assert fsdp.placed(plain, parse(CONFIG), Ranks(), FP32, []) == (plain, ())
+    assert (choice.chosen, choice.why) == ("none", "FSDP needs more than one rank")
+    assert fsdp.place_model(plain, parse(CONFIG), Ranks(), FP32, []) == (plain, ())
 
 
 def test_a_single_number_is_refused_by_name() -> None:
     scalar = nn.Linear(2, 2)
     scalar.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
-    with pytest.raises(UsageError, match=r"can't share out scale, a single number: give it the shape \[1\]"):
+    with pytest.raises(UsageError, match=r"can't shard scale, a scalar: give it the shape \[1\]"):
         fsdp.wrap(scalar, Ranks(world=2), FP32, [])
 
 
 def test_blocks_with_a_parameter_in_common_stay_in_one_piece(group: Ranks) -> None:
     tied = model()
     blocks: Any = models.blocks(tied)
-    assert not fsdp.tied_blocks(tied, blocks)
+    assert not fsdp.has_tied_blocks(tied, blocks)
     blocks[1].mlp.up.weight = blocks[0].mlp.up.weight
-    assert fsdp.tied_blocks(tied, blocks)
-    choices = fsdp.prepare(tied, group, FP32, blocks, moments=2)
+    assert fsdp.has_tied_blocks(tied, blocks)
+    choices = fsdp.shard_model(tied, group, FP32, blocks, moments=2)
     assert len(fsdp.sharded_modules(tied)) == 1
     assert choices[-1].chosen == "in one piece"
     assert blocks[1].mlp.up.weight is blocks[0].mlp.up.weight
 
 
 def test_parameters_travel_in_the_numbers_of_autocast() -> None:
-    resnet = models.build(parse({"model": sharing.RESNET, "data": "synthetic"}))
-    assert fsdp.policy(model(), FP32).param_dtype is None
-    assert fsdp.policy(model(), BF16).param_dtype is torch.bfloat16
-    assert fsdp.policy(model(), BF16).reduce_dtype is torch.float32
-    assert fsdp.policy(resnet, BF16).param_dtype is None
+    resnet = models.build_model(parse({"model": sharing.RESNET, "data": "synthetic"}))
+    assert fsdp.mixed_precision_policy(model(), FP32).param_dtype is None
+    assert fsdp.mixed_precision_policy(model(), BF16).param_dtype is torch.bfloat16
+    assert fsdp.mixed_precision_policy(model(), BF16).reduce_dtype is torch.float32
+    assert fsdp.mixed_precision_policy(resnet, BF16).param_dtype is None
 
 
 @pytest.mark.parametrize(("gigabytes", "wait"), [(80.0, True), (0.0001, False)])
 def test_gradients_wait_where_they_have_room(monkeypatch: pytest.MonkeyPatch, gigabytes: float, wait: bool) -> None:
     card = SimpleNamespace(total_memory=gigabytes * 1e9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
-    assert fsdp.gradients_may_wait(model(), Ranks(device=torch.device("cuda", 0))) is wait
+    assert fsdp.can_defer_gradients(model(), Ranks(device=torch.device("cuda", 0))) is wait
 
 
 # --- A GPU ------------------------------------------------------------------------------------------------------------
@@ -376,9 +378,9 @@ def test_on_a_gpu_a_model_comes_from_the_host_and_no_step_waits() -> None:
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
     try:
         shared = model()
-        fsdp.prepare(shared, Ranks(device=device), BF16, models.blocks(shared), moments=2)
+        fsdp.shard_model(shared, Ranks(device=device), BF16, models.blocks(shared), moments=2)
         assert {parameter.device.type for parameter in shared.parameters()} == {"cuda"}
-        optimizer = optim.build(shared, parse(CONFIG).optimizer)
+        optimizer = optim.build_optimizer(shared, parse(CONFIG).optimizer)
         tokens = torch.zeros(2, 8, dtype=torch.long, device=device)
         _step(shared, optimizer, tokens)
         torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from launch_train import checkpoint, models
 from launch_train.common.config import Optimizer
 from launch_train.common.errors import NonFiniteError
 from launch_train.performance import optimizer as optim
-from launch_train.performance.grad_guard import Guard, skip_unless_finite
+from launch_train.performance.grad_guard import GradGuard, skip_unless_finite
 from tests.train import trials
 from tests.train.trainer.test_train import events, read, run, steps
 
@@ -36,15 +36,15 @@ class Breaks(nn.Module):
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
-    build = models.build
-    monkeypatch.setattr(models, "build", lambda config, source: Breaks(build(config, source), when))
+    build = models.build_model
+    monkeypatch.setattr(models, "build_model", lambda config, source: Breaks(build(config, source), when))
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nothing_changes(name: str, value: float) -> None:
     model = nn.Linear(3, 3)
-    optimizer = optim.build(model, Optimizer(name=name))
+    optimizer = optim.build_optimizer(model, Optimizer(name=name))
 
     def stepped(factor: float) -> list[Tensor]:
         (model(torch.ones(1, 3)).sum() * factor).backward()
@@ -78,7 +78,7 @@ def test_a_scaler_asks_no_optimizers_device(monkeypatch: pytest.MonkeyPatch) -> 
     """Nor that of one that isn't fused."""
     monkeypatch.setattr(optim, "FUSED", frozenset())
     model = nn.Linear(3, 3)
-    optimizer = optim.build(model, Optimizer(name="sgd"))
+    optimizer = optim.build_optimizer(model, Optimizer(name="sgd"))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     before = model.weight.detach().clone()
     for factor, changed in ((torch.inf, False), (1.0, True), (torch.inf, True)):
@@ -95,12 +95,14 @@ def test_a_scaler_asks_no_optimizers_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_preempted_run_counts_what_was_skipped_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the block of steps that the preemption ends."""
-    folder, build = tmp_path / "run", models.build
+    folder, build = tmp_path / "run", models.build_model
     more = {**CONFIG, "log_every": 100, "micro_batch_size": 8, "optimizer": {"warmup_steps": 0}}
     broken(monkeypatch, lambda number: number == 3)
     trials.preempted(folder, 4, **more)
     assert checkpoint.load(str(folder))["guard"] == {"in_a_row": 0, "skipped": 1}
-    monkeypatch.setattr(models, "build", lambda config, source: Breaks(build(config, source), lambda number: False))
+    monkeypatch.setattr(
+        models, "build_model", lambda config, source: Breaks(build(config, source), lambda number: False)
+    )
     trials.train(folder, 1, **more)
     rows = read(folder)
     assert [event["step"] for event in events(rows, "non_finite")] == [3]
@@ -119,17 +121,17 @@ def test_too_many_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_counted_begins_anew_after_a_good_step() -> None:
-    guard = Guard(2)
+    guard = GradGuard(2)
     bad, good = {"step": 1, "skipped": 1}, {"step": 2}
-    assert guard.look([bad, bad, good, bad, bad]) == [1, 1, 1, 1]
-    other = Guard(2)
+    assert guard.check([bad, bad, good, bad, bad]) == [1, 1, 1, 1]
+    other = GradGuard(2)
     other.load_state_dict(guard.state_dict())
     with pytest.raises(NonFiniteError):
-        other.look([bad])
+        other.check([bad])
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_mean_over_an_empty_mask_is_named_as_a_cause_where_targets_may_not_count(masked: bool) -> None:
     with pytest.raises(NonFiniteError) as caught:
-        Guard(0, masked=masked).look([{"step": 1, "skipped": 1}])
+        GradGuard(0, masked=masked).check([{"step": 1, "skipped": 1}])
     assert ("(sum, count)" in str(caught.value)) is masked

@@ -23,7 +23,7 @@ from launch_train.common.errors import OutOfMemoryError, UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import micro_batch as memory
-from launch_train.performance.micro_batch import LEARNED, divisors, largest, portions
+from launch_train.performance.micro_batch import LIMIT_FILE, divisors, largest_that_fits, split_evenly
 from launch_train.trainer import train, warmup
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import environment
@@ -51,10 +51,10 @@ class Small(nn.Module):
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], None]:
     """Sets how many samples fit, by the number of the pass."""
-    build = models.build
+    build = models.build_model
 
     def set_(fits: Callable[[int], int]) -> None:
-        monkeypatch.setattr(models, "build", lambda config, source: Small(build(config, source), fits))
+        monkeypatch.setattr(models, "build_model", lambda config, source: Small(build(config, source), fits))
 
     return set_
 
@@ -76,8 +76,8 @@ def test_the_ranks_meet_before_they_agree_on_a_try(monkeypatch: pytest.MonkeyPat
         met.append(store.check([f"meeting/{len(met)}/0"]))
         return mine
 
-    monkeypatch.setattr(memory, "agreed", agreed)
-    memory.probed(ranks, 1, lambda size: None, 0, lambda size: None)
+    monkeypatch.setattr(memory, "true_on_all_ranks", agreed)
+    memory.probe(ranks, 1, lambda size: None, 0, lambda size: None)
     assert met == [True, True]
 
 
@@ -89,7 +89,7 @@ def test_the_largest_that_fits_by_a_few_tries(fitting: int) -> None:
         tried.append(size)
         return size <= fitting
 
-    assert largest(sizes, fits) == max((size for size in sizes if size <= fitting), default=None)
+    assert largest_that_fits(sizes, fits) == max((size for size in sizes if size <= fitting), default=None)
     assert len(tried) <= 4
     assert tried[0] == 40
     assert len(set(tried)) == len(tried)
@@ -106,15 +106,15 @@ def test_the_nearest_that_fits_by_few_tries(start: int | None, fitting: int, tri
         tried.append(size)
         return size <= fitting
 
-    assert memory.nearest([1, 2, 4, 8, 16, 32], start, fits) == fitting
+    assert memory.largest_near([1, 2, 4, 8, 16, 32], start, fits) == fitting
     assert tried == tries
-    assert memory.nearest([1, 2], start and 2, lambda size: False) is None
+    assert memory.largest_near([1, 2], start and 2, lambda size: False) is None
 
 
 def test_a_probe_before_training_leaves_no_trace(
     tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
     config = {"data": "synthetic", "steps": 3, "batch_size": 12}
     plain = run(tmp_path / "plain", {**config, "micro_batch_size": 3})
     room(lambda number: 3)
@@ -122,16 +122,16 @@ def test_a_probe_before_training_leaves_no_trace(
     (start,) = events(probed, "start")
     (chosen,) = [one for one in start["choices"] if one["what"] == "micro-batch"]
     assert chosen["chosen"] == "3"
-    assert "the largest of" in chosen["why"]
+    assert "largest of" in chosen["why"]
     assert [row["loss"] for row in steps(probed)] == [row["loss"] for row in steps(plain)]
 
 
 def test_not_even_one_sample(
     tmp_path: Path, room: Callable[[Callable[[int], int]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
     room(lambda number: 0)
-    with pytest.raises(OutOfMemoryError, match=r"not even one sample fits into .*: a smaller model"):
+    with pytest.raises(OutOfMemoryError, match=r"not even one sample fits into .*: use a smaller model"):
         run(tmp_path / "run", {"data": "synthetic"})
 
 
@@ -145,19 +145,21 @@ def test_memory_that_runs_out_later_loses_no_step(
     assert [(event["step"], event["micro_batch"]) for event in events(rows, "out_of_memory")] == [(4, 2)]
     assert [row.get("micro_batch") for row in steps(rows)] == [None, None, None, 2, 2, 2]
     said = capsys.readouterr().out
-    assert "step 4: out of memory with micro-batches of 8, now 4: CUDA out of memory. Tried to allocate 2.00" in said
-    assert "step 4: out of memory with micro-batches of 4, now 2" in said
+    assert (
+        "step 4: out of memory with micro-batch 8; retrying with 4: CUDA out of memory. Tried to allocate 2.00" in said
+    )
+    assert "step 4: out of memory with micro-batch 4; retrying with 2" in said
     room(lambda number: 8)
     plain = run(tmp_path / "plain", config)
     assert [row["loss"] for row in steps(rows)] == pytest.approx([row["loss"] for row in steps(plain)], rel=1e-5)
-    assert memory.learned(LocalFolder(tmp_path / "run")) == 2
+    assert memory.load_limit(LocalFolder(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize("asked", ["auto", 4])
 def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, asked: Any) -> None:
     """Whatever the spec asks for: it would run out of memory again. Perhaps the share is another one now."""
     folder = tmp_path / "run"
-    memory.learn(LocalFolder(folder), 3)
+    memory.lower_limit(LocalFolder(folder), 3)
     config = {"data": "synthetic", "steps": 2, "batch_size": 8, "micro_batch_size": asked}
     (start,) = events(run(folder, config), "start")
     chosen = {one["what"]: (one["chosen"], one["why"]) for one in start["choices"]}
@@ -167,7 +169,7 @@ def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, as
 def test_a_scripts_run_folder_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the memory is bounded, its manifest is read during setup already."""
     manifests.commit(LocalFolder(tmp_path), Manifest(3, "0001-0000", ((),), {"config": {"model": "your own script's"}}))
-    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
     with pytest.raises(UsageError, match="another program"):
         run(tmp_path, {"data": "synthetic", "steps": 2})
 
@@ -188,7 +190,7 @@ def test_a_checkpoint_of_something_else_names_no_micro_batch(
     storage, config = LocalFolder(tmp_path), parse({"batch_size": 8})
     manifest = Manifest(3, "1-0", ((),), about)
     monkeypatch.setattr(warmup, "newest_manifest", lambda found: manifest if found is storage else None)
-    assert warmup._as_saved(config, Ranks(), portions(8, None, 1), storage) is None
+    assert warmup._from_checkpoint(config, Ranks(), split_evenly(8, None, 1), storage) is None
 
 
 @pytest.mark.parametrize(
@@ -212,13 +214,13 @@ def test_a_resumed_run_keeps_its_micro_batch(
 ) -> None:
     """On the same machine: another one adds in another order. On another machine, or with settings that take another
     amount of memory, it is probed again, and the log says why."""
-    monkeypatch.setattr(memory, "is_bounded", lambda device: True)
+    monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
     config = {"data": "synthetic", "steps": 2, "batch_size": 12}
     room(lambda number: 3)
     run(tmp_path / "run", config)
     room(lambda number: 12)
-    machine = warmup.machine
-    monkeypatch.setattr(warmup, "machine", lambda ranks: machine(ranks) | asked)
+    machine = warmup.device_facts
+    monkeypatch.setattr(warmup, "device_facts", lambda ranks: machine(ranks) | asked)
     capsys.readouterr()
     _, start = events(run(tmp_path / "run", {**config, **changed}), "start")
     assert {one["what"]: one["chosen"] for one in start["choices"]}["micro-batch"] == expected
@@ -229,18 +231,20 @@ def test_a_resumed_run_keeps_its_micro_batch(
 
 def test_the_smallest_of_what_the_ranks_have_learnt_is_kept(tmp_path: Path) -> None:
     for size in (8, 4, 16):
-        memory.learn(LocalFolder(tmp_path), size)
-    assert memory.learned(LocalFolder(tmp_path)) == 4
+        memory.lower_limit(LocalFolder(tmp_path), size)
+    assert memory.load_limit(LocalFolder(tmp_path)) == 4
     with ThreadPoolExecutor(8) as ranks:
-        list(ranks.map(lambda size: memory.learn(LocalFolder(tmp_path / "ranks"), size), [7, 3, 9, 2, 8, 5, 6, 4]))
-    assert memory.learned(LocalFolder(tmp_path / "ranks")) == 2
+        list(
+            ranks.map(lambda size: memory.lower_limit(LocalFolder(tmp_path / "ranks"), size), [7, 3, 9, 2, 8, 5, 6, 4])
+        )
+    assert memory.load_limit(LocalFolder(tmp_path / "ranks")) == 2
 
 
 def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the driver is given back what is free, neither what was reserved nor what the try had is in the way."""
     held: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
-    monkeypatch.setattr(memory, "free", lambda device: alive.append(sum(ref() is not None for ref in held)))
+    monkeypatch.setattr(memory, "free_memory", lambda device: alive.append(sum(ref() is not None for ref in held)))
     empty = torch.empty
 
     def noted(*args: Any, **more: Any) -> Tensor:
@@ -253,7 +257,7 @@ def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -
         raise torch.OutOfMemoryError(str(len(taken)))
 
     monkeypatch.setattr(torch, "empty", noted)
-    assert not memory.survives(torch.device("cpu"), attempt, 5)
+    assert not memory.fits_in_memory(torch.device("cpu"), attempt, 5)
     assert (len(held), alive) == (2, [0])
 
 
@@ -266,8 +270,8 @@ def test_a_probe_leaves_a_part_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, _device: said.append(part))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: said.append("peak forgotten"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=8e10))
-    monkeypatch.setattr(memory, "survives", lambda *asked: not said.append(asked[2]))  # type: ignore[func-returns-value]
-    assert memory.probed(Ranks(device=torch.device("cuda", 0)), 4, lambda size: None, 10).size == 4
+    monkeypatch.setattr(memory, "fits_in_memory", lambda *asked: not said.append(asked[2]))  # type: ignore[func-returns-value]
+    assert memory.probe(Ranks(device=torch.device("cuda", 0)), 4, lambda size: None, 10).size == 4
     assert said == [pytest.approx(0.85), 10, 1.0, "peak forgotten"]
 
 
@@ -285,13 +289,17 @@ def test_memory_that_runs_out_in_a_library_is_the_same(said: str) -> None:
     def attempt() -> None:
         raise RuntimeError(said)
 
-    assert not memory.survives(torch.device("cpu"), attempt, 0)
-    with pytest.raises(OutOfMemoryError, match="rank 0 is out of memory: "), memory.in_words(Ranks()):
+    assert not memory.fits_in_memory(torch.device("cpu"), attempt, 0)
+    with pytest.raises(OutOfMemoryError, match="rank 0 is out of memory: "), memory.explain_out_of_memory(Ranks()):
         attempt()
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot"), memory.in_words(Ranks()), memory.by_its_name():
+    with (
+        pytest.raises(RuntimeError, match="shapes cannot"),
+        memory.explain_out_of_memory(Ranks()),
+        memory.unify_out_of_memory(),
+    ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (cudnn, memory format)")
 
 
@@ -299,8 +307,8 @@ def test_memory_that_runs_out_elsewhere_is_told_in_words(tmp_path: Path, monkeyp
     def update(_run: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore words")
 
-    monkeypatch.setattr(train, "update", update)
-    with pytest.raises(OutOfMemoryError, match=r"rank 0 is out of memory: CUDA out .* 2.00 GiB: a smaller model"):
+    monkeypatch.setattr(train, "optimizer_step", update)
+    with pytest.raises(OutOfMemoryError, match=r"rank 0 is out of memory: CUDA out .* 2.00 GiB: use a smaller model"):
         run(tmp_path / "run", {"data": "synthetic"})
 
 
@@ -308,39 +316,44 @@ def test_in_the_warm_up_no_pass_is_done_again(monkeypatch: pytest.MonkeyPatch, t
     def gradients(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(train, "gradients", gradients)
-    run_: Any = SimpleNamespace(portions=portions(12, 3, 2), storage=LocalFolder(tmp_path), ranks=Ranks(1, 2))
-    with pytest.raises(OutOfMemoryError, match=r"rank 1 .* 3 samples at a time, in the middle .*micro_batch_size: 1"):
-        train.first_gradients(run_, (torch.zeros(6), torch.zeros(6)))
-    assert memory.learned(LocalFolder(tmp_path)) == 1
+    monkeypatch.setattr(train, "forward_backward", gradients)
+    run_: Any = SimpleNamespace(micro_batches=split_evenly(12, 3, 2), storage=LocalFolder(tmp_path), ranks=Ranks(1, 2))
+    with pytest.raises(OutOfMemoryError, match=r"rank 1 .* micro_batch_size 3, and .*micro_batch_size 1"):
+        train.warm_up_pass(run_, (torch.zeros(6), torch.zeros(6)))
+    assert memory.load_limit(LocalFolder(tmp_path)) == 1
 
 
 def test_a_second_try_that_ddp_refuses_names_both_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    errors = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(f"{train.UNFINISHED} in the prior iteration")]
+    errors = [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError(f"{train.DDP_UNFINISHED} in the prior iteration"),
+    ]
 
     def gradients(*_: Any) -> Tensor:
         raise errors.pop(0)
 
-    monkeypatch.setattr(train, "gradients", gradients)
-    monkeypatch.setattr(train, "expect", lambda *_: None)
+    monkeypatch.setattr(train, "forward_backward", gradients)
+    monkeypatch.setattr(train, "set_deadline", lambda *_: None)
     model = nn.Linear(2, 2)
     own = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "state": {"step": 4}}
-    run_: Any = SimpleNamespace(portions=portions(18, 9, 2), storage=None, ranks=Ranks(1, 2), **own)
-    with pytest.raises(OutOfMemoryError, match=r"with 9 samples at a time, in the middle .*micro_batch_size: 3"):
-        train.gradients_that_fit(run_, (torch.zeros(9), torch.zeros(9)))
+    run_: Any = SimpleNamespace(micro_batches=split_evenly(18, 9, 2), storage=None, ranks=Ranks(1, 2), **own)
+    with pytest.raises(OutOfMemoryError, match=r"with micro_batch_size 9, and .*micro_batch_size 3"):
+        train.forward_backward_with_retry(run_, (torch.zeros(9), torch.zeros(9)))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"size": "2"}', b'{"size": 0}'])
 def test_what_was_learned_may_be_damaged(tmp_path: Path, content: bytes) -> None:
-    LocalFolder(tmp_path).write(LEARNED, content)
-    assert memory.learned(LocalFolder(tmp_path)) is None
+    LocalFolder(tmp_path).write(LIMIT_FILE, content)
+    assert memory.load_limit(LocalFolder(tmp_path)) is None
 
 
 def test_one_sample_that_does_not_fit_any_more_ends_the_run(
     tmp_path: Path, room: Callable[[Callable[[int], int]], None]
 ) -> None:
     room(lambda number: 8 if number < 3 else 0)
-    with pytest.raises(OutOfMemoryError, match="rank 0 is out of memory with 1 samples at a time, and can't take less"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"rank 0 is out of memory with micro_batch_size 1, which can.t be reduced"
+    ):
         run(tmp_path / "run", {"data": "synthetic", "batch_size": 8})
     assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2]
 
@@ -349,19 +362,19 @@ def test_with_peers_a_model_with_buffers_starts_again() -> None:
     """DDP sends buffers round in a forward pass that the peers have made already."""
     alone, two = Ranks(), Ranks(0, 2)
     plain, normed = nn.Linear(2, 2), nn.BatchNorm1d(2)
-    assert memory.again(portions(8, None, 2), plain, two)
-    assert memory.again(portions(8, None, 1), normed, alone)
-    assert not memory.again(portions(8, None, 2), normed, two)
-    assert not memory.again(portions(2, 1, 2), plain, two)
+    assert memory.halve_for_retry(split_evenly(8, None, 2), plain, two)
+    assert memory.halve_for_retry(split_evenly(8, None, 1), normed, alone)
+    assert not memory.halve_for_retry(split_evenly(8, None, 2), normed, two)
+    assert not memory.halve_for_retry(split_evenly(2, 1, 2), plain, two)
     assert parse(TINY).micro_batch_size is None
 
 
 def test_the_words_of_the_end_name_what_to_set() -> None:
-    parts = portions(8, None, 2)
+    parts = split_evenly(8, None, 2)
     parts.halve()
-    error: Any = memory.given_up(parts, 4, Ranks(1, 2))
-    assert "rank 1 is out of memory with 4 samples at a time" in str(error)
-    assert "micro_batch_size: 2" in str(error)
+    error: Any = memory.out_of_memory_error(parts, 4, Ranks(1, 2))
+    assert "rank 1 is out of memory with micro_batch_size 4" in str(error)
+    assert "micro_batch_size 2" in str(error)
 
 
 # --- Two ranks --------------------------------------------------------------------------------------------------------
@@ -369,9 +382,9 @@ def test_the_words_of_the_end_name_what_to_set() -> None:
 SMALL = """
 import os, torch
 from torch import nn
-from train import models
+from launch_train import models
 
-build = models.build
+build = models.build_model
 
 class Late(torch.autograd.Function):
     @staticmethod
@@ -395,7 +408,7 @@ class Small(nn.Module):
         self.passes, self.samples = self.passes + 1, len(x)
         return self.inner(x, y)
 
-models.build = lambda config, source: Small(build(config, source))
+models.build_model = lambda config, source: Small(build(config, source))
 """
 
 
@@ -403,7 +416,7 @@ def test_two_ranks_of_which_one_runs_out_of_memory_go_on(switches: Path) -> None
     rows = read(switches / "scarce")
     assert [row["step"] for row in steps(rows)] == list(range(1, 9))
     assert [(event["step"], event["micro_batch"]) for event in events(rows, "out_of_memory")] == [(5, 2)]
-    assert (switches / "stdout").read_text().count("step 5: out of memory with micro-batches of 4, now 2") == 1
+    assert (switches / "stdout").read_text().count("step 5: out of memory with micro-batch 4; retrying with 2") == 1
     plain = [row["loss"] for row in steps(read(switches / "enough"))]
     assert [row["loss"] for row in steps(rows)] == pytest.approx(plain, rel=1e-4)
 
@@ -414,7 +427,7 @@ def test_in_the_middle_of_what_all_ranks_do_another_start_goes_on(tmp_path: Path
     began = time.monotonic()
     done = forked(env, 2, hook=SMALL)
     assert 1 in done.codes
-    assert "rank 1 is out of memory with 4 samples at a time, in the middle" in done.stderr
-    assert "micro_batch_size: 2" in done.stderr
+    assert "rank 1 is out of memory with micro_batch_size 4, and" in done.stderr
+    assert "micro_batch_size 2" in done.stderr
     assert time.monotonic() - began < 60
-    assert memory.learned(LocalFolder(tmp_path / "run")) == 2
+    assert memory.load_limit(LocalFolder(tmp_path / "run")) == 2

@@ -16,29 +16,29 @@ from launch_train.performance.grad_guard import skip_unless_finite
 @pytest.mark.parametrize(
     ("device", "capability", "chosen", "why"),
     [
-        ("cuda", (9, 0), "bf16", "a GPU from Ampere on"),
-        ("cuda", (8, 0), "bf16", "a GPU from Ampere on"),
-        ("cuda", (7, 5), "fp16", "a GPU before Ampere, with tensor cores"),
-        ("cuda", (7, 0), "fp16", "a GPU before Ampere, with tensor cores"),
-        ("cuda", (6, 1), "fp32", "a GPU without tensor cores"),
-        ("cpu", None, "fp32", "less is no faster on a CPU"),
-        ("mps", None, "fp32", "a Mac's GPU"),
+        ("cuda", (9, 0), "bf16", "Ampere or newer GPU"),
+        ("cuda", (8, 0), "bf16", "Ampere or newer GPU"),
+        ("cuda", (7, 5), "fp16", "GPU older than Ampere, with tensor cores"),
+        ("cuda", (7, 0), "fp16", "GPU older than Ampere, with tensor cores"),
+        ("cuda", (6, 1), "fp32", "GPU without tensor cores"),
+        ("cpu", None, "fp32", "lower precision is not faster on CPU"),
+        ("mps", None, "fp32", "Apple GPU"),
     ],
 )
 def test_auto_goes_by_the_device(device: str, capability: tuple[int, int] | None, chosen: str, why: str) -> None:
     numbers = precision.choose("auto", device, capability)
-    assert precision.explained("auto", numbers, device) == ("precision", chosen, why)
-    assert numbers.scaled == (chosen == "fp16")
+    assert precision.choice("auto", numbers, device) == ("precision", chosen, why)
+    assert numbers.scales_loss == (chosen == "fp16")
 
 
 @pytest.mark.parametrize(
     ("asked", "device", "capability", "said"),
     [
-        ("fp16", "cpu", None, "fp16 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto"),
-        ("tf32", "cpu", None, "tf32 needs a GPU; on the CPU use fp32 or bf16, or leave it to auto"),
-        ("bf16", "cuda", (7, 5), "this GPU has no bf16; use fp16 or fp32, or leave it to auto"),
-        ("bf16", "mps", None, "bf16 is not for a Mac's GPU; use fp32, or leave it to auto"),
-        ("fp16", "mps", None, "fp16 is not for a Mac's GPU; use fp32, or leave it to auto"),
+        ("fp16", "cpu", None, "fp16 needs a GPU; on a CPU use fp32, bf16 or auto"),
+        ("tf32", "cpu", None, "tf32 needs a GPU; on a CPU use fp32, bf16 or auto"),
+        ("bf16", "cuda", (7, 5), "this GPU doesn't support bf16; use fp16, fp32 or auto"),
+        ("bf16", "mps", None, "bf16 is not supported on Apple GPUs; use fp32 or auto"),
+        ("fp16", "mps", None, "fp16 is not supported on Apple GPUs; use fp32 or auto"),
     ],
 )
 def test_what_a_device_cannot_do_is_refused(
@@ -51,7 +51,7 @@ def test_what_a_device_cannot_do_is_refused(
 
 def test_what_the_spec_says_holds() -> None:
     numbers = precision.choose("bf16", "cpu")
-    assert precision.explained("bf16", numbers, "cpu") == ("precision", "bf16", "the spec says so")
+    assert precision.choice("bf16", numbers, "cpu") == ("precision", "bf16", "set in the spec")
     with precision.autocast(numbers, torch.device("cpu")):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.bfloat16
 
@@ -78,7 +78,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype
 
     def trained(*factors: float) -> list[Tensor]:
         model = Turned(dtype)
-        optimizer = optim.build(model, Optimizer(name=name, lr=0.1))
+        optimizer = optim.build_optimizer(model, Optimizer(name=name, lr=0.1))
         for factor in factors:
             model(factor).backward()
             norm = torch.stack([p.grad.abs().max() for p in model.parameters() if p.grad is not None]).max()
@@ -97,7 +97,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, dtype: torch.dtype
 
 def form(dtype: torch.dtype, settings: Optimizer) -> tuple[str, str, str]:
     model = Turned(dtype)
-    return optim.explained(optim.build(model, settings), settings.fused, model)
+    return optim.choice(optim.build_optimizer(model, settings), settings.fused, model)
 
 
 def test_the_form_of_the_optimizer_is_said() -> None:
@@ -110,25 +110,29 @@ def test_the_form_of_the_optimizer_is_said() -> None:
 
 @pytest.mark.parametrize(("fused", "chosen"), [(True, "fused AdamW"), (False, "foreach AdamW")])
 def test_the_spec_may_say_the_form(fused: bool, chosen: str) -> None:
-    assert form(torch.float32, Optimizer(fused=fused)) == ("optimizer", chosen, "the spec says so")
+    assert form(torch.float32, Optimizer(fused=fused)) == ("optimizer", chosen, "set in the spec")
 
 
 def test_what_is_not_fused_holds_copies_of_all_that_it_changes() -> None:
     for name, fused, other in (("adamw", 2, 6), ("sgd", 1, 4)):
         for asked, numbers in ((True, fused), (False, other)):
             settings = Optimizer(name=name, fused=asked)
-            assert optim.held(optim.build(Turned(torch.float32), settings), settings) == numbers
+            assert (
+                optim.numbers_per_parameter(optim.build_optimizer(Turned(torch.float32), settings), settings) == numbers
+            )
 
 
 def test_a_form_that_cannot_be_had_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"optimizer\.fused: true can't be had: complex numbers have no fused form"):
+    with pytest.raises(
+        UsageError, match=r"optimizer\.fused: true is not available: complex numbers have no fused form"
+    ):
         form(torch.complex64, Optimizer(fused=True))
-    assert form(torch.complex64, Optimizer(name="sgd", fused=False))[2] == "the spec says so"
+    assert form(torch.complex64, Optimizer(name="sgd", fused=False))[2] == "set in the spec"
 
 
 def test_where_nothing_may_be_skipped_no_copies_are_made() -> None:
     model = Turned(torch.complex64)
-    optimizer = optim.build(model, Optimizer())
+    optimizer = optim.build_optimizer(model, Optimizer())
     model(1.0).backward()
     optimizer.step()
     assert not torch.equal(model.weight, Turned(torch.complex64).weight)

@@ -17,8 +17,8 @@ from launch_train.common.config import Config, parse
 from launch_train.common.errors import UsageError
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import activation_checkpointing, memory_format, prepare_model
-from launch_train.performance.precision import KINDS
-from launch_train.trainer.build import deterministic
+from launch_train.performance.precision import POLICIES
+from launch_train.trainer.build import set_deterministic
 from tests.train.trainer.test_determinism import losses
 from tests.train.trainer.test_train import read, run, steps
 from tests.train.trials import differences, preempted, train
@@ -63,15 +63,15 @@ class Passed:
 @pytest.mark.parametrize("config", [GPT, RESNET], ids=["gpt", "resnet50"])
 def test_checkpoints_of_activations_save_memory_and_change_no_bit(config: dict[str, Any], asked: Any) -> None:
     """Dropout draws the same again, and batch norm's running averages move once."""
-    deterministic(None, CPU)
+    set_deterministic(None, CPU)
     parsed = parse(config)
     torch.manual_seed(0)
-    plain, changed = (models.build(parsed) for _ in range(2))
+    plain, changed = (models.build_model(parsed) for _ in range(2))
     changed.load_state_dict(plain.state_dict())
-    choice = activation_checkpointing.checkpointed(changed, asked)
+    choice = activation_checkpointing.checkpoint_blocks(changed, asked)
     assert choice
     assert choice[:2] == ("activations", asked)
-    assert choice.why.startswith(f"{len(models.blocks(plain))} blocks keep")
+    assert choice.why.startswith(f"{len(models.blocks(plain))} blocks save")
     one, other = Passed(plain, *batch(parsed)), Passed(changed, *batch(parsed))
     assert all(torch.equal(a, b) for a, b in zip(one.results, other.results, strict=True))
     assert other.kept < 0.5 * one.kept
@@ -83,8 +83,8 @@ def test_selective_computes_no_matrix_product_twice() -> None:
 
     def flops(asked: Any) -> int:
         parsed = parse({"model": {**GPT["model"], "dropout": 0.0}})
-        model = models.build(parsed)
-        activation_checkpointing.checkpointed(model, asked)
+        model = models.build_model(parsed)
+        activation_checkpointing.checkpoint_blocks(model, asked)
         with FlopCounterMode(display=False) as counter:
             model(*batch(parsed)).backward()
         return int(counter.get_total_flops())
@@ -93,8 +93,8 @@ def test_selective_computes_no_matrix_product_twice() -> None:
 
 
 def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
-    with pytest.raises(UsageError, match="works on blocks that repeat, and this model has none; leave it out"):
-        activation_checkpointing.checkpointed(nn.Linear(2, 2), "full")
+    with pytest.raises(UsageError, match="needs repeated blocks, and this model has none; remove the setting"):
+        activation_checkpointing.checkpoint_blocks(nn.Linear(2, 2), "full")
 
 
 # --- The same bits ----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_the_same_bits_are_the_rule_where_they_cost_nothing(
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", exact)
-    choices = deterministic(asked, device)
+    choices = set_deterministic(asked, device)
     assert torch.are_deterministic_algorithms_enabled() == exact
     assert torch.backends.cudnn.benchmark == (not exact)
     assert [choice.chosen for choice in choices] == ([said] if said else [])
@@ -125,20 +125,26 @@ def test_the_same_bits_are_the_rule_where_they_cost_nothing(
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "halved", "chosen", "why"),
+    ("asked", "device", "half_precision", "chosen", "why"),
     [
         ("auto", GPU, True, "true", "convolutions in 16 bits"),
-        ("auto", GPU, False, "false", "it pays on a GPU, in 16 bits"),
-        ("auto", CPU, True, "false", "it pays on a GPU, in 16 bits"),
-        (True, CPU, False, "true", "the spec says so"),
-        (False, GPU, True, "false", "the spec says so"),
+        ("auto", GPU, False, "false", "worthwhile on a GPU in 16 bits only"),
+        ("auto", CPU, True, "false", "worthwhile on a GPU in 16 bits only"),
+        (True, CPU, False, "true", "set in the spec"),
+        (False, GPU, True, "false", "set in the spec"),
     ],
 )
-def test_pixels_lie_together_where_it_pays(asked: Any, device: Any, halved: bool, chosen: str, why: str) -> None:
+def test_pixels_lie_together_where_it_pays(
+    asked: Any, device: Any, half_precision: bool, chosen: str, why: str
+) -> None:
     parsed = parse({**RESNET, "channels_last": asked})
-    model = models.build(parsed)
+    model = models.build_model(parsed)
     before = list(model.parameters())
-    assert memory_format.channels_last(model, parsed, device, halved=halved) == ("channels last", chosen, why)
+    assert memory_format.use_channels_last(model, parsed, device, half_precision=half_precision) == (
+        "channels last",
+        chosen,
+        why,
+    )
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
     seen: list[Tensor] = []
     kernel: Any = model.get_submodule("stem")[0]  # type: ignore[index]
@@ -150,7 +156,7 @@ def test_pixels_lie_together_where_it_pays(asked: Any, device: Any, halved: bool
 
 def test_a_model_of_text_has_no_pixels() -> None:
     parsed = parse(GPT)
-    assert memory_format.channels_last(models.build(parsed), parsed, GPU, halved=True) is None
+    assert memory_format.use_channels_last(models.build_model(parsed), parsed, GPU, half_precision=True) is None
 
 
 def test_a_run_with_pixels_together_is_the_same_run_when_it_goes_on(tmp_path: Path) -> None:
@@ -170,17 +176,21 @@ def test_a_run_with_pixels_together_is_the_same_run_when_it_goes_on(tmp_path: Pa
 
 @given(st.integers(1, 10**6))
 def test_a_padded_vocabulary_is_the_next_of_whole_tiles(size: int) -> None:
-    assert size <= memory_format.padded(size) < size + memory_format.TILE
-    assert memory_format.padded(size) % memory_format.TILE == 0
+    assert size <= memory_format.padded_size(size) < size + memory_format.TILE
+    assert memory_format.padded_size(size) % memory_format.TILE == 0
 
 
 def test_a_vocabulary_that_lies_badly_is_mentioned() -> None:
     bad, good = (parse({"model": {"vocab_size": size}}) for size in (50257, 50304))
-    assert memory_format.vocabulary(bad, GPU) == ("vocabulary", "50257", "50304 is faster, whole tiles of 64")
+    assert memory_format.vocabulary_choice(bad, GPU) == (
+        "vocabulary",
+        "50257",
+        "50304 would be faster (a multiple of 64)",
+    )
     assert (
-        memory_format.vocabulary(good, GPU)
-        is memory_format.vocabulary(bad, CPU)
-        is memory_format.vocabulary(parse(RESNET), GPU)
+        memory_format.vocabulary_choice(good, GPU)
+        is memory_format.vocabulary_choice(bad, CPU)
+        is memory_format.vocabulary_choice(parse(RESNET), GPU)
         is None
     )
 
@@ -191,40 +201,42 @@ def test_a_vocabulary_that_lies_badly_is_mentioned() -> None:
 @given(st.integers(1, 10**10))
 def test_gradients_are_sent_in_several_buckets(size: int) -> None:
     mib = prepare_model.bucket_mib(size)
-    bucket = prepare_model.BUCKET if mib is None else mib * prepare_model.MIB
-    assert size <= prepare_model.BUCKET or -(-size // bucket) >= prepare_model.BUCKETS
+    bucket = prepare_model.BUCKET_BYTES if mib is None else mib * prepare_model.MIB
+    assert size <= prepare_model.BUCKET_BYTES or -(-size // bucket) >= prepare_model.MIN_BUCKETS
     assert mib is None or 6 <= mib < 25
 
 
 @pytest.mark.parametrize(
     ("asked", "passes", "chosen", "why"),
     [
-        (None, {}, "static graph", "each pass is like the last one"),
-        (None, {"whole": True}, "graph looked at each time", "DDP is compiled with the model"),
-        (None, {"accumulates": True}, "graph looked at each time", "the gradients of several passes add up"),
-        (None, {"unused": True}, "graph looked at each time", "parameters get no gradient"),
-        (True, {}, "static graph", "the spec says so"),
-        (False, {"accumulates": True}, "graph looked at each time", "the spec says so"),
+        (None, {}, "static graph", "the same operations run every step"),
+        (None, {"whole": True}, "dynamic graph", "DDP is compiled with the model"),
+        (None, {"accumulates": True}, "dynamic graph", "gradients accumulate over micro-batches"),
+        (None, {"unused": True}, "dynamic graph", "some parameters get no gradient"),
+        (True, {}, "static graph", "set in the spec"),
+        (False, {"accumulates": True}, "dynamic graph", "set in the spec"),
     ],
 )
 def test_ddp_relies_on_passes_that_are_alike(
     asked: bool | None, passes: dict[str, bool], chosen: str, why: str
 ) -> None:
-    found = prepare_model.static_graph(asked, **{"whole": False, "accumulates": False, "unused": False, **passes})
+    found = prepare_model.static_graph_choice(
+        asked, **{"whole": False, "accumulates": False, "unused": False, **passes}
+    )
     assert found == ("ddp", chosen, why)
 
 
 def test_a_static_graph_where_passes_differ_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"ddp.static_graph: true can't be had: the gradients of several passes add up"
+        UsageError, match=r"ddp.static_graph: true is not available: gradients accumulate over micro-batches"
     ):
-        prepare_model.static_graph(True, whole=False, accumulates=True, unused=False)
+        prepare_model.static_graph_choice(True, whole=False, accumulates=True, unused=False)
 
 
 def test_on_two_ranks_ddp_is_as_the_spec_says(switches: Path) -> None:
     for name, said in (
-        ("plain", {"ddp": "graph looked at each time"}),
-        ("own-ddp", {"ddp": "graph looked at each time", "buckets": "7 MiB", "gradients": "copied to buckets"}),
+        ("plain", {"ddp": "dynamic graph"}),
+        ("own-ddp", {"ddp": "dynamic graph", "buckets": "7 MiB", "gradients": "copied to buckets"}),
     ):
         chosen = {one["what"]: one["chosen"] for one in read(switches / name)[0]["choices"]}
         assert chosen.items() >= said.items()
@@ -233,29 +245,29 @@ def test_on_two_ranks_ddp_is_as_the_spec_says(switches: Path) -> None:
 
 def test_cuda_graphs_need_a_gpu() -> None:
     config = parse({**GPT, "cuda_graphs": True})
-    with pytest.raises(UsageError, match="cuda_graphs: true needs an NVIDIA GPU, and this process runs on cpu"):
-        prepare_model.shaped(models.build(config), config, Ranks(), KINDS["fp32"])
+    with pytest.raises(UsageError, match="cuda_graphs: true needs an NVIDIA GPU; this process runs on cpu"):
+        prepare_model.apply_memory_settings(models.build_model(config), config, Ranks(), POLICIES["fp32"])
 
 
 def test_what_ddp_says_of_missing_gradients_is_said_in_names() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.requires_grad_(False)
     text = "Expected to have finished reduction…\nParameter indices which did not receive grad for rank 1: 0 2\n In"
-    said = prepare_model.explained(RuntimeError(text), model)
-    assert str(said).startswith("a step left 0.bias, 1.bias without a gradient, which had one in the first step")
-    assert prepare_model.explained(RuntimeError("something else"), model) is None
+    said = prepare_model.explain_missing_gradient(RuntimeError(text), model)
+    assert str(said).startswith("no gradient in this step, but one in the first, for 0.bias, 1.bias")
+    assert prepare_model.explain_missing_gradient(RuntimeError("something else"), model) is None
 
 
 def test_parameters_that_never_get_a_gradient_are_told_to_ddp(switches: Path) -> None:
     chosen = {one["what"]: (one["chosen"], one["why"]) for one in read(switches / "never")[0]["choices"]}
-    assert chosen["unused"] == ("looked for", "no gradient for model.spare.bias, model.spare.weight")
+    assert chosen["unused"] == ("searched for", "no gradient for model.spare.bias, model.spare.weight")
     assert len(steps(read(switches / "never"))) == 6
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_parameters_that_get_no_gradient_any_more_are_named(switches: Path, rank: int) -> None:
     said = (switches / f"no-longer-{rank}").read_text()
-    assert "spare.weight, model.spare.bias without a gradient, which had one in the first" in said
+    assert "one in the first, for model.spare.weight, model.spare.bias" in said
 
 
 def test_on_two_ranks_every_switch_gives_the_same_losses(switches: Path) -> None:
@@ -270,4 +282,4 @@ def test_one_rank_tells_what_it_chose(tmp_path: Path, capsys: pytest.CaptureFixt
     chosen = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
     said = {"precision": "fp32", "optimizer": "fused AdamW", "activations": "full", "compile": "false"}
     assert chosen.items() >= said.items()
-    assert "  activations  full: 3 blocks keep only their inputs" in capsys.readouterr().out
+    assert "  activations  full: 3 blocks save only their inputs" in capsys.readouterr().out

@@ -330,8 +330,8 @@ def made(**shares: float) -> Analysis:
         ({"communication": 1.0}, {}, "batch_size", "NVLink"),
         ({"communication": 1.0}, {"parallel": "fsdp"}, "parallel", "parallel: ddp"),
         ({"memory": 1.0}, {"compiled": True, "checkpointing": "full"}, "activation_checkpointing", "none"),
-        ({"memory": 1.0}, {"compiled": True}, "", "fused ones"),
-        ({"memory": 1.0}, {"compiled": True, "bf16": True}, "precision", "half as much"),
+        ({"memory": 1.0}, {"compiled": True}, "", "fused operators"),
+        ({"memory": 1.0}, {"compiled": True, "bf16": True}, "precision", "half as many"),
         ({"launch_overhead": 1.0}, {"compiled": True}, "cuda_graphs", "cuda_graphs: true"),
         ({"launch_overhead": 1.0}, {"compiled": True, "cuda_graphs": True}, "batch_size", "larger operators"),
         ({"launch_overhead": 1.0}, {"accumulates": True}, "micro_batch_size", "larger micro_batch_size"),
@@ -370,9 +370,9 @@ def test_the_words() -> None:
     said = verdict(made(launch_overhead=0.62, compute=0.3, input=0.04, memory=0.04), Setup(gpu=True))
     assert shown(said._replace(which="8-10")).splitlines() == [
         "profile of steps 8-10: bound by launch overhead",
-        "  62% launching: the GPU waits for Python to call the next",
-        "      small operator (1,234 kernels a step).",
-        "  30% computing: matrices, convolutions, attention.",
-        "  First: compile: true, which makes few large operators of",
-        "      many small ones.",
+        "  62% launch overhead: the GPU waits for Python to call the",
+        "      next small operator (1,234 kernels per step).",
+        "  30% computing: matrix products, convolutions, attention.",
+        "  First: compile: true, which fuses small operators into few",
+        "      large ones.",
     ]

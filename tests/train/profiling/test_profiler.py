@@ -28,7 +28,7 @@ from launch_train.profiling.report import Report
 from launch_train.telemetry.metric_sink import Null
 from launch_train.telemetry.rows import Row
 from launch_train.trainer import train as loop
-from launch_train.trainer.metrics_buffer import Recorder, Step
+from launch_train.trainer.metrics_buffer import Recorder, StepRecord
 from launcher.runs.metrics.results import results
 
 SHORT = Profile(1, 1, 2)
@@ -127,17 +127,17 @@ def test_slow_data_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_recorded_steps_do_not_count_as_the_runs_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[Step] = []
+    added: list[StepRecord] = []
     add = Recorder.add
 
-    def adds(recorder: Recorder, step: Step) -> None:
+    def adds(recorder: Recorder, step: StepRecord) -> None:
         added.append(step)
         add(recorder, step)
 
     monkeypatch.setattr(Recorder, "add", adds)
     monkeypatch.setattr(Report, "send", lambda report, recorded: recorded.export(str(tmp_path / "trace.json")))
     run(tmp_path / "run", steps=40)
-    counts = [step.counts for step in added]
+    counts = [step.timed for step in added]
     assert counts[:6] == [True, True, False, False, False, False]
     assert counts[-20:] == [True] * 20
 
@@ -145,7 +145,7 @@ def test_recorded_steps_do_not_count_as_the_runs_speed(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("wait", [20, 11])
 def test_a_run_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], wait: int) -> None:
     (said,) = run(tmp_path / "run", profile={"wait": wait, "warmup": 1, "active": 3})["profile"]
-    assert said["error"] == (f"no step was recorded: 12 steps were left, and wait, warmup and active take {wait + 4}")
+    assert said["error"] == (f"no step was recorded: 12 steps remained, but wait + warmup + active are {wait + 4}")
     out = capsys.readouterr().out
     assert said["error"] in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 60 + len(str(tmp_path))
@@ -189,7 +189,7 @@ def test_a_preemption_amid_the_profile_loses_nothing(
 
 
 def test_out_of_memory_amid_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gradients, failed = loop.gradients, list[int]()
+    gradients, failed = loop.forward_backward, list[int]()
 
     def once(run: Any, batch: Any) -> Tensor:
         if run.state["step"] == 4 and not failed:
@@ -198,7 +198,7 @@ def test_out_of_memory_amid_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return gradients(run, batch)
 
-    monkeypatch.setattr(loop, "gradients", once)
+    monkeypatch.setattr(loop, "forward_backward", once)
     events = run(tmp_path / "run")
     assert failed == [4]
     assert events["profile"][0]["steps"] == 3
@@ -208,14 +208,14 @@ def test_out_of_memory_amid_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_error_amid_the_profile_is_the_runs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = loop.update
+    update = loop.optimizer_step
 
     def breaks(run: Any) -> Tensor:
         if run.state["step"] == 4:
             raise RuntimeError("the device has left")
         return update(run)
 
-    monkeypatch.setattr(loop, "update", breaks)
+    monkeypatch.setattr(loop, "optimizer_step", breaks)
     with pytest.raises(RuntimeError, match="has left"):
         run(tmp_path / "run")
     monkeypatch.undo()

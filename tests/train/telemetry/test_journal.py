@@ -122,7 +122,7 @@ def test_what_is_closed_is_told_once_and_left_alone(writer: Writer, effect: Stat
     assert writer.close() < 5
     assert len(writer.cloud.requests) == asked == 1
     [line] = writer.said
-    assert line.startswith("nothing more goes to Cloud Logging: ")
+    assert line.startswith("logging to Cloud Logging has stopped: ")
     assert line.endswith(hint)
     assert not writer.journal._chunks
 
@@ -189,7 +189,7 @@ def test_a_bug_ends_the_journal_and_not_the_run(writer: Writer, monkeypatch: pyt
     monkeypatch.setattr(writer.journal._wire, "send", lambda entries: 1 / 0)
     writer.write("a\n")
     until(lambda: bool(writer.said), "the word", limit=10)
-    assert writer.said == ["nothing more goes to Cloud Logging: ZeroDivisionError: division by zero"]
+    assert writer.said == ["logging to Cloud Logging has stopped: ZeroDivisionError: division by zero"]
     assert writer.close() < 1
 
 

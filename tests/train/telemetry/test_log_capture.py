@@ -101,11 +101,11 @@ def test_a_folder_that_can_not_be_written_is_one_line_and_nothing_is_lost(
     until(lambda: it.said != [], "a line", limit=5)
     it.buffer.add(b"two\n")
     time.sleep(0.1)
-    assert it.said == ["text is not kept for now: the folder is broken"]
+    assert it.said == ["log lines are not being stored, retrying: the folder is broken"]
     it.storage.broken = False
     until(lambda: len(it.said) == 2, "the other line", limit=5)
     it.close()
-    assert it.said[1:] == ["text is kept again"]
+    assert it.said[1:] == ["log lines are stored again"]
     assert b"".join(it.parts().values()) == b"one\ntwo\n"
 
 
@@ -115,7 +115,10 @@ def test_at_the_end_a_broken_folder_is_tried_once_more(tmp_path: Path) -> None:
     start = time.monotonic()
     it.close()
     assert time.monotonic() - start < 10
-    assert it.said == ["text is not kept for now: the folder is broken", "the last of the text could not be kept"]
+    assert it.said == [
+        "log lines are not being stored, retrying: the folder is broken",
+        "the last log lines could not be stored",
+    ]
 
 
 def test_a_keeper_that_is_dropped_says_nothing(tmp_path: Path) -> None:
@@ -165,4 +168,4 @@ def test_a_folder_that_never_answered_is_one_line_too(tmp_path: Path, monkeypatc
     it.buffer.add(b"one\n")
     it.close(0.2)
     Flaky.listed.set()
-    assert it.said == ["the last of the text could not be kept"]
+    assert it.said == ["the last log lines could not be stored"]

@@ -157,10 +157,10 @@ def test_an_outage_is_sat_out_and_said_once(
     assert bucket.list() == ["m/1", "m/2"]
     assert set(bucket.asked[:-1]) == {"m/1"}, "while nothing can be reached, nothing else is tried"
     begin, end = capsys.readouterr().err.splitlines()
-    place = f"it lies in {tmp_path / 'spool'}/launch-spool-"
-    assert begin.startswith("train: m/1 can't be sent since ")
+    place = f"it is in {tmp_path / 'spool'}/launch-spool-"
+    assert begin.startswith("train: warning: uploading m/1 fails since ")
     assert f": m/1 can't be reached. Nothing is lost: {place}" in begin
-    assert end.startswith(f"train: {URL} takes objects again, after ")
+    assert end.startswith(f"train: warning: {URL} was not reachable for ")
 
 
 def test_trouble_is_said_once_a_minute(
@@ -176,7 +176,7 @@ def test_trouble_is_said_once_a_minute(
     for number in range(3):
         hiccup(number)
     assert capsys.readouterr().err.count("can't be sent") == 1
-    monkeypatch.setattr(throttled_warning, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(throttled_warning, "MIN_INTERVAL_SECONDS", 0.0)
     hiccup(4)
     assert capsys.readouterr().err.count("can't be sent") == 1
 

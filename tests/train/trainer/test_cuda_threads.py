@@ -91,8 +91,8 @@ def test_a_scripts_checkpoints_are_of_the_gpu_that_it_has_set(monkeypatch: pytes
 
 
 def test_the_last_rows_are_read_from_the_gpu_of_their_rank(calls: Calls) -> None:
-    recorder = SimpleNamespace(block=lambda alone: noted(calls, "synchronize") and [])
-    shutdown.save_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]
+    recorder = SimpleNamespace(take_block=lambda alone: noted(calls, "synchronize") and [])
+    shutdown.write_last_rows(SimpleNamespace(ranks=Ranks(device=GPU), recorder=recorder, sink=Null()))  # type: ignore[arg-type]
     until_done("last rows")
     assert calls["last rows"] == [GPU, "synchronize"]
 

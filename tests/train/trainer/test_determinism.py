@@ -20,7 +20,7 @@ from launch_train.common.errors import DisagreementError
 from launch_train.common.storage import LocalFolder
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
-from launch_train.models import build
+from launch_train.models import build_model
 from launch_train.trainer import train
 from launch_train.trainer.parameters_digest import parameters_sha256
 from tests.train.conftest import on_one_thread
@@ -157,7 +157,7 @@ def test_the_held_out_loss_is_that_of_the_saved_model(switches: Path) -> None:
     folder, parsed = switches / "resnet", parse(RESNET)
     _, evals, end = losses(folder)
     state = checkpoint.load(str(folder), 4)
-    saved = build(parsed)
+    saved = build_model(parsed)
     saved.load_state_dict(state["model"])
     assert parameters_sha256(saved) == end["parameters_sha256"]
     saved.eval()

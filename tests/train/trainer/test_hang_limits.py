@@ -36,7 +36,7 @@ def run(
 ) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(hang_after=hang_after),
-        recorder=SimpleNamespace(lately=lately),
+        recorder=SimpleNamespace(recent_seconds=lately),
         profiler=SimpleNamespace(records=records),
         ranks=SimpleNamespace(world=world, nodes=nodes),
         source=SimpleNamespace(slow=slow),
@@ -69,9 +69,9 @@ def test_how_long_a_step_may_take(one: Any, step: float, data: float, rare: floa
     """With peers a step may be one in which another rank waits for its data, or, on another node, compiles."""
     expected: list[float] = []
     one.heartbeat = SimpleNamespace(expect=expected.append)
-    loop.expect(one)
-    loop.expect(one, loop.DATA_SECONDS)
-    loop.expect(one, loop.RARE_SECONDS)
+    loop.set_deadline(one)
+    loop.set_deadline(one, loop.MIN_DATA_SECONDS)
+    loop.set_deadline(one, loop.MIN_RARE_SECONDS)
     assert expected == [step, data, rare]
 
 
@@ -97,20 +97,23 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
 
     monkeypatch.setattr(Heartbeat, "expect", expect)
     for owner, name in (
-        *((loop, name) for name in ("warm_up", "begin", "boundary", "gradients", "parameters_sha256", "meet")),
+        *(
+            (loop, name)
+            for name in ("warm_up", "resume_or_start", "save_or_stop", "forward_backward", "parameters_sha256", "meet")
+        ),
         *((Feed, "train"), (Feed, "held_out"), (Saver, "begin"), (Saver, "save")),
     ):
         noting(owner, name)
     train(tmp_path / "run", checkpoint={"minutes": 1e-6}, eval={"every": 6, "batches": 3})
-    assert seen["begin"][0] == inf  # loop.begin
-    assert set(seen["begin"][1:]) == {1800.0}  # Saver.begin
+    assert seen["resume_or_start"] == [inf]
+    assert set(seen["begin"]) == {1800.0}
     for name in ("warm_up", "parameters_sha256", "meet", "save"):
         assert seen[name] == [inf], name
-    assert seen["gradients"] == [inf, *[60.0] * 23]
+    assert seen["forward_backward"] == [inf, *[60.0] * 23]
     assert seen["train"] == [inf, *[600.0] * 23]
     assert seen["held_out"] == [1800.0, 600.0, 600.0] * 4
     evaluation = [1800.0, 60.0, 60.0]
-    assert seen["boundary"] == [inf, *[60.0] * 5, *[*evaluation, *[60.0] * 7] * 3, *evaluation, 60.0]
+    assert seen["save_or_stop"] == [inf, *[60.0] * 5, *[*evaluation, *[60.0] * 7] * 3, *evaluation, 60.0]
     assert now == inf
 
 
@@ -138,7 +141,7 @@ def test_a_smaller_micro_batch_may_compile_again(monkeypatch: pytest.MonkeyPatch
         nonlocal now
         now = seconds
 
-    real, failed = loop.gradients, list[int]()
+    real, failed = loop.forward_backward, list[int]()
 
     def gradients(one: Any, batch: Any) -> Any:
         if one.state["step"] == 4 and not failed:
@@ -149,6 +152,6 @@ def test_a_smaller_micro_batch_may_compile_again(monkeypatch: pytest.MonkeyPatch
         return real(one, batch)
 
     monkeypatch.setattr(Heartbeat, "expect", expect)
-    monkeypatch.setattr(loop, "gradients", gradients)
+    monkeypatch.setattr(loop, "forward_backward", gradients)
     train(tmp_path / "run")
     assert after == [1800.0]

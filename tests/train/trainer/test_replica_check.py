@@ -13,7 +13,7 @@ from torch import nn
 from launch_train.common.contract import MANIFEST, Exit
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
-from launch_train.trainer.replica_check import Difference, Replicas, difference, digest, replicated
+from launch_train.trainer.replica_check import Difference, ReplicaCheck, digest, find_difference, replicated_tensors
 from tests.train import flipping
 from tests.train.flipping import BAD
 from tests.train.forked import Forked
@@ -130,10 +130,10 @@ def test_kinds_of_numbers() -> None:
 def test_parameters_and_moments_are_apart() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    assert [len(kept) for kept in replicated(model.parameters(), optimizer, CPU)] == [2, 0]
+    assert [len(kept) for kept in replicated_tensors(model.parameters(), optimizer, CPU)] == [2, 0]
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    parameters, moments = replicated(model.parameters(), optimizer, CPU)
+    parameters, moments = replicated_tensors(model.parameters(), optimizer, CPU)
     assert len(parameters) == 2
     assert len(moments) == 6  # two moments and the step of each
 
@@ -152,27 +152,27 @@ def test_parameters_and_moments_are_apart() -> None:
     ],
 )
 def test_who_differs(digests: list[tuple[int, int]], expected: Difference | None) -> None:
-    assert difference(digests, 4, 8) == expected
+    assert find_difference(digests, 4, 8) == expected
 
 
 @pytest.mark.parametrize(("cost", "usual", "interval"), [(0.0018, 0.5, 4), (0.0, 0.5, 1), (0.01, 0.0011, 9091)])
 def test_comparing_costs_a_thousandth(cost: float, usual: float, interval: int) -> None:
     """Two ranks with their collectives left out."""
-    replicas = Replicas(Ranks(), shared_out=False)
+    replicas = ReplicaCheck(Ranks(), sharded=False)
     replicas.compares = True
     model = nn.Linear(2, 2)
     replicas.start(40)
     assert replicas.due(41)
     replicas.compare(41, model.parameters(), torch.optim.SGD(model.parameters()))
-    replicas._watch.read()
-    replicas._watch._times, replicas._seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]
+    replicas._stopwatch.read()
+    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0)], 0.0  # type: ignore[attr-defined]
     assert replicas.read(usual) is None
-    assert (replicas.agreed, replicas.interval) == (41, interval)
+    assert (replicas.last_agreed, replicas.interval) == (41, interval)
     assert [replicas.due(41 + interval - 1), replicas.due(41 + interval)] == [False, True]
 
 
 def test_one_rank_compares_nothing() -> None:
-    replicas = Replicas(Ranks(), shared_out=False)
+    replicas = ReplicaCheck(Ranks(), sharded=False)
     assert not replicas.due(1)
     assert replicas.choices == ()
     assert replicas.read(0.5) is None

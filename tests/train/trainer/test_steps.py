@@ -14,9 +14,9 @@ from torch import nn
 from launch_train.common.config import parse
 from launch_train.common.step_timer import CudaStopwatch, Times, memory_gb, stopwatch
 from launch_train.distributed.process_group import Ranks
-from launch_train.performance.precision import KINDS
+from launch_train.performance.precision import POLICIES
 from launch_train.trainer import build, metrics_buffer, train
-from launch_train.trainer.metrics_buffer import Recorder, Step
+from launch_train.trainer.metrics_buffer import Recorder, StepRecord
 
 GPU = torch.device("cuda", 0)
 
@@ -40,17 +40,17 @@ class Watch:
 def recorded(record: Recorder, *steps: int) -> list[dict[str, Any]]:
     for step in steps:
         record.watch.stop()
-        record.add(Step(step, 0.1, torch.tensor(2.0 * step), torch.tensor(3.0)))
-    return record.block()
+        record.add(StepRecord(step, 0.1, torch.tensor(2.0 * step), torch.tensor(3.0)))
+    return record.take_block()
 
 
 def test_mfu_and_rates_by_hand() -> None:
     """4 GPUs of 1 PFLOP/s each could do 2e15 FLOP in half a millisecond: 0.5 s of it are a thousandth."""
-    record = Recorder(Ranks(), Watch(0.5), "tokens", units=1000, flops=2e12, peak=4e15)
+    record = Recorder(Ranks(), Watch(0.5), "tokens", units=1000, flops=2e12, peak_flops=4e15)
     (row,) = recorded(record, 1)
     assert (row["loss"], row["grad_norm"], row["step_s"]) == (2.0, 3.0, 0.5)
     assert (row["mfu"], row["tokens_per_s"]) == (pytest.approx(0.001), 2000.0)
-    assert record.totals(1)["mfu"] == pytest.approx(0.001)
+    assert record.summary(1)["mfu"] == pytest.approx(0.001)
     assert "mfu" not in recorded(Recorder(Ranks(), Watch(0.5), "tokens", units=1, flops=2e12), 1)[0]
 
 
@@ -63,7 +63,7 @@ def test_all_ranks_know_the_same_usual_time(monkeypatch: pytest.MonkeyPatch) -> 
         )
         record = Recorder(Ranks(world=2), Watch(mine), "tokens", units=1)
         (row,) = recorded(record, 1)
-        assert record.usual == 0.3
+        assert record.median_seconds == 0.3
         assert (row["step_s"], row["loss"]) == (mine, 3.0)
 
 
@@ -78,9 +78,9 @@ def test_a_step_that_one_rank_recorded_counts_on_none(
     for step, seconds in ((1, 0.5), (2, 4.0)):  # a first one counts in any case
         record.watch = Watch(seconds)
         record.watch.stop()
-        record.add(Step(step, 0.1, torch.tensor(2.0), torch.tensor(3.0), counts=mine))
-        record.block()
-    assert record.usual == 0.5
+        record.add(StepRecord(step, 0.1, torch.tensor(2.0), torch.tensor(3.0), timed=mine))
+        record.take_block()
+    assert record.median_seconds == 0.5
 
 
 def test_the_ranks_heed_each_other_as_soon_as_steps_become_longer() -> None:
@@ -89,30 +89,30 @@ def test_the_ranks_heed_each_other_as_soon_as_steps_become_longer() -> None:
     recorded(record, *range(1, 101))
     record.watch = Watch(0.5)
     recorded(record, 101)
-    assert (record.usual, record.lately) == (0.001, 0.5)
+    assert (record.median_seconds, record.recent_seconds) == (0.001, 0.5)
     record.watch = Watch(0.0001)
     recorded(record, 102)
-    assert record.lately == 0.001
+    assert record.recent_seconds == 0.001
 
 
 def test_a_block_is_closed_before_its_rows_are_old() -> None:
     record = Recorder(Ranks(), Watch(2.0), "tokens", units=1)
-    assert record.due(1, 100)  # how long a step takes is not known before the first
+    assert record.ends_block(1, 100)  # how long a step takes is not known before the first
     recorded(record, 1)
-    assert [step for step in range(2, 8) if record.due(step, 100)] == [3, 4, 5, 6, 7]
-    assert record.due(2, 2)
+    assert [step for step in range(2, 8) if record.ends_block(step, 100)] == [3, 4, 5, 6, 7]
+    assert record.ends_block(2, 2)
     quick = Recorder(Ranks(), Watch(0.001), "tokens", units=1)
     recorded(quick, 1)
-    assert not quick.due(99, 100)
+    assert not quick.ends_block(99, 100)
 
 
 def test_the_median_stays_cheap() -> None:
     record = Recorder(Ranks(), Watch(1.0), "tokens", units=1)
-    recorded(record, *range(1, 2 * metrics_buffer.TIMED))
-    assert len(record._seconds) == metrics_buffer.TIMED
+    recorded(record, *range(1, 2 * metrics_buffer.MEDIAN_STEPS))
+    assert len(record._seconds) == metrics_buffer.MEDIAN_STEPS
     record.watch = Watch(5.0)
-    recorded(record, *range(metrics_buffer.TIMED + 1))
-    assert record.step_seconds() == 5.0
+    recorded(record, *range(metrics_buffer.MEDIAN_STEPS + 1))
+    assert record.compute_median() == 5.0
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_the_median_stays_cheap() -> None:
 )
 def test_the_peak_is_that_of_the_gpu_that_is_there(asked: str, device: str, same: bool) -> None:
     env = {"LAUNCH_GPU": json.dumps({"name": asked, "peak_tflops": {"bf16": 989}})}
-    assert build._peak(env, KINDS["bf16"], device) == (989e12 if same else None)
-    assert build._peak(env, KINDS["fp32"], device) is None
+    assert build._peak_flops(env, POLICIES["bf16"], device) == (989e12 if same else None)
+    assert build._peak_flops(env, POLICIES["fp32"], device) is None
 
 
 class Event:
@@ -206,7 +206,7 @@ def test_a_step_whose_gradients_overflow_is_skipped() -> None:
 
     def step(*values: float) -> float:
         run.scaler.scale(model(torch.tensor([values])).sum()).backward()
-        return train.update(run).item()
+        return train.optimizer_step(run).item()
 
     assert step(float("inf"), 1.0) == float("inf")
     assert model.weight.tolist() == [[1.0, 1.0]]

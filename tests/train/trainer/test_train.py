@@ -23,13 +23,13 @@ from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, UsageError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
-from launch_train.models import build
-from launch_train.performance.micro_batch import portions
+from launch_train.models import build_model
+from launch_train.performance.micro_batch import split_evenly
 from launch_train.performance.precision import choose
 from launch_train.trainer import shutdown, train
 from launch_train.trainer.build import Run
-from launch_train.trainer.metrics_buffer import Recorder, ends
-from launch_train.trainer.parameters_digest import disagreement, parameters_sha256
+from launch_train.trainer.metrics_buffer import Recorder, first_and_last_means
+from launch_train.trainer.parameters_digest import find_disagreement, parameters_sha256
 
 TINY: dict[str, Any] = {
     "model": {"n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32},
@@ -90,7 +90,7 @@ def test_a_run_from_start_to_end(tmp_path: Path, text: Path, capsys: pytest.Capt
 
     state = checkpoint.load(str(folder), 30)
     manifest = manifests.read(LocalFolder(folder), f"{saved['path']}/manifest.json")
-    model = build(parse(TINY))
+    model = build_model(parse(TINY))
     model.load_state_dict(state["model"])
     assert parameters_sha256(model) == end["parameters_sha256"] == manifest.about["parameters_sha256"]
     assert (state["loop"]["step"], saved["path"]) == (30, "checkpoints/step-00000030/0001-0001")
@@ -167,14 +167,14 @@ def test_bf16_on_the_cpu_and_synthetic_tokens(tmp_path: Path) -> None:
 
 
 def test_rows_are_complete_after_an_error(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = train.update
+    update = train.optimizer_step
 
     def breaks(setup: Any) -> Any:
         if setup.state["step"] == 6:
             raise RuntimeError("the GPU has left")
         return update(setup)
 
-    monkeypatch.setattr(train, "update", breaks)
+    monkeypatch.setattr(train, "optimizer_step", breaks)
     with pytest.raises(RuntimeError, match="has left"):
         run(tmp_path / "run", {"data": str(text)})
     assert [row["step"] for row in steps(read(tmp_path / "run"))] == [1, 2, 3, 4, 5, 6]
@@ -187,7 +187,7 @@ def test_a_device_that_never_answers_does_not_hold_the_error_back(
     for_ever = threading.Event()
     monkeypatch.setattr(shutdown, "ROWS_SECONDS", 0.1)
     monkeypatch.setattr(Recorder, "block", lambda self, alone=False: (for_ever.wait(30), [])[1])
-    monkeypatch.setattr(train, "update", lambda run: 1 / 0)
+    monkeypatch.setattr(train, "optimizer_step", lambda run: 1 / 0)
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "run", {"data": str(text)})
@@ -198,14 +198,14 @@ def test_a_device_that_never_answers_does_not_hold_the_error_back(
 def test_a_peers_failure_ends_the_run_at_a_step_with_all_rows(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    update, before = train.update, signal.getsignal(signal.SIGTERM)
+    update, before = train.optimizer_step, signal.getsignal(signal.SIGTERM)
 
     def told(setup: Any) -> Any:
         if setup.state["step"] == 6:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(setup)
 
-    monkeypatch.setattr(train, "update", told)
+    monkeypatch.setattr(train, "optimizer_step", told)
     config = {"data": str(text), "log_every": 100, "eval": {"every": 0}}
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path / "run", config, LAUNCH_NOTICE=str(tmp_path / "never"))
@@ -221,7 +221,7 @@ def test_what_fails_after_sigterm_is_the_stop(tmp_path: Path, text: Path, monkey
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(train, "update", breaks)
+    monkeypatch.setattr(train, "optimizer_step", breaks)
     with pytest.raises(SystemExit):
         run(tmp_path / "run", {"data": str(text)})
 
@@ -254,20 +254,20 @@ def test_mfu_is_the_share_of_the_peak_on_gpus_only(tmp_path: Path, text: Path) -
     ("batch", "micro", "world", "size"), [(24, None, 1, 24), (24, None, 2, 12), (24, 4, 2, 4), (24, 1, 24, 1)]
 )
 def test_the_micro_batch(batch: int, micro: int | None, world: int, size: int) -> None:
-    assert portions(batch, micro, world).size == size
+    assert split_evenly(batch, micro, world).size == size
 
 
 @pytest.mark.parametrize(
     ("batch", "micro", "world", "words"),
     [
-        (24, None, 5, "batch_size 24 can't be shared by 5 processes evenly; 25 can"),
+        (24, None, 5, "batch_size 24 is not a multiple of 5 processes; use for example 25"),
         (1, None, 8, "8 can"),
-        (24, 8, 2, "micro_batch_size 8 doesn't divide the 12 samples that each of 2 ranks has"),
+        (24, 8, 2, "micro_batch_size 8 doesn't divide the 12 samples of each of 2 ranks; use a divisor or auto"),
     ],
 )
 def test_a_batch_that_can_not_be_shared(batch: int, micro: int | None, world: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        portions(batch, micro, world)
+        split_evenly(batch, micro, world)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_batch_that_can_not_be_shared(batch: int, micro: int | None, world: in
 def test_auto_precision(device: str, capability: tuple[int, int] | None, best: str) -> None:
     numbers = choose("auto", device, capability)
     assert numbers.name == best
-    assert numbers.scaled == (best == "fp16")
+    assert numbers.scales_loss == (best == "fp16")
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_precision_that_the_device_has_not(asked: Any, device: str, capability
 
 
 def test_disagreement_names_the_ranks() -> None:
-    assert disagreement(["a" * 64] * 4) is None
-    words = disagreement(["a" * 64, "b" * 64, "a" * 64])
+    assert find_disagreement(["a" * 64] * 4) is None
+    words = find_disagreement(["a" * 64, "b" * 64, "a" * 64])
     assert words is not None
     assert "ranks 0, 2: aaaa" in words
     assert "ranks 1: bbbb" in words
@@ -324,7 +324,7 @@ def test_the_progress_line() -> None:
 
 @pytest.mark.parametrize(("done", "window"), [(1, 1), (10, 10), (11, 5), (12, 6), (19, 9), (20, 10), (300, 10)])
 def test_the_first_and_the_last_steps_do_not_overlap(done: int, window: int) -> None:
-    first, last, steps = ends(list(range(done))[:10], list(range(done))[-10:], done)
+    first, last, steps = first_and_last_means(list(range(done))[:10], list(range(done))[-10:], done)
     assert steps == window
     assert (first, last) == ((window - 1) / 2, done - (window + 1) / 2)
 

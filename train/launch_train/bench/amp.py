@@ -50,17 +50,17 @@ def measure(device: torch.device, budget: float, quick: bool) -> list[Figure]:
     return [figure for trial in trials(memory, quick) for figure in _compared(trial, mixed, device, budget)]
 
 
-def numbers(capability: tuple[int, int] | None) -> precision.Numbers:
+def numbers(capability: tuple[int, int] | None) -> precision.PrecisionPolicy:
     """What the trainer mixes on a GPU; bf16 on a CPU (None), and fp16 on a GPU without tensor cores, as there is
     nothing else to compare there."""
     if capability is None:
-        return precision.KINDS["bf16"]
+        return precision.POLICIES["bf16"]
     chosen = precision.choose("auto", "cuda", capability)
-    return chosen if chosen.autocast else precision.KINDS["fp16"]
+    return chosen if chosen.autocast else precision.POLICIES["fp16"]
 
 
-def _compared(trial: Trial, mixed: precision.Numbers, device: torch.device, budget: float) -> list[Figure]:
-    slow, fast = (_rate(trial, used, device, budget) for used in (precision.KINDS["fp32"], mixed))
+def _compared(trial: Trial, mixed: precision.PrecisionPolicy, device: torch.device, budget: float) -> list[Figure]:
+    slow, fast = (_rate(trial, used, device, budget) for used in (precision.POLICIES["fp32"], mixed))
     return [
         Figure(f"{trial.name} fp32", slow, trial.unit),
         Figure(f"{trial.name} {mixed.name}", fast, trial.unit),
@@ -68,16 +68,16 @@ def _compared(trial: Trial, mixed: precision.Numbers, device: torch.device, budg
     ]
 
 
-def _rate(trial: Trial, used: precision.Numbers, device: torch.device, budget: float) -> float:
+def _rate(trial: Trial, used: precision.PrecisionPolicy, device: torch.device, budget: float) -> float:
     """Units a second, forward and backward and update."""
     per_sample = trial.shape.block_size if isinstance(trial.shape, Gpt) else 1
     with tf32(used.tf32):
         return trial.batch * per_sample / clock.seconds(_step(trial, used, device), device, budget)
 
 
-def _step(trial: Trial, used: precision.Numbers, device: torch.device) -> Callable[[], None]:
+def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -> Callable[[], None]:
     """A step on a batch that is always the same."""
-    model: nn.Module = models.build(Config(model=trial.shape)).to(device)
+    model: nn.Module = models.build_model(Config(model=trial.shape)).to(device)
     inputs, targets = _batch(trial, device)
     if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both, so that the precision alone differs
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

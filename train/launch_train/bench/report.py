@@ -1,4 +1,4 @@
-"""All ranks' figures and the verdict, as JSON and as a table of at most 60 columns: a runner puts a prefix in front."""
+"""The figures of all ranks and the verdict, as JSON and as a table of at most 60 columns (launch adds a prefix)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH: Final = 60
 
 
 class Report(NamedTuple):
-    """One run of the bench. `asked` are the request's peaks; `time` is Unix seconds, `seconds` what it took."""
+    """One run of the bench. `asked`: the request's peaks; `time`: Unix seconds; `seconds`: duration."""
 
     ranks: tuple[Measured, ...]
     asked: Mapping[str, float | None]
@@ -29,16 +29,16 @@ class Report(NamedTuple):
 
     @property
     def unfit(self) -> list[str]:
-        """Why these machines should be replaced; empty if they should not."""
+        """Return why these machines should be replaced; empty if they are fine."""
         return [finding.text for finding in self.findings if finding.unfit]
 
     def marks(self) -> dict[str, Mark]:
-        """What the first rank's figures are held against."""
+        """Return the reference figures of the first rank."""
         return marks(self.ranks, self.ranks[0], self.asked)
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """For `bench.json`: `figures` are the medians over the ranks, with the least of them."""
+    """Return the data for `bench.json`. `figures`: medians over the ranks, and the lowest."""
     held = report.marks()
     return {
         "schema": SCHEMA,
@@ -64,12 +64,12 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def table(report: Report) -> Iterator[str]:
-    """The figures, then the verdict. With several ranks: their median and the least."""
+    """Yield the figures, then the verdict. With several ranks: the median and the lowest."""
     first, several = report.ranks[0], len(report.ranks) > 1
     yield from _wrapped(f"{len(report.ranks)} x {first.device}, torch {report.torch}, {report.seconds:.0f} s")
     if not names(report.ranks):
-        yield "nothing of what was asked for can be measured here"
-    head = ("", "median" if several else "", "least" if several else "", "", "of peak")
+        yield "none of the selected parts can be measured on this machine"
+    head = ("", "median" if several else "", "min" if several else "", "", "of peak")
     held = report.marks()
     rows = [_row(name, unit, values(report.ranks, name), held.get(name)) for name, unit in names(report.ranks).items()]
     digits = max(row[4].find(" ") for row in rows) if rows else 0
@@ -81,26 +81,26 @@ def table(report: Report) -> Iterator[str]:
 
 
 def verdict(report: Report) -> Iterator[str]:
-    """A line for each finding, or one that there is none."""
+    """Yield a line per finding, or one line that all is well."""
     for finding in report.findings:
         yield from _wrapped(f"{'TOO SLOW' if finding.unfit else 'note'}: {finding.text}")
     if not report.findings:
-        well = "nothing is slower than it should be"
-        yield well if report.marks() else "no GPU: nothing to hold these figures against"
+        well = "all figures are as fast as expected"
+        yield well if report.marks() else "no GPU, so no reference figures to compare with"
 
 
 Row = tuple[str, str, str, str, str]
 
 
 def _row(name: str, unit: str, found: Sequence[float], mark: Mark | None) -> Row:
-    """Name, median, least (where there are several), unit, share of the peak."""
+    """Return name, median, lowest (if there are several), unit, share of the peak."""
     least = cell(min(found)) if len(found) > 1 else ""
     share = f"{100 * statistics.median(found) / mark.peak:.0f} % of {mark.peak:.4g}" if mark else ""
     return name, cell(statistics.median(found)), least, unit, share
 
 
 def cell(value: float) -> str:
-    """Three digits that count, and no more than six characters: 4,200, 12.3k, 1.23M."""
+    """Format with three significant digits and at most six characters: 4,200, 12.3k, 1.23M."""
     if value < 999.5:
         return f"{value:.3g}"
     if value < 9999.5:
@@ -109,7 +109,7 @@ def cell(value: float) -> str:
 
 
 def _aligned(rows: Sequence[Row]) -> Iterator[str]:
-    """Names and units flush left, numbers flush right."""
+    """Align names and units to the left, numbers to the right."""
     widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
     for row in rows:
         cells = [f"{text:{'>' if at in (1, 2) else '<'}{widths[at]}}" for at, text in enumerate(row) if widths[at]]

@@ -1,9 +1,9 @@
-"""What is far below what these machines should give. Pure: figures in, findings out.
+"""Find figures far below what these machines should reach. Pure: figures in, findings out.
 
-A healthy card reaches 65 to 85 % of its peak in a large matrix product, the less the longer it is at its power limit,
-and 80 to 93 % in a large copy. What is asked here is less (train/launch_train/bench/peaks.csv), so that who is found
-wanting is ill: throttled, half as wide a link, ECC at work, a stranger on the GPU. Too much asked would end runs on
-machines that are well; a card that is a little ill shows beside the others.
+A healthy GPU reaches 65 to 85 % of its peak in a large matrix product (less the longer it is at its power limit) and 80
+to 93 % in a large copy. The thresholds (peaks.csv) are lower, so that a GPU below them is faulty: throttled, on a link
+of half the width, correcting ECC errors, or shared with another process. Higher thresholds would end runs on healthy
+machines; a slightly slow GPU shows in the comparison with the others.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from launch_train.bench import peaks
 from launch_train.bench.figures import Measured, names, values
 
 PCIE_FLOOR: Final = 0.2
-"""Of the link's rate, to and from pinned memory. Two GPUs may share a way to the host, all are measured at once, and
-the memory may be the other processor's: a machine that is well may have 0.4 of it and less. What is an older
-generation, or has lost lanes, has 0.2 and less; what lies between shows beside the others."""
+"""Share of the link's rate, to and from pinned memory. Two GPUs may share a path to the host, all are measured at once,
+and the memory may belong to the other processor: a healthy machine may reach 0.4 or less. A link of an older generation
+or with lost lanes reaches 0.2 or less; cases in between show in the comparison with the other GPUs."""
 NVLINK_FLOOR: Final = 0.3
-"""Of NVLink's rate in one direction: an all-reduce of 64 MB and more has half of it and more; what has found no NVLink
-and goes over PCIe or the host's memory has less than a tenth."""
+"""Share of NVLink's rate in one direction: an all-reduce of 64 MB or more reaches at least half; over PCIe or the
+host's memory it is less than a tenth."""
 SLOWER: Final = 0.10
-"""A rank that is so much slower than the others is named: training waits for it in every step."""
+"""A rank slower than the others by this share is reported: training waits for it in every step."""
 TOO_SLOW: Final = 0.20
-"""Two cards of one kind may differ by a tenth, by their silicon and their place in the airflow. Not by a fifth."""
+"""GPUs of one type may differ by a tenth (silicon, position in the airflow), but not by a fifth."""
 COPIES_SLOWER: Final = 0.30
-"""The way to the host, or to another GPU, may be longer for one GPU than for the others: told, but no fault."""
+"""The path to the host or to another GPU may be longer for one GPU than for others: reported, but not a fault."""
 MIXED: Final = 1.5
-"""How much faster mixed precision should be, on tensor cores."""
+"""Expected speed-up of mixed precision on tensor cores."""
 
 
 class Finding(NamedTuple):
-    """`unfit`: the machine should be replaced. Otherwise it is only worth knowing."""
+    """`unfit`: the machine should be replaced. Otherwise the finding is for information."""
 
     unfit: bool
     text: str
 
 
 class Mark(NamedTuple):
-    """What a figure could be at best, and the share of it that a machine which is well has."""
+    """The best possible figure, and the share of it that a healthy machine reaches."""
 
     peak: float
     floor: float
 
 
 def judge(ranks: Sequence[Measured], asked: Mapping[str, float | None] | None = None) -> list[Finding]:
-    """All that is wrong, the worst first. `asked`: the request's peaks, which beat the table's."""
+    """Return all findings, the worst first. `asked`: the request's peaks, which take precedence over the table's."""
     found = [
         *(finding for rank in ranks for finding in _troubles(rank)),
         *_below(ranks, asked or {}),
@@ -59,7 +59,7 @@ def judge(ranks: Sequence[Measured], asked: Mapping[str, float | None] | None = 
 
 
 def marks(ranks: Sequence[Measured], rank: Measured, asked: Mapping[str, float | None]) -> dict[str, Mark]:
-    """What one rank's figures are held against; figures without an entry are not."""
+    """Return the reference figures of one rank, by the figure's name."""
     if not rank.on_gpu:
         return {}
     card = peaks.of(rank.device)
@@ -76,19 +76,21 @@ def marks(ranks: Sequence[Measured], rank: Measured, asked: Mapping[str, float |
 
 
 def pcie_gbs(generation: int, lanes: int) -> float:
-    """GB/s of a PCIe link in one direction: 2.5 GT/s a lane in the first generation, 5 in the second (8 bits in 10
-    sent), then 8, doubled with each (128 in 130)."""
+    """Return the GB/s of a PCIe link in one direction.
+
+    Per lane: 2.5 GT/s in generation 1, 5 in 2 (8b/10b encoding), 8 in 3, then doubled each time (128b/130b).
+    """
     rate = {1: 2.5 * 0.8, 2: 5 * 0.8}.get(generation, 2.0**generation * 128 / 130)
     return rate * lanes / 8
 
 
 def _largest(rank: Measured) -> str | None:
-    """The name of the largest all-reduce: the last one measured. In small ones the start of each takes the time."""
+    """Return the name of the largest all-reduce, the last one measured. Small ones are bound by latency."""
     return next((one.name for one in reversed(rank.figures) if one.name.startswith("all-reduce")), None)
 
 
 def _troubles(rank: Measured) -> Iterator[Finding]:
-    """On a GPU whatever can't be measured is a fault, but for the DataLoader, which is the host's."""
+    """Yield parts that could not be measured: faults on a GPU, except the DataLoader, which runs on the host."""
     for part, why in rank.troubles:
         yield Finding(rank.on_gpu and part != "loader", f"{_who(rank)}: {part} could not be measured: {why}")
 
@@ -99,18 +101,17 @@ def _below(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> Iter
             value = rank.value(name)
             if value is not None and value < mark.floor * mark.peak and (rank.rank == 0 or not _shared(name)):
                 who = "" if _shared(name) else f"{_who(rank)}: "
-                yield Finding(
-                    True, f"{who}{name} has {_few(value)} of {_few(mark.peak)}: {_percent(value / mark.peak)}"
-                )
+                share = _percent(value / mark.peak)
+                yield Finding(True, f"{who}{name} reaches {_few(value)} of {_few(mark.peak)}: {share}")
 
 
 def _shared(name: str) -> bool:
-    """Of all ranks together, so that each has the same."""
+    """Return whether the figure is the same for all ranks, because they measure it together."""
     return name.startswith("all-reduce")
 
 
 def _slower(ranks: Sequence[Measured]) -> Iterator[Finding]:
-    """The worst figure of each GPU that is slower than the others of its kind."""
+    """Yield the worst figure of each GPU that is slower than the others of its type."""
     for rank in ranks:
         others = [one for one in ranks if one.rank != rank.rank and one.device == rank.device and one.on_gpu]
         behind = [
@@ -130,7 +131,7 @@ _COPIES: Final = ("to GPU, pinned", "from GPU, pinned", "link to the next")
 
 
 def _behind(rank: Measured, others: Sequence[Measured], name: str) -> float:
-    """By which share it is slower than the median of the others; 0 where there is nothing to compare."""
+    """Return by which share the rank is slower than the median of the others; 0 if there is nothing to compare."""
     value, theirs = rank.value(name), values(others, name)
     if value is None or not theirs or not (usual := statistics.median(theirs)):
         return 0.0
@@ -142,13 +143,14 @@ def _slow(rank: Measured, share: float, name: str, others: int) -> str:
 
 
 def _mixed(ranks: Sequence[Measured]) -> Iterator[Finding]:
-    """Of the slowest rank. Only where there are tensor cores, that is a peak for these numbers well above fp32's."""
+    """Yield mixed-precision speed-ups that are too small, of the slowest rank. Only on GPUs with tensor cores, that is
+    with a peak well above fp32's."""
     for name in [name for name in names(ranks) if name.endswith("/fp32")]:
         kind = name.removesuffix("/fp32").rpartition(" ")[2]
         found = [rank for rank in ranks if rank.value(name) is not None and _has_tensor_cores(rank, kind)]
         slowest = min((rank.value(name) or 0.0 for rank in found), default=MIXED)
         if slowest < MIXED:
-            yield Finding(False, f"{name} is {slowest:.2f}; {MIXED} and more is usual")
+            yield Finding(False, f"{name} is {slowest:.2f}; expected: {MIXED} or more")
 
 
 def _has_tensor_cores(rank: Measured, kind: str) -> bool:
@@ -161,7 +163,7 @@ def _unknown(ranks: Sequence[Measured], asked: Mapping[str, float | None]) -> It
     for device in sorted({rank.device for rank in ranks if rank.on_gpu}):
         card = peaks.of(device)
         if not any(asked.values()) and not (card and any(card.tflops.values())):
-            yield Finding(False, f"{device}: its peak is unknown, so its products are held against nothing")
+            yield Finding(False, f"{device}: unknown peak, so matrix products can't be compared with it")
 
 
 def _who(rank: Measured) -> str:
@@ -170,7 +172,7 @@ def _who(rank: Measured) -> str:
 
 
 def _few(value: float) -> str:
-    """Three or four digits: 0.123, 63.02, 4,800."""
+    """Format with up to four digits: 0.1234, 63.02, 4,800."""
     return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from launch_train.data.batch import mapped, to
+from launch_train.data.batch import map_tensors, move_to
 from launch_train.data.workers import Key, Made
 from launch_train.distributed.process_group import use_device
 
@@ -43,7 +43,7 @@ class Ahead:
         made, copied = came
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
-        mapped(made.batch, lambda tensor: _used(tensor, current))
+        map_tensors(made.batch, lambda tensor: _used(tensor, current))
         return made
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class Ahead:
                 made = next(self._source)
                 if self._wanted(made.key):
                     with torch.cuda.stream(self._stream):
-                        made = Made(made.key, to(made.batch, self._device), made.error)
+                        made = Made(made.key, move_to(made.batch, self._device), made.error)
                 self._put((made, self._stream.record_event()))
             except BaseException as error:  # noqa: BLE001 - it is the training thread's
                 self._put(error)

@@ -17,7 +17,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data.batch import Tree
 from launch_train.data.image_index import Listing
 from launch_train.data.map_dataset import Samples
-from launch_train.data.source import CHANGE, HELD_OUT_SHARE, PART, Batch, generator, order
+from launch_train.data.source import AUGMENT, HELD_OUT_PART, HELD_OUT_SHARE, Batch, generator, order
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, from 0 to 1: what published models are trained with."""
@@ -73,7 +73,7 @@ class Pictures:
         return self._listing.where(self._at(index))
 
     def item(self, index: int, epoch: int) -> Tree:
-        numbers = generator(self._seed, CHANGE, index, epoch) if self._changes else None
+        numbers = generator(self._seed, AUGMENT, index, epoch) if self._changes else None
         try:
             content, label = self._listing.read(self._at(index))
             return decoded(content, self._size, numbers), label
@@ -91,7 +91,7 @@ def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tup
         return Pictures(train, size, seed, changes=True), Pictures(held_out, size, seed, changes=False)
     if len(train) < 2:
         raise UsageError(f"data: {train.name} has one image; a part is held out, so that there must be two")
-    places = order(seed, PART, 0, len(train))
+    places = order(seed, HELD_OUT_PART, 0, len(train))
     kept = len(train) - max(1, len(train) // HELD_OUT_SHARE)
     return (
         Pictures(train, size, seed, changes=True, places=np.sort(places[:kept])),

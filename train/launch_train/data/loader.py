@@ -16,7 +16,7 @@ from launch_train.common.config import Loader
 from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.common.text import plural, si
-from launch_train.data.batch import mapped, samples, to
+from launch_train.data.batch import count_samples, map_tensors, move_to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
 from launch_train.data.workers import Job, Key, Pool, made, start_server, untravelled
@@ -29,21 +29,21 @@ SHM, SHM_PART = "/dev/shm", 0.8  # noqa: S108 - where processes share memory
 
 
 class Feed:
-    """This rank's share of each global batch. What takes long to make is made by other processes, ahead."""
+    """Provides this rank's share of each global batch. Slow data is prepared ahead by worker processes."""
 
     def __init__(self, source: Source, share: slice, device: torch.device, loader: Loader) -> None:
-        """Raises UsageError: the first sample can't be made."""
+        """Raises UsageError if the first sample can't be made."""
         self._source, self._share, self._device = source, share, device
         self._waited = 0.0
         self._pool: Pool | None = None
         self._once: tuple[int, Batch] | None = None
         self._workers = self._prefetch = 0
-        self.choice = Choice("loader", "this process", "the data is quickly made")
+        self.choice = Choice("loader", "main process", "batches are cheap to prepare")
         if source.slow:
             self._open(loader)
 
     def train(self, step: int) -> Batch:
-        """The batch of a step (from 1): quick, if it is the next one."""
+        """Return the batch of a step (from 1). Fast for consecutive steps."""
         began = time.perf_counter()
         try:
             return self._get(Key(step))
@@ -51,23 +51,23 @@ class Feed:
             self._waited += time.perf_counter() - began
 
     def once(self, step: int) -> Batch:
-        """The batch of any step, made here and now, or again the last one made so: before the first step there are
-        several passes over one batch."""
+        """Return the batch of any step, prepared in this process. The last one is cached: several passes before the
+        first step use one batch."""
         if self._once is None or self._once[0] != step:
             self._once = step, self._source.train(step, self._share)
         return self._finished(self._once[1])
 
     def held_out(self, index: int, count: int) -> Batch:
-        """Batch `index` (from 0) of `count` held-out ones."""
+        """Return batch `index` (from 0) of `count` held-out batches."""
         return self._get(Key(index, count))
 
     def waited(self) -> float:
-        """Seconds that the training loop has waited for batches since this was asked last."""
+        """Return the seconds that the training loop has waited for batches since the last call."""
         seconds, self._waited = self._waited, 0.0
         return seconds
 
     def close(self) -> None:
-        """No more batches are wanted."""
+        """Stop the worker processes."""
         self._workers = 0
         if self._pool is not None:
             self._pool.close()
@@ -82,22 +82,22 @@ class Feed:
         return self._finished(self._pool.get(key))
 
     def _finished(self, batch: Batch) -> Batch:
-        return self._source.finish(to(batch, self._device))
+        return self._source.finish(move_to(batch, self._device))
 
     def _open(self, loader: Loader) -> None:
-        """Decide on processes. They start with the first batch that is asked for, from a server that starts now."""
+        """Decide on worker processes. They start with the first batch; the server that forks them starts now."""
         first = self._share.start
         sample = self._source.train(1, slice(first, first + 1))
-        _check(sample)
+        _check_sample(sample)
         need = size(sample) * (self._share.stop - first)
-        self._workers, self._prefetch, self.choice = settled(loader, machine(os.environ), need)
+        self._workers, self._prefetch, self.choice = choose_workers(loader, local_resources(os.environ), need)
         if not self._workers:
             return
         start_server()
-        if wrong := untravelled(Job(self._source, self._share)):
-            self._workers, self.choice = 0, Choice("loader", "this process", "the dataset can't be pickled")
+        if problem := untravelled(Job(self._source, self._share)):
+            self._workers, self.choice = 0, Choice("loader", "main process", "the dataset can't be pickled")
             if first == 0:
-                print(f"loader: the dataset can't be sent to another process: {wrong}", flush=True)
+                print(f"loader: the dataset can't be sent to a worker process: {problem}", flush=True)
 
     def _started(self, step: int) -> Pool:
         asked = Job(self._source, self._share), self._workers, self._prefetch, step
@@ -108,61 +108,62 @@ class Feed:
         return Pool(*asked, pin=True, ahead=lambda batches, wanted: Ahead(batches, self._device, wanted))
 
 
-def _check(sample: Batch) -> None:
-    """A batch must be one (hold a tensor), and go from process to process. Raises UsageError."""
+def _check_sample(sample: Batch) -> None:
+    """Raise UsageError unless the batch holds a tensor and can be sent between processes."""
     try:
-        samples(sample)
-        pickle.dumps(mapped(sample, lambda tensor: torch.empty(0)))
+        count_samples(sample)
+        pickle.dumps(map_tensors(sample, lambda tensor: torch.empty(0)))
     except ValueError as error:
         raise UsageError(f"data: {error}") from error
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(f"data: a sample can't go from process to process: {error}") from error
+        raise UsageError(f"data: a sample can't be sent between processes: {error}") from error
 
 
-class Machine(NamedTuple):
-    """What loader processes have: cores and ranks of this node, and free bytes of shared memory."""
+class Resources(NamedTuple):
+    """Resources of a node for worker processes: cores, ranks that share them, free bytes of shared memory."""
 
     cores: int
     ranks: int
     shm: float
 
 
-class Settled(NamedTuple):
-    """How many processes, and how many batches each has ready."""
+class WorkerPlan(NamedTuple):
+    """Number of worker processes, and of batches that each prepares ahead."""
 
     workers: int
     prefetch: int
     choice: Choice
 
 
-def settled(loader: Loader, here: Machine, need: int) -> Settled:
-    """By the spec, or by the cores: one of a rank's is for training itself. `need`: bytes of a batch of a rank.
+def choose_workers(loader: Loader, here: Resources, need: int) -> WorkerPlan:
+    """Choose the number of workers: as set in the spec, else the rank's cores minus one for training.
 
-    No more than fits into shared memory: a process that finds it full dies without a word.
+    At most as many batches as fit into shared memory are prepared ahead: a worker that finds it full dies silently.
+    `need`: bytes of a rank's batch.
     """
-    free = here.cores // here.ranks - 1
-    workers = min(MOST, max(0, free)) if loader.workers is None else loader.workers
-    why = f"{here.cores} cores for {plural(here.ranks, 'rank')}" if loader.workers is None else "the spec says so"
+    free_cores = here.cores // here.ranks - 1
+    workers = min(MOST, max(0, free_cores)) if loader.workers is None else loader.workers
+    why = f"{here.cores} cores for {plural(here.ranks, 'rank')}" if loader.workers is None else "set in the spec"
     room = int(SHM_PART * here.shm / here.ranks / max(1, need))
     prefetch = loader.prefetch
     if workers * prefetch > room:
         workers, prefetch = (room // prefetch, prefetch) if room >= prefetch else (min(1, room), 1)
         why = f"{SHM} has only {si(here.shm)}B free"
-    chosen = plural(workers, "process") if workers else "this process"
-    return Settled(workers, prefetch, Choice("loader", chosen, why))
+    chosen = plural(workers, "process") if workers else "main process"
+    return WorkerPlan(workers, prefetch, Choice("loader", chosen, why))
 
 
-def machine(environ: Mapping[str, str]) -> Machine:
-    """As it is here, for this rank's processes."""
+def local_resources(environ: Mapping[str, str]) -> Resources:
+    """Return the resources of this node."""
     shm = shutil.disk_usage(SHM).free if Path(SHM).is_dir() else float("inf")
-    return Machine(cores(), int(environ.get("LOCAL_WORLD_SIZE") or 1), shm)
+    return Resources(cores(), int(environ.get("LOCAL_WORLD_SIZE") or 1), shm)
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Those that this process may use: a container may have a part of the machine's."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use; a container may be limited to some."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = limit.read_text().split()
-        return max(1, min(there, int(quota) // int(period)))
+        return max(1, min(available, int(quota) // int(period)))
     except (OSError, ValueError):  # not limited: "max"
-        return there
+        return available

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from launch_train.common.errors import UsageError
-from launch_train.data.batch import Tree, mapped
-from launch_train.data.source import ORDER, Batch, Usual, order
+from launch_train.data.batch import Tree, map_tensors
+from launch_train.data.source import ORDER, Batch, SourceDefaults, order
 
 
 class Items(Protocol):
@@ -30,7 +30,7 @@ class Items(Protocol):
         """Which sample that is, in words."""
 
 
-class Samples(Usual):
+class Samples(SourceDefaults):
     """Sample k of a run (from 0) is number k mod n in the order of epoch k div n."""
 
     unit = "samples"
@@ -151,5 +151,5 @@ def size(tree: Tree) -> int:
         total += one.numel() * one.element_size()
         return one
 
-    mapped(tree, add)
+    map_tensors(tree, add)
     return total

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.batch import there
-from launch_train.data.source import IGNORED, MASK, MASK_HELD_OUT, Batch, Source, Usual, philox
+from launch_train.data.batch import to_tensor
+from launch_train.data.source import IGNORED, MASK, MASK_HELD_OUT, Batch, Source, SourceDefaults, philox
 
 SHOWN_AS_MASK, SHOWN_AS_ANOTHER = 0.8, 0.1
 """Of the hidden tokens, so many are replaced by the mask, and so many by a random token; the others stay (Devlin et
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
     never: int | None
 
 
-class Masked(Usual):
+class Masked(SourceDefaults):
     """Windows of a text with a `hidden` share of their tokens replaced. Which ones, and by what, is a pure function of
     (seed, step, sample)."""
 
@@ -64,7 +64,7 @@ class Masked(Usual):
         first = share.indices(self._batch_size)[0]
         random = bits(self._seed, stream, step, first, *tokens.shape)
         inputs, targets = hide(tokens, random, self._rule)
-        return there(inputs, self._device), there(targets, self._device)
+        return to_tensor(inputs, self._device), to_tensor(targets, self._device)
 
 
 def bits(seed: int, stream: int, step: int, first: int, samples: int, length: int) -> NDArray[np.uint64]:

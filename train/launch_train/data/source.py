@@ -1,4 +1,4 @@
-"""The protocol of a source, and the order of samples: a pure function of (seed, stream, step), blind to the ranks."""
+"""The protocol of a data source, and the order of samples: a pure function of (seed, stream, step)."""
 
 from __future__ import annotations
 
@@ -10,61 +10,60 @@ import torch
 from numpy.typing import NDArray
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets, on the device, the first dimension being the sample."""
+"""Inputs and targets, on the device. The first dimension is the sample."""
 
 IGNORED = -100
-"""A target that counts for nothing, as torch's cross-entropy has it: a token that was not hidden."""
+"""A target that doesn't count (torch's cross-entropy has the same default), such as an unmasked token."""
 
 TRAIN, HELD_OUT = 0, 1
-"""Streams of random numbers: what one draws says nothing about the other. launch_train.trainer.build has 2 and 3."""
-ORDER, CHANGE, MASK, MASK_HELD_OUT, OWN, PART = 4, 5, 6, 7, 8, 9
-"""The order of an epoch, how an image is changed, which tokens are hidden, what a user's dataset draws, and which part
-is held out."""
+"""Independent streams of random numbers. launch_train.trainer.build uses 2 and 3."""
+ORDER, AUGMENT, MASK, MASK_HELD_OUT, USER_DATASET, HELD_OUT_PART = 4, 5, 6, 7, 8, 9
+"""Order of an epoch, image augmentation, masked tokens (training, held-out), a custom dataset's random numbers, and the
+held-out part."""
 
 HELD_OUT_SHARE = 10
-"""One part in so many is held out: the last 10 %."""
+"""One part in this many is held out: the last 10 %."""
 
 
 class Source(Protocol):
     """Endless training batches, and held-out ones that are the same in each evaluation."""
 
     unit: str
-    """tokens, images or samples: what a rate counts."""
+    """tokens, images or samples: the unit of the reported speed."""
     per_sample: int
     """Units in one sample: the block size of text, 1 for images."""
     targets: int
     """Targets of one sample, if some of them may be IGNORED; 0: all of them count."""
     facts: dict[str, Any]
-    """What the start event says about the data."""
+    """Fields for the start event."""
     unigram_entropy: float | None
-    """Nats per token of the held-out part under the training part's frequencies: what a model that knows frequencies
-    only would lose. None where it says nothing."""
+    """The unigram baseline: nats per held-out token under the training part's frequencies. None: not meaningful."""
     vocab_size: int | None
-    """How many tokens there are, a mask included; None where there are none."""
+    """Number of tokens, including a mask token; None: no tokens."""
     num_classes: int | None
-    """Of images, where it is known."""
+    """Number of image classes, if known."""
     image_size: int | None
-    """Height and width of images, where they are known."""
+    """Height and width of images, if known."""
     slow: bool
-    """Whether making a batch takes long: then processes of their own make it, on the CPU."""
+    """True if batches are expensive to prepare, so that worker processes prepare them."""
     holds_out: bool
-    """Whether there is held-out data."""
+    """True if there is held-out data."""
 
     def train(self, step: int, share: slice) -> Batch:
-        """The samples `share` of the global batch of a step (from 1), perhaps still on the CPU."""
+        """Return the samples `share` of the global batch of a step (from 1). They may still be on the CPU."""
 
     def held_out(self, index: int, count: int, share: slice) -> Batch:
-        """The samples `share` of global batch `index` (from 0) out of `count` held-out batches, as in `train`."""
+        """Return the samples `share` of global batch `index` (from 0) of `count` held-out batches, as `train`."""
 
     def finish(self, batch: Batch) -> Batch:
-        """What is left to do with a batch once it is on the device."""
+        """Do the remaining work on a batch that is on the device."""
 
     def drawn(self, step: int) -> list[int]:
-        """Which samples the global batch of a step has: offsets into a text, places in a dataset."""
+        """Return the samples of a step's global batch: offsets into a text, or indices into a dataset."""
 
 
-class Usual:
-    """What most sources have in common."""
+class SourceDefaults:
+    """Defaults that most sources share."""
 
     unit = "tokens"
     per_sample = 1
@@ -81,27 +80,27 @@ class Usual:
 
 
 def share(batch_size: int, rank: int, world: int) -> slice:
-    """A rank's part of a global batch; `batch_size` is divisible by `world`."""
+    """Return a rank's part of a global batch. `batch_size` must be divisible by `world`."""
     size = batch_size // world
     return slice(rank * size, (rank + 1) * size)
 
 
 def draw(seed: int, stream: int, step: int, count: int, below: int) -> NDArray[np.int64]:
-    """`count` numbers from 0 to below - 1. Philox counts: any step's numbers come without those before it."""
+    """Draw `count` integers from 0 to below - 1. Philox is counter-based: no need to draw the steps before."""
     return generator(seed, stream, 0, step).integers(0, below, size=count, dtype=np.int64)
 
 
 def generator(seed: int, stream: int, index: int, step: int) -> np.random.Generator:
-    """Random numbers of one sample (`index`) of a step or an epoch."""
+    """Return the random generator for one sample (`index`) of a step or epoch."""
     return np.random.Generator(philox(seed, stream, [0, 0, index, step]))
 
 
 def philox(seed: int, stream: int, counter: list[int]) -> np.random.Philox:
-    """A stream from one of its places on: the first word of `counter` counts four numbers of 64 bits each."""
+    """Return a stream from a position on. The first word of `counter` counts blocks of four 64-bit numbers."""
     return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=np.array(counter, np.uint64))
 
 
 @lru_cache(maxsize=4)
 def order(seed: int, stream: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The places 0 to count - 1 in the order of an epoch (from 0). Kept: a batch asks for it sample by sample."""
+    """Return a permutation of 0 to count - 1 for an epoch (from 0). Cached: it is needed for each sample."""
     return generator(seed, stream, 0, epoch).permutation(count)

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from launch_train.data.batch import there
-from launch_train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, Usual, draw
+from launch_train.data.batch import to_tensor
+from launch_train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, SourceDefaults, draw
 
 
-class SyntheticTokens(Usual):
+class SyntheticTokens(SourceDefaults):
     """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, round the vocabulary.
 
     Every token is as likely as any other. The mask is the first token beyond the vocabulary.
@@ -51,11 +51,11 @@ class SyntheticTokens(Usual):
         return rows
 
     def _batch(self, rows: NDArray[np.int64]) -> Batch:
-        tokens = there(rows, self._device)
+        tokens = to_tensor(rows, self._device)
         return tokens[:, :-1], tokens[:, 1:]
 
 
-class SyntheticImages(Usual):
+class SyntheticImages(SourceDefaults):
     """Noise with a pattern for each class on top. The noise is drawn once: making it must not be what is measured.
 
     Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise is held out.
@@ -83,7 +83,7 @@ class SyntheticImages(Usual):
 
     def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
         numbers = draw(self._seed, stream, step, 2 * self._batch_size, self._classes * (high - low)).reshape(-1, 2)
-        drawn = there(numbers[share], self._device)
+        drawn = to_tensor(numbers[share], self._device)
         noise, labels = low + drawn[:, 0] % (high - low), drawn[:, 1] % self._classes
         pattern = functional.interpolate(self._patterns[labels], size=(self._size, self._size), mode="nearest")
         return self._noise[noise] + pattern, labels

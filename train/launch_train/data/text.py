@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
 from launch_train.data import jsonl
-from launch_train.data.batch import there
+from launch_train.data.batch import to_tensor
 from launch_train.data.jsonl import opened
-from launch_train.data.source import HELD_OUT_SHARE, TRAIN, Batch, Usual, draw
+from launch_train.data.source import HELD_OUT_SHARE, TRAIN, Batch, SourceDefaults, draw
 from launch_train.data.token_file import Corpus, cache_folder, measured, temporary, unigram_entropy
 
 __all__ = ["STDLIB_CAP", "Corpus", "Text", "cache_folder", "files_of", "opened", "prepare", "unigram_entropy"]
@@ -28,7 +28,7 @@ STDLIB_CAP = 8 << 20
 """Bytes of python-stdlib that are used: plenty for a small model, and quick to prepare."""
 
 
-class Text(Usual):
+class Text(SourceDefaults):
     """Windows of `block_size` tokens at random offsets; the targets are the same windows one token on."""
 
     def __init__(self, corpus: Corpus, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Text(Usual):
 
     def _batch(self, rows: NDArray[Any]) -> Batch:
         """One, two or four bytes a token travel to the device, and become int64 there."""
-        tokens = there(rows, self._device).long()
+        tokens = to_tensor(rows, self._device).long()
         return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -16,7 +16,7 @@ from launch_train.common.errors import TrainError, UsageError
 from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, told
-from launch_train.data.source import HELD_OUT, OWN, TRAIN, Batch, generator
+from launch_train.data.source import HELD_OUT, TRAIN, USER_DATASET, Batch, generator
 from launch_train.data.validation import Suits, unsuited
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 
@@ -38,7 +38,7 @@ def open_own(
     if len(set(sizes)) > 1:
         raise UsageError(f"data: {name} gives the ranks datasets of different lengths: {_listed(sizes)}")
     if held_out is None and ranks.rank == 0:
-        print(f"data: {name} gives no held_out ({why}): nothing is evaluated", flush=True)
+        print(f"data: {name} provides no held_out data ({why}); evaluation is off", flush=True)
     return OwnSamples(train, held_out, seed=seed, batch_size=batch_size, facts={"data": name}, steps=steps)
 
 
@@ -141,7 +141,7 @@ def seeded(seed: int, stream: int, epoch: int, index: int) -> Iterator[None]:
     training draws must not depend on who makes its samples."""
     state: Tensor = torch.get_rng_state()
     numbers, plain = np.random.get_state(), random.getstate()
-    drawn = [int(one) for one in generator(seed, OWN + (stream << 8), index, epoch).integers(0, 2**32, 3)]
+    drawn = [int(one) for one in generator(seed, USER_DATASET + (stream << 8), index, epoch).integers(0, 2**32, 3)]
     torch.default_generator.manual_seed(drawn[0])
     np.random.seed(drawn[1])
     random.seed(drawn[2])

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from launch_train.common.errors import OutOfMemoryError, TrainError
-from launch_train.data.batch import Tree, mapped
+from launch_train.data.batch import Tree, map_tensors
 from launch_train.data.source import Batch, Source
 
 PATIENCE = 1.0
@@ -48,7 +48,7 @@ class Made:
 
     def pin_memory(self) -> Made:
         """What the loader's own thread calls: from pinned memory a GPU takes it without waiting."""
-        return Made(self.key, mapped(self.batch, lambda tensor: tensor.pin_memory()), self.error)
+        return Made(self.key, map_tensors(self.batch, lambda tensor: tensor.pin_memory()), self.error)
 
     def got(self) -> Any:
         if self.error is not None:

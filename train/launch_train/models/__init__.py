@@ -1,4 +1,4 @@
-"""The models that the trainer can build: its own, transformers', and the user's."""
+"""The models that the trainer can build: its own, those of transformers, and custom ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import torch
 from torch import nn
 
 from launch_train.common.config import Bert, Config, Foreign, Gpt, ResNet
-from launch_train.data.batch import mapped, to
+from launch_train.data.batch import map_tensors, move_to
 from launch_train.data.source import Source
 from launch_train.data.validation import Suits
 from launch_train.models import bert, gpt, resnet
-from launch_train.models.introspection import blocks, counted, enough, suited
+from launch_train.models.introspection import blocks, check_samples_of, check_vocabulary, count_flops
 
 __all__ = ["blocks", "build", "flops_per_sample", "resolved"]
 
 
-def resolved(config: Config) -> Config:
-    """With the head that a model of transformers gets where the spec leaves it open (task: auto): it decides what the
-    model is shown, too. Raises UsageError: there is no such type, or no head for it."""
+def resolve_task(config: Config) -> Config:
+    """Resolve `task: auto` of a transformers model, which decides its head and its data.
+
+    Raises UsageError if there is no such model type, or no head for it.
+    """
     shape = config.model
     if not isinstance(shape, Foreign) or not shape.name.startswith("hf:"):
         return config
@@ -26,21 +28,22 @@ def resolved(config: Config) -> Config:
     return config._replace(model=shape._replace(task=hugging_face.task_of(shape)))  # type: ignore[arg-type]
 
 
-def build(config: Config, source: Source | None = None) -> nn.Module:
-    """A freshly initialised model on the CPU, for what `source` gives; `torch.manual_seed` decides its parameters.
+def build_model(config: Config, source: Source | None = None) -> nn.Module:
+    """Build a newly initialised model on the CPU for the data of `source`. `torch.manual_seed` decides its parameters.
 
-    `model(inputs, targets)` is the mean loss. The names of a foreign model's state begin with `model.`.
+    `model(inputs, targets)` returns the mean loss. Parameter names of custom and transformers models start with
+    `model.`.
 
-    Raises UsageError: it can't be made, or it can't take what the source gives.
+    Raises UsageError if the model can't be built, or doesn't fit the data.
     """
     shape, judges = config.model, config.loss is None
     if isinstance(shape, Foreign):
         return _foreign(shape, config, source)
     if isinstance(shape, ResNet):
-        suited(source, Suits(shape.name, "images", shape.num_classes, judges=judges))
+        check_samples_of(source, Suits(shape.name, "images", shape.num_classes, judges=judges))
         return _with_loss(resnet.resnet50(shape), config)
-    enough(shape.vocab_size, source)
-    suited(source, Suits(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
+    check_vocabulary(shape.vocab_size, source)
+    check_samples_of(source, Suits(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
     return _with_loss(gpt.GPT(shape) if isinstance(shape, Gpt) else bert.BertForMasked(shape), config)
 
 
@@ -55,7 +58,7 @@ def _foreign(shape: Foreign, config: Config, source: Source | None) -> nn.Module
 
 
 def _with_loss(model: nn.Module, config: Config) -> nn.Module:
-    """With the user's own loss, if there is one: on what the model returns without targets."""
+    """Add the custom loss, if there is one; it gets what the model returns without targets."""
     if config.loss is None:
         return model
     from launch_train.models import user_model
@@ -64,7 +67,7 @@ def _with_loss(model: nn.Module, config: Config) -> nn.Module:
 
 
 def flops_per_sample(config: Config, source: Source | None, model: nn.Module) -> float | None:
-    """Floating-point operations of forward and backward for one sample; None where they can't be known."""
+    """Return the floating-point operations of forward and backward for one sample, or None if unknown."""
     shape = config.model
     if isinstance(shape, Gpt):
         return gpt.flops_per_token(shape, model) * shape.block_size
@@ -74,8 +77,8 @@ def flops_per_sample(config: Config, source: Source | None, model: nn.Module) ->
         return resnet.flops_per_image(shape, model)
     if source is None:
         return None
-    batch = source.finish(to(source.train(1, slice(0, 1)), _CPU))
-    return counted(model, *mapped(batch, lambda tensor: tensor.to("meta"))) or counted(model, *batch)
+    batch = source.finish(move_to(source.train(1, slice(0, 1)), _CPU))
+    return count_flops(model, *map_tensors(batch, lambda tensor: tensor.to("meta"))) or count_flops(model, *batch)
 
 
 _CPU = torch.device("cpu")

@@ -1,5 +1,5 @@
-"""A GPT in nanoGPT's shape (github.com/karpathy/nanoGPT, model.py): learned positions, LayerNorm before each part,
-weight tying, GELU, attention by torch's scaled_dot_product_attention."""
+"""GPT as in nanoGPT (github.com/karpathy/nanoGPT, model.py): learned positions, pre-LayerNorm, tied weights, GELU,
+torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch_train.models.losses import CrossEntropy
 
 
 class GPT(nn.Module):
-    """Tokens [batch, time] in; the mean cross-entropy in nats out, or logits [batch, time, vocab] without targets."""
+    """Maps tokens [batch, time] to logits [batch, time, vocab]; with targets, to the mean cross-entropy in nats."""
 
     def __init__(self, shape: Gpt) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.head.weight = self.tokens.weight
         self.loss = CrossEntropy()
-        self.apply(_initialise)
-        _scale_residuals(self, shape.n_layer)
+        self.apply(_init_weights)
+        _scale_residual_init(self, shape.n_layer)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention over several heads."""
+    """Causal multi-head self-attention."""
 
     def __init__(self, shape: Gpt) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Four times as wide in the middle."""
+    """Two linear layers with GELU; the hidden layer is four times as wide."""
 
     def __init__(self, shape: Gpt) -> None:
         super().__init__()
@@ -92,23 +92,23 @@ class Mlp(nn.Module):
         return out
 
 
-def _initialise(module: nn.Module) -> None:
-    """Normal with 0.02, biases 0 (GPT-2)."""
+def _init_weights(module: nn.Module) -> None:
+    """Initialise as GPT-2: weights normal with standard deviation 0.02, biases 0."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-def _scale_residuals(model: nn.Module, layers: int) -> None:
-    """Each block adds twice to the residual stream: what it adds starts smaller, by 1 / sqrt(2 layers) (GPT-2)."""
+def _scale_residual_init(model: nn.Module, layers: int) -> None:
+    """Scale the initial output projections by 1 / sqrt(2 layers), as GPT-2: each block adds to the residual twice."""
     for name, parameter in model.named_parameters():
         if name.endswith("out.weight"):
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
 
 def flops_per_token(shape: Gpt, model: nn.Module) -> float:
-    """Forward and backward of one token: 6 for each parameter but the positions', and 12 layers x width x time for
-    attention (nanoGPT's estimate_mfu, after appendix B of the PaLM paper)."""
+    """Return the FLOPs of forward and backward per token: 6 per parameter (without positions), and 12 x layers x width
+    x time for attention (nanoGPT's estimate_mfu, after appendix B of the PaLM paper)."""
     parameters = sum(p.numel() for p in model.parameters()) - shape.block_size * shape.n_embd
     return 6 * parameters + 12 * shape.n_layer * shape.n_embd * shape.block_size

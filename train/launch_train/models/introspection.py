@@ -1,4 +1,4 @@
-"""What a model is made of: blocks that repeat, and how much it computes. Works on anyone's model."""
+"""Inspect any model: repeated blocks, FLOPs, and whether it fits the data."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from launch_train.data.validation import Suits
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that repeat, in their order: what is worth a compiled region, a checkpoint of activations or a shard.
+    """Return the repeated blocks in order: the units of regional compilation, activation checkpointing and sharding.
 
-    They are the items of those lists (ModuleList, Sequential) whose items share a class; the list with the most
-    parameters says which class. Empty where nothing repeats.
+    They are the items of lists (ModuleList, Sequential) whose items share a class, namely the class of the list with
+    the most parameters. Empty if nothing repeats.
     """
-    lists = [found for module in model.modules() if (found := _alike(module))]
+    lists = [found for module in model.modules() if (found := _identical_items(module))]
     if not lists:
         return []
-    kind = type(max(lists, key=_weight)[0])
+    kind = type(max(lists, key=_parameter_count)[0])
     return [block for found in lists if type(found[0]) is kind for block in found]
 
 
-def _alike(module: nn.Module) -> list[nn.Module]:
-    """The items of a list of two or more blocks of one class: modules of several parts, and no lists themselves."""
+def _identical_items(module: nn.Module) -> list[nn.Module]:
+    """Return the items if `module` is a list of two or more modules of one class, which have children and are not lists
+    themselves; else an empty list."""
     items = list(module.children()) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
     if len(items) < 2 or len({type(item) for item in items}) > 1 or isinstance(items[0], _LISTS):
         return []
@@ -40,18 +41,18 @@ def _alike(module: nn.Module) -> list[nn.Module]:
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def _weight(items: list[nn.Module]) -> int:
+def _parameter_count(items: list[nn.Module]) -> int:
     return sum(parameter.numel() for item in items for parameter in item.parameters())
 
 
-def counted(model: nn.Module, *batch: Any) -> float | None:
-    """Floating-point operations of forward and backward for `batch`, counted in a pass that leaves no trace: those of
-    matrix products, convolutions and attention, two for a multiplication and addition, and twice the forward pass for
-    the backward, as in PaLM's appendix B. A batch of meta tensors, which have no data, is enough for a model that
-    decides nothing by their values. None where the pass fails.
+def count_flops(model: nn.Module, *batch: Any) -> float | None:
+    """Count the floating-point operations of forward and backward for `batch`, or return None if the pass fails.
 
-    A copy of the model makes the pass, with the parameters themselves: what a model keeps for the next time would be on
-    the wrong device then."""
+    Counts matrix products, convolutions and attention (two per multiply-add), and twice the forward pass for the
+    backward pass, as in PaLM's appendix B. Meta tensors are enough for a model that doesn't branch on their values.
+
+    The pass runs on a copy of the model that shares the parameters: what a model caches would be on the wrong device.
+    """
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
@@ -64,28 +65,28 @@ def counted(model: nn.Module, *batch: Any) -> float | None:
         same |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     try:
         passing = deepcopy(model, same)
-        with _eager(), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+        with _without_compiler(), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
             passing(*batch)
-    except Exception:  # noqa: BLE001 - anyone's model may do anything; what it costs is then not known
+    except Exception:  # noqa: BLE001 - a custom model may fail in any way; its FLOPs are then unknown
         return None
     return 3.0 * counter.get_total_flops() or None
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """In it nothing is compiled: a block would be, for one sample, and again for the first step. Where the compiler,
-    which takes a second to load, isn't there, nothing can be."""
+def _without_compiler() -> AbstractContextManager[Any]:
+    """Return a context in which nothing is compiled: blocks would be compiled for one sample, and again for step 1. If
+    the compiler isn't imported (which takes a second), nothing can be compiled anyway."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def enough(vocabulary: int | None, source: Source | None) -> None:
-    """Raises UsageError: the source has tokens that a model with this vocabulary doesn't know. None: it has none."""
+def check_vocabulary(vocabulary: int | None, source: Source | None) -> None:
+    """Raise UsageError if the data has more tokens than the model's vocabulary (None: the model has none)."""
     needed = getattr(source, "vocab_size", None)
     if vocabulary is not None and needed is not None and vocabulary < needed:
         raise UsageError(f"model.vocab_size: {vocabulary} is too small for the data, which has {needed} tokens")
 
 
-def suited(source: Source | None, suits: Suits) -> None:
-    """From now on samples of the user's own are looked at before the model gets them: UsageError where it can't take
-    one. Other sources have seen to that themselves."""
+def check_samples_of(source: Source | None, suits: Suits) -> None:
+    """Validate samples of a custom dataset from now on (UsageError if the model can't take one). Other sources validate
+    theirs."""
     if isinstance(source, OwnSamples):
         source.suits = suits

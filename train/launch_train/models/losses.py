@@ -1,4 +1,4 @@
-"""Losses as modules of their own: where blocks are compiled one by one, so are they."""
+"""Losses as modules, so that they can be compiled separately, like blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from launch_train.data.source import IGNORED
 
 
 class CrossEntropy(nn.Module):
-    """The mean cross-entropy in nats of logits [..., classes] under targets [...].
+    """Mean cross-entropy in nats of logits [..., classes] and targets [...].
 
-    It has no parameters, and a checkpoint doesn't know it. Over a vocabulary of 50 000 it reads and writes more than a
-    block: op by op numbers as many are written four times in fp32; compiled in one piece, never.
+    Has no parameters, so it isn't in checkpoints. Over a vocabulary of 50 000 it moves more memory than a block: eager
+    code writes arrays of the logits' size four times in fp32, compiled code never.
     """
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ class CrossEntropy(nn.Module):
 
 
 class MaskedCrossEntropy(CrossEntropy):
-    """The same over the targets that are not IGNORED; 0 where all are, of which the mean would be no number."""
+    """Mean cross-entropy over the targets that are not IGNORED; 0 (not NaN) if all are."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         flat = logits.flatten(0, -2), targets.flatten()
@@ -29,5 +29,5 @@ class MaskedCrossEntropy(CrossEntropy):
 
 
 def losses(model: nn.Module) -> list[nn.Module]:
-    """Those of a model: what is worth being compiled beside its blocks."""
+    """Return the model's loss modules, which are worth compiling besides its blocks."""
     return [module for module in model.modules() if isinstance(module, CrossEntropy)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launch_train.common.config import ResNet as Shape
-from launch_train.models.introspection import counted
+from launch_train.models.introspection import count_flops
 
 STAGES = (3, 4, 6, 3)
 EXPANSION = 4
@@ -78,4 +78,4 @@ def _initialise(module: nn.Module) -> None:
 def flops_per_image(shape: Shape, model: nn.Module) -> float | None:
     """Forward and backward of one image: at 224 x 224 the forward pass has 4.09 GMAC (torchvision's ResNet50_Weights
     says 4.089), each of them two operations."""
-    return counted(model, torch.empty(1, 3, shape.image_size, shape.image_size, device="meta"))
+    return count_flops(model, torch.empty(1, 3, shape.image_size, shape.image_size, device="meta"))

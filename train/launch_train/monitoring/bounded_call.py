@@ -1,4 +1,4 @@
-"""Work that may hang for ever, done where nobody has to wait for it."""
+"""Run calls that may block forever on a daemon thread."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
-    """Does `work` in a thread of its own whenever it is asked, once at a time. An error of the work is no answer."""
+class BoundedCall(Generic[T]):
+    """Runs `function` on its own thread, one call at a time. An exception counts as the result None."""
 
-    def __init__(self, work: Callable[[], T], name: str) -> None:
-        self._work = work
-        self._asked: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[T | None] = SimpleQueue()
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        self._function = function
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._results: SimpleQueue[T | None] = SimpleQueue()
         self._since: float | None = None
-        # A daemon: a call into a driver that hangs must not hold the process back at its end.
+        # A daemon: a call that hangs in a driver must not keep the process from exiting.
         Thread(target=self._run, name=name, daemon=True).start()
 
-    def answer(self, seconds: float) -> T | None:
-        """Ask, unless it is still at it; None if the answer doesn't come in so many seconds, or is none."""
+    def call(self, timeout: float) -> T | None:
+        """Start a call unless one is running, and wait up to `timeout` seconds. None on a timeout or an exception."""
         if self._since is None:
             self._since = time.monotonic()
-            self._asked.put(True)
+            self._requests.put(True)
         try:
-            answer = self._answers.get(timeout=seconds)
+            result = self._results.get(timeout=timeout)
         except Empty:
             return None
         self._since = None
-        return answer
+        return result
 
-    def silent(self) -> float:
-        """Seconds since it was asked what it has not answered; 0 if it has."""
+    def blocked_seconds(self) -> float:
+        """Return for how many seconds the current call has been running; 0 if none is."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     def close(self) -> None:
-        """Ends the thread, if the work ends."""
-        self._asked.put(False)
+        """End the thread after its current call."""
+        self._requests.put(False)
 
     def _run(self) -> None:
-        while self._asked.get():
+        while self._requests.get():
             try:
-                self._answers.put(self._work())
-            except Exception:  # noqa: BLE001 - whatever it is: it is looked at again the next time
-                self._answers.put(None)
+                self._results.put(self._function())
+            except Exception:  # noqa: BLE001 - the next call tries again
+                self._results.put(None)

@@ -38,7 +38,7 @@ class Host:
     cgroup: Cgroup
     _rates: Rates = field(default_factory=Rates)
 
-    def look(self) -> Row:
+    def sample(self) -> Row:
         """A row: shares from 0 to 1, gigabytes (1e9), megabytes and megabits a second. Rates come with the second."""
         rates = self._rates.of(dict(self._counters()), time.monotonic())
         row = self._cpu(rates) | self._memory() | self._disk()

@@ -91,7 +91,7 @@ class Gpus:
         self._nvml, self._gpus = nvml, gpus
         self._events = self._event_set()
 
-    def look(self) -> list[Row]:
+    def sample(self) -> list[Row]:
         """A row of each GPU: see READS; `gpu` is its number, `xid` the errors since the last look."""
         rows = [self._row(gpu) for gpu in self._gpus]
         for index, xid in self._xids():

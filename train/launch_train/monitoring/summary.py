@@ -31,7 +31,7 @@ NO_THROTTLE = ("idle", "application_clocks", "sync_boost", "display_clocks")
 
 
 @dataclass
-class Sums:
+class MonitorSummary:
     """Of the rows so far. Whatever their number, it holds a few numbers."""
 
     looks: int = 0

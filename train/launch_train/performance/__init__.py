@@ -1,1 +1,1 @@
-"""What makes a model train fast, and fit: each technique behind a name, chosen by the machine or by the spec."""
+"""Techniques for speed and memory, one module each, chosen by the machine or set in the spec."""

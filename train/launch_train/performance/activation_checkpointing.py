@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks that keep less of their forward pass, and compute it again in the backward pass."""
+"""Activation checkpointing: blocks save fewer activations and recompute them in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,78 +17,79 @@ from launch_train.common.decisions import Choice
 from launch_train.common.errors import UsageError
 from launch_train.models import blocks
 
-KEPT = (
+SAVED_OPERATORS = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
     *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
     *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
 )
-"""Operators of torch.ops.aten whose results `selective` keeps: matrix products, convolutions and attention cost most of
-the time and leave few of the bytes. What torch's own examples of selective checkpointing keep, too."""
+"""Operators of torch.ops.aten whose results `selective` saves: matrix products, convolutions and attention take most of
+the time and few of the bytes. PyTorch's examples of selective checkpointing save the same."""
 
 WHY = {
-    "selective": "{} blocks keep matmuls, attention",
-    "full": "{} blocks keep only their inputs",
+    "selective": "{} blocks save matmuls and attention",
+    "full": "{} blocks save only their inputs",
 }
 
 
-def checkpointed(model: nn.Module, asked: Checkpointing) -> Choice | None:
-    """Change the blocks of the model in place; its parameters keep their names, and every result its bits. None: all is
-    kept, as asked.
+def checkpoint_blocks(model: nn.Module, mode: Checkpointing) -> Choice | None:
+    """Checkpoint the repeated blocks of the model in place, or return None if `mode` is none.
 
-    Raises UsageError if nothing in the model repeats.
+    Parameters keep their names and results their bits. Raises UsageError if the model has no repeated blocks.
     """
-    if asked == "none":
+    if mode == "none":
         return None
     found = blocks(model)
     if not found:
         raise UsageError(
-            f"activation_checkpointing: {asked} works on blocks that repeat, and this model has none; leave it out"
+            f"activation_checkpointing: {mode} needs repeated blocks, and this model has none; remove the setting"
         )
     for block in found:
-        _change(block, asked)
-    return Choice("activations", asked, WHY[asked].format(len(found)))
+        _checkpoint_block(block, mode)
+    return Choice("activations", mode, WHY[mode].format(len(found)))
 
 
-def _change(block: nn.Module, asked: Checkpointing) -> None:
-    """The block's forward as an attribute of its own: no module is put around it, so that no name changes."""
-    again = partial(torch_checkpoint.checkpoint, block.forward, use_reentrant=False)
-    if contexts := _contexts(block, asked):
-        again = partial(again, context_fn=contexts)
+def _checkpoint_block(block: nn.Module, mode: Checkpointing) -> None:
+    """Replace the block's forward method. A wrapper module would change the names of its parameters."""
+    checkpointed = partial(torch_checkpoint.checkpoint, block.forward, use_reentrant=False)
+    if contexts := _contexts(block, mode):
+        checkpointed = partial(checkpointed, context_fn=contexts)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return again(*args, **kwargs) if torch.is_grad_enabled() else plain(*args, **kwargs)
+        return checkpointed(*args, **kwargs) if torch.is_grad_enabled() else original(*args, **kwargs)
 
-    plain = block.forward
+    original = block.forward
     block.forward = forward
 
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
-def _contexts(block: nn.Module, asked: Checkpointing) -> Callable[[], Contexts] | None:
-    """What surrounds the first forward pass and the second one."""
+def _contexts(block: nn.Module, mode: Checkpointing) -> Callable[[], Contexts] | None:
+    """Return the function that makes the contexts of the first forward pass and of its recomputation."""
     norms = [module for module in block.modules() if getattr(module, "track_running_stats", False)]
-    if asked == "selective":
+    if mode == "selective":
         selective = partial(torch_checkpoint.create_selective_checkpoint_contexts, _policy)
-        return partial(_with_frozen, selective, norms) if norms else selective
-    return partial(_with_frozen, _nothing, norms) if norms else None
+        return partial(_with_frozen_norms, selective, norms) if norms else selective
+    return partial(_with_frozen_norms, _no_contexts, norms) if norms else None
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name))
+_OPERATORS = frozenset(
+    getattr(torch.ops.aten, name).default for name in SAVED_OPERATORS if hasattr(torch.ops.aten, name)
+)
 
 
-def _nothing() -> Contexts:
+def _no_contexts() -> Contexts:
     return nullcontext(), nullcontext()
 
 
-def _with_frozen(inner: Callable[[], Contexts], norms: list[nn.Module]) -> Contexts:
+def _with_frozen_norms(inner: Callable[[], Contexts], norms: list[nn.Module]) -> Contexts:
     first, second = inner()
-    return first, _both(_frozen(norms), second)  # in this order: operators inside the second context are counted
+    return first, _both(_frozen_norms(norms), second)  # in this order: operators inside the second context are counted
 
 
 @contextmanager
@@ -98,11 +99,11 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 
 
 @contextmanager
-def _frozen(norms: list[nn.Module]) -> Iterator[None]:
-    """Inside batch norm moves copies of its running averages, which the first pass has brought forward already."""
+def _frozen_norms(norms: list[nn.Module]) -> Iterator[None]:
+    """Let batch norm update copies of its running averages in the recomputation: the first pass has updated them."""
     before = [dict(norm._buffers) for norm in norms]
     for norm in norms:
-        norm._buffers.update({name: kept.clone() for name, kept in norm._buffers.items() if kept is not None})
+        norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
     try:
         yield
     finally:

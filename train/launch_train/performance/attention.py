@@ -1,4 +1,4 @@
-"""Which kernel computes attention: torch's choice in each scaled_dot_product_attention, or the one the spec names."""
+"""Choose the attention kernel: torch's choice for each scaled_dot_product_attention, or the one set in the spec."""
 
 from __future__ import annotations
 
@@ -23,82 +23,85 @@ KERNELS: Final[dict[str, SDPBackend]] = {
     "math": SDPBackend.MATH,
 }
 
-HERE: Final = {"cuda": tuple(KERNELS), "cpu": ("flash", "math")}
-"""The kernels of each kind of device (torch 2.13); a Mac's GPU takes its own way whatever it is told."""
+AVAILABLE: Final = {"cuda": tuple(KERNELS), "cpu": ("flash", "math")}
+"""The kernels of each device type (torch 2.13). On an Apple GPU the choice has no effect."""
 
-_LACKING = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
+_NO_KERNEL = re.compile(r"No available kernel|No viable backend for scaled_dot_product_attention")
 
 
 @contextmanager
-def kernel(asked: Attention, device: str) -> Iterator[None]:
-    """Inside, attention is computed as `asked` on this kind of device, of whosever model it is. Raises UsageError: the
-    device has no such kernel, or it doesn't compute what the model asks of it (its numbers, its masks, its dropout)."""
-    if asked == "auto":
+def use_kernel(kernel: Attention, device: str) -> Iterator[None]:
+    """Inside, compute attention with `kernel`, in any model.
+
+    Raises UsageError if the device type has no such kernel, or if it doesn't support the model's attention (its number
+    format, masks or dropout).
+    """
+    if kernel == "auto":
         yield
         return
-    if asked not in HERE.get(device, ()):
-        right = " or ".join(("auto", *HERE.get(device, ())))
-        raise UsageError(f"attention: there is no {asked} on {device}; use {right}")
+    if kernel not in AVAILABLE.get(device, ()):
+        available = " or ".join(("auto", *AVAILABLE.get(device, ())))
+        raise UsageError(f"attention: {kernel} is not available on {device}; use {available}")
     try:
-        with _reasons() as reasons, _compiled_apart(asked), sdpa_kernel(KERNELS[asked]):
+        with _collect_reasons() as reasons, _separate_compile_cache(kernel), sdpa_kernel(KERNELS[kernel]):
             yield
     except RuntimeError as error:
-        if not _LACKING.search(str(error)):
+        if not _NO_KERNEL.search(str(error)):
             raise
         why = f": {reasons[0]}" if reasons else ""
-        raise UsageError(f"attention: {asked} doesn't compute this model's attention{why}; use auto") from error
+        raise UsageError(f"attention: {kernel} doesn't support this model's attention{why}; use auto") from error
 
 
 @contextmanager
-def _reasons() -> Iterator[list[str]]:
-    """Why torch doesn't take a kernel: before it fails it warns of that, a line each, from the file that chooses."""
-    found, show = list[str](), warnings.showwarning
+def _collect_reasons() -> Iterator[list[str]]:
+    """Collect why torch rejects a kernel: before it fails, it warns once per reason from sdp_utils."""
+    reasons, showwarning = list[str](), warnings.showwarning
 
-    def note(message: Warning | str, *where: Any, **more: Any) -> None:
-        text, _, place = str(message).partition(" (Triggered")
+    def collect(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        text, _, origin = str(message).partition(" (Triggered")
         text = text.rstrip(". ")
-        if "sdp_utils" not in place:
-            show(message, *where, **more)
-        elif not text.endswith("because:") and "runtime disabled" not in text:  # those that the spec didn't ask for
-            found.append(text)
+        if "sdp_utils" not in origin:
+            showwarning(message, *args, **kwargs)
+        elif not text.endswith("because:") and "runtime disabled" not in text:  # the kernels that the spec excludes
+            reasons.append(text)
 
-    warnings.showwarning = note
+    warnings.showwarning = collect
     try:
-        yield found
+        yield reasons
     finally:
-        warnings.showwarning = show
+        warnings.showwarning = showwarning
 
 
 @contextmanager
-def _compiled_apart(asked: Attention) -> Iterator[None]:
-    """torch's caches of compiled code don't ask which kernels were allowed when it was compiled (torch 2.13)."""
+def _separate_compile_cache(kernel: Attention) -> Iterator[None]:
+    """Add the kernel to the key of torch's compile caches, which ignore it (torch 2.13)."""
     settings: Any = torch.compiler.config
     before = settings.cache_key_tag
-    settings.cache_key_tag = f"attention: {asked}"
+    settings.cache_key_tag = f"attention: {kernel}"
     try:
         yield
     finally:
         settings.cache_key_tag = before
 
 
-def chosen(config: Config, device: str) -> Attention:
-    """The kernel that the spec asks for, or math for `deterministic: true` on a GPU.
+def choose_kernel(config: Config, device: str) -> Attention:
+    """Return the kernel set in the spec, or math for `deterministic: true` on a GPU.
 
-    The backward passes of flash and efficient add in a fixed order only with
-    `torch.use_deterministic_algorithms(True, warn_only=False)`, which raises errors for models that use operators
-    without such a kernel (torch 2.13 says so in a warning); cuDNN's never does. Raises UsageError: the spec asks for
-    one of these.
+    The backward passes of flash and efficient are deterministic only with
+    `torch.use_deterministic_algorithms(True, warn_only=False)`, which raises errors for models with operators that have
+    no deterministic kernel (torch 2.13 warns about it); cuDNN's is never deterministic. Raises UsageError if the spec
+    sets one of these kernels together with `deterministic: true`.
     """
-    asked = config.attention
-    if device != "cuda" or not config.deterministic or asked == "math":
-        return asked
-    if asked == "auto":
+    kernel = config.attention
+    if device != "cuda" or not config.deterministic or kernel == "math":
+        return kernel
+    if kernel == "auto":
         return "math"
-    raise UsageError(f"attention: {asked} doesn't give the same bits each time (deterministic: true); use auto or math")
+    raise UsageError(f"attention: {kernel} is not deterministic, but deterministic is true; use auto or math")
 
 
-def explained(config: Config, device: str) -> tuple[Choice, ...]:
-    """What to say of it, unless it is torch's choice."""
-    kernel = chosen(config, device)
-    why = "the spec says so" if kernel == config.attention else "deterministic; the faster ones on a GPU are not"
+def choices(config: Config, device: str) -> tuple[Choice, ...]:
+    """Return the kernel and why it was chosen; nothing if torch chooses."""
+    kernel = choose_kernel(config, device)
+    why = "set in the spec" if kernel == config.attention else "the faster GPU kernels are not deterministic"
     return () if kernel == "auto" else (Choice("attention", kernel, why),)

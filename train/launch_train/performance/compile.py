@@ -1,4 +1,4 @@
-"""torch.compile: what of a model is compiled, a first pass that shows whether it works, and going without it if not."""
+"""torch.compile: decide what to compile, try it with one pass, and continue without it if that fails."""
 
 from __future__ import annotations
 
@@ -23,181 +23,186 @@ from launch_train.models import blocks
 from launch_train.models.losses import losses
 from launch_train.performance import compile_cache
 
-MOST = 0.5
-"""Blocks that hold this part of a model's parameters are worth being compiled alone."""
+MIN_BLOCK_SHARE = 0.5
+"""Smallest share of the model's parameters in repeated blocks for which compiling only the blocks is worthwhile."""
 
 BACKEND = "inductor"
 
 SPARE_GRAPHS = 8
-"""Graphs that torch may make of one function beyond one for each block (other shapes, evaluation): its default is 8 in
-all, after which it stops compiling."""
+"""Graphs per function beyond one per block (other shapes, evaluation). torch stops compiling after 8 by default."""
 
 Forward = Callable[..., Any]
-Pass = Callable[..., AbstractContextManager[object]]
-"""One forward and backward pass through it, whose gradients are there inside the context, and gone after it. With
-`evaluates` it is a forward pass as evaluations make it."""
+TrialPass = Callable[..., AbstractContextManager[object]]
+"""Runs a forward and a backward pass through a `Forward`; the gradients exist inside the context only. With
+`evaluates=True` it runs a forward pass as in an evaluation."""
 
 
 class Plan(NamedTuple):
-    """What is compiled: nothing, each of the `blocks` in its place, or the whole model; and why."""
+    """What to compile (nothing, each of the `blocks` in place, or the whole model), and why."""
 
     mode: Literal["off", "regional", "whole"]
     why: str
     blocks: tuple[nn.Module, ...] = ()
-    beside: tuple[nn.Module, ...] = ()
-    """What is compiled alone beside the blocks: the loss, which reads and writes more than a block does."""
-    graphs: Choice | None = None
-    """CUDA graphs, where the spec asks for them: the kernels of a pass are started together."""
+    losses: tuple[nn.Module, ...] = ()
+    """Loss modules, compiled separately: they read and write more memory than a block."""
+    cuda_graphs: Choice | None = None
+    """Set if the spec enables CUDA graphs: all kernels of a pass are launched together."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         compiled = Choice("compile", {"off": "false"}.get(self.mode, self.mode), self.why)
-        return (compiled, self.graphs) if self.graphs else (compiled,)
+        return (compiled, self.cuda_graphs) if self.cuda_graphs else (compiled,)
 
 
-def plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = False) -> Plan:
-    """auto: on Ampere GPUs and later, if there is a C compiler, which Triton needs. On the CPU it costs more than a
-    short run gains. Blocks that are all alike are compiled one by one, and the compiler works once for all of them."""
-    wanted, why = _wanted(config, ranks)
-    graphs = _graphs(wanted, accumulates) if config.cuda_graphs else None
-    if not wanted:
-        return Plan("off", why, graphs=graphs)
-    if graphs and graphs.chosen == "true":
-        return Plan("whole", "CUDA graphs hold all of a pass", graphs=graphs)
+def make_plan(model: nn.Module, config: Config, ranks: Ranks, *, accumulates: bool = False) -> Plan:
+    """Decide what to compile.
+
+    auto compiles on Ampere and newer GPUs if there is a C compiler, which Triton needs. On a CPU compilation costs more
+    than a short run gains. Identical blocks are compiled one by one: the compiler runs once for all of them.
+    """
+    enabled, why = _is_enabled(config, ranks)
+    cuda_graphs = _cuda_graphs(enabled, accumulates) if config.cuda_graphs else None
+    if not enabled:
+        return Plan("off", why, cuda_graphs=cuda_graphs)
+    if cuda_graphs and cuda_graphs.chosen == "true":
+        return Plan("whole", "CUDA graphs capture a whole pass", cuda_graphs=cuda_graphs)
     if config.compile == "whole":
-        return Plan("whole", why, graphs=graphs)
+        return Plan("whole", why, cuda_graphs=cuda_graphs)
     found = tuple(blocks(model))
-    if against := _against(found, model):
-        return Plan("whole", against, graphs=graphs)
-    return Plan("regional", f"{len(found)} blocks alike", found, tuple(losses(model)), graphs)
+    if against := _reason_against_blocks(found, model):
+        return Plan("whole", against, cuda_graphs=cuda_graphs)
+    return Plan("regional", f"{len(found)} identical blocks", found, tuple(losses(model)), cuda_graphs)
 
 
-def _against(found: Sequence[nn.Module], model: nn.Module) -> str | None:
-    """Why these blocks are not worth being compiled alone; None: they are."""
+def _reason_against_blocks(found: Sequence[nn.Module], model: nn.Module) -> str | None:
+    """Return why compiling only these blocks is not worthwhile, or None if it is."""
     if not found:
-        return "no blocks repeat in it"
-    if not alike(found):
-        return "its blocks aren't alike"
-    return "most parameters are outside its blocks" if _share(found, model) < MOST else None
+        return "the model has no repeated blocks"
+    if not are_alike(found):
+        return "the model's blocks differ"
+    return "most parameters are outside the blocks" if _parameter_share(found, model) < MIN_BLOCK_SHARE else None
 
 
-def _graphs(compiles: bool, accumulates: bool) -> Choice:
-    """A graph writes its results, gradients too, to the same place each time: they last for one pass."""
+def _cuda_graphs(compiles: bool, accumulates: bool) -> Choice:
+    """Decide on CUDA graphs. A graph writes its results, gradients included, to the same memory in each pass, so
+    gradients can't accumulate."""
     if not compiles:
-        return Choice("cuda graphs", "false", "they need compile: true")
+        return Choice("cuda graphs", "false", "needs compile: true")
     if accumulates:
-        return Choice("cuda graphs", "false", "gradients of several passes add up")
-    return Choice("cuda graphs", "true", "the spec says so")
+        return Choice("cuda graphs", "false", "gradients accumulate over micro-batches")
+    return Choice("cuda graphs", "true", "set in the spec")
 
 
-def _wanted(config: Config, ranks: Ranks) -> tuple[bool, str]:
+def _is_enabled(config: Config, ranks: Ranks) -> tuple[bool, str]:
     if config.compile is not None:
-        return bool(config.compile), "the spec says so"
+        return bool(config.compile), "set in the spec"
     if ranks.device.type != "cuda" or torch.cuda.get_device_capability(ranks.device) < (8, 0):
-        return False, "it pays on GPUs from Ampere on"
+        return False, "worthwhile on Ampere or newer GPUs only"
     if not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
-        return False, "there is no C compiler (cc, gcc, clang) here"
-    return True, "a GPU from Ampere on"
+        return False, "needs a C compiler (cc, gcc or clang); none found"
+    return True, "Ampere or newer GPU"
 
 
-def alike(found: Sequence[nn.Module]) -> bool:
-    """Whether all have parameters of the same names, shapes and types: one graph then fits them all."""
-    return len({tuple((name, p.shape, p.dtype) for name, p in one.named_parameters()) for one in found}) == 1
+def are_alike(found: Sequence[nn.Module]) -> bool:
+    """Return whether all blocks have parameters of the same names, shapes and types, so that one graph fits all."""
+    return len({tuple((name, p.shape, p.dtype) for name, p in block.named_parameters()) for block in found}) == 1
 
 
-def _share(found: Sequence[nn.Module], model: nn.Module) -> float:
-    inside = {id(p): p.numel() for one in found for p in one.parameters()}
+def _parameter_share(found: Sequence[nn.Module], model: nn.Module) -> float:
+    inside = {id(p): p.numel() for block in found for p in block.parameters()}
     return sum(inside.values()) / max(1, sum(p.numel() for p in model.parameters()))
 
 
 @contextmanager
-def trial(model: nn.Module, plan: Plan) -> Iterator[Forward]:
-    """Inside the context, compile the model as `plan` says, once per shape, without DDP and CUDA graphs: to find out
-    how many samples fit. On exit nothing remains compiled; torch finds the kernels again in its disk cache."""
+def compiled_for_trial(model: nn.Module, plan: Plan) -> Iterator[Forward]:
+    """Inside the context, compile the model by `plan`, once per shape, without DDP and CUDA graphs, to find out how
+    many samples fit. On exit nothing remains compiled; torch finds the kernels again in its disk cache."""
     from torch import _dynamo
 
-    _prepare(plan)
+    _configure(plan)
     try:
         with _dynamo.config.patch(automatic_dynamic_shapes=False):  # training has one shape
             yield torch.compile(model, backend=BACKEND) if plan.mode == "whole" else model
     finally:
-        _undo(plan)
+        _undo_compile(plan)
 
 
-class Compiled(NamedTuple):
-    """`forward` is compiled, or as it was; the `choices` say which. `evaluated` is for evaluations: without DDP, and
-    compiled in the same way."""
+class CompiledModel(NamedTuple):
+    """`forward` for training, compiled if `choices` say so; `eval_forward`, the same without DDP."""
 
     forward: Forward
-    evaluated: Forward
+    eval_forward: Forward
     choices: tuple[Choice, ...]
 
 
-def compiled(
+def compile_model(
     model: nn.Module,
     wrap: Callable[[], Forward],
     plan: Plan,
     ranks: Ranks,
-    first: Pass,
+    trial_pass: TrialPass,
     storage: Storage | None,
     *,
     evaluates: bool,
-) -> Compiled:
-    """What `wrap` returns (the model, perhaps in DDP) as `plan` says. All ranks go without it if one can't compile it.
+) -> CompiledModel:
+    """Compile what `wrap` returns (the model, in DDP if there are several ranks) by `plan`.
 
-    What the compiler makes comes from the run folder if an earlier start has left it there, and is left there.
+    If compilation fails on one rank, no rank compiles. Compiled code is loaded from the run folder if an earlier start
+    saved it there, and saved there.
     """
     if plan.mode == "off":
-        return Compiled(wrap(), model, plan.choices)
-    name = compile_cache.name(model, plan.mode, ranks.device)
-    found = compile_cache.load(storage, name)
-    began = time.monotonic()
-    _prepare(plan)
-    # Blocks are tried before DDP is there: its hooks are on the parameters, whoever is called.
+        return CompiledModel(wrap(), model, plan.choices)
+    name = compile_cache.object_name(model, plan.mode, ranks.device)
+    cached = compile_cache.load(storage, name)
+    started = time.monotonic()
+    _configure(plan)
+    # Blocks are tried before DDP exists: its hooks are on the parameters and run in any backward pass.
     wrapped = wrap() if plan.mode == "whole" else None
-    forward = _whole(wrapped, plan) if wrapped else model
-    wrong = tried(forward, ranks, first)
-    took = f"{time.monotonic() - began:.0f} s{', cached' if found else ''}"
-    if wrong:
-        _undo(plan)
-        return Compiled(wrapped or wrap(), model, (Choice("compile", "false", f"it failed: {wrong}"),))
-    evaluated, told = _evaluated(model, ranks, first) if wrapped and evaluates else (model, ())
-    compile_cache.keep(storage, name, ranks)
-    choices = *plan._replace(why=f"{plan.why} ({took})").choices, *told
-    return Compiled(forward if wrapped else wrap(), evaluated, choices)
+    forward = _compile_whole(wrapped, plan) if wrapped else model
+    failure = try_pass(forward, ranks, trial_pass)
+    duration = f"{time.monotonic() - started:.0f} s{', cached' if cached else ''}"
+    if failure:
+        _undo_compile(plan)
+        return CompiledModel(wrapped or wrap(), model, (Choice("compile", "false", f"it failed: {failure}"),))
+    eval_forward, more = _compile_for_evaluation(model, ranks, trial_pass) if wrapped and evaluates else (model, ())
+    compile_cache.save(storage, name, ranks)
+    choices = *plan._replace(why=f"{plan.why} ({duration})").choices, *more
+    return CompiledModel(forward if wrapped else wrap(), eval_forward, choices)
 
 
-def _evaluated(model: nn.Module, ranks: Ranks, first: Pass) -> tuple[Forward, tuple[Choice, ...]]:
-    """Return the whole model for evaluations: a separate graph without gradients, compiled once before training, as its
-    batches have the shape of the micro-batches. It has no DDP, which would broadcast the buffers in each pass."""
-    evaluated = torch.compile(model, backend=BACKEND)
-    wrong = tried(evaluated, ranks, partial(first, evaluates=True))
-    return (model, (Choice("evaluation", "not compiled", f"it failed: {wrong}"),)) if wrong else (evaluated, ())
+def _compile_for_evaluation(
+    model: nn.Module, ranks: Ranks, trial_pass: TrialPass
+) -> tuple[Forward, tuple[Choice, ...]]:
+    """Compile the whole model for evaluations: a separate graph without gradients and without DDP, which would
+    broadcast the buffers in each pass. Compiled once: evaluation batches have the shape of the micro-batches."""
+    eval_forward = torch.compile(model, backend=BACKEND)
+    failure = try_pass(eval_forward, ranks, partial(trial_pass, evaluates=True))
+    return (model, (Choice("evaluation", "not compiled", f"it failed: {failure}"),)) if failure else (eval_forward, ())
 
 
-def _prepare(plan: Plan) -> None:
-    """Nothing is compiled yet: torch does that when it is called."""
+def _configure(plan: Plan) -> None:
+    """Configure the compiler and mark the blocks. torch compiles on the first call."""
     from torch import _dynamo
 
     if torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)  # this one tells the compiler, too
-    logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)  # on checkpoints, at length
-    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
+        torch.use_deterministic_algorithms(True, warn_only=True)  # also configures the compiler
+    logging.getLogger("torch._dynamo.variables.higher_order_ops").setLevel(logging.ERROR)  # long logs on checkpointing
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch itself reads it
     _dynamo.config.recompile_limit = len(plan.blocks) + SPARE_GRAPHS
-    # Else graphs are cut where DDP's buckets end: blocks are such cuts themselves.
+    # Off for blocks: it splits graphs at the ends of DDP's buckets, and the blocks are such splits already.
     _dynamo.config.optimize_ddp = plan.mode == "whole"
-    for block in (*plan.blocks, *plan.beside):
-        block.compile(backend=BACKEND)
+    for module in (*plan.blocks, *plan.losses):
+        module.compile(backend=BACKEND)
 
 
-def _whole(wrapped: Forward, plan: Plan) -> Forward:
-    graphs = plan.graphs is not None and plan.graphs.chosen == "true"
-    whole = torch.compile(wrapped, backend=BACKEND, mode="reduce-overhead" if graphs else None)
-    return Marked(whole) if graphs else whole
+def _compile_whole(wrapped: Forward, plan: Plan) -> Forward:
+    uses_graphs = plan.cuda_graphs is not None and plan.cuda_graphs.chosen == "true"
+    compiled = torch.compile(wrapped, backend=BACKEND, mode="reduce-overhead" if uses_graphs else None)
+    return MarkStepBegin(compiled) if uses_graphs else compiled
 
 
-class Marked:
-    """Says where a step begins: what the CUDA graphs of the one before have left may be written over."""
+class MarkStepBegin:
+    """Marks the begin of each step: the outputs of the previous step's CUDA graphs may be overwritten."""
 
     def __init__(self, forward: Any) -> None:
         self.forward, self._orig_mod = forward, forward._orig_mod
@@ -207,31 +212,33 @@ class Marked:
         return self.forward(*batch)
 
 
-def _undo(plan: Plan) -> None:
+def _undo_compile(plan: Plan) -> None:
     from torch import _dynamo
 
-    for block in (*plan.blocks, *plan.beside):
-        block._compiled_call_impl = None
+    for module in (*plan.blocks, *plan.losses):
+        module._compiled_call_impl = None
     _dynamo.reset()
 
 
-def tried(forward: Forward, ranks: Ranks, first: Pass) -> str | None:
-    """What is wrong with a pass through `forward` on any rank; None: nothing. No rank waits for another in the pass, so
-    that one which fails leaves nobody behind."""
-    wrong = _passed(forward, first)
-    barrier(ranks)  # ranks may compile for different times
-    return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, wrong)) if each), None)
+def try_pass(forward: Forward, ranks: Ranks, trial_pass: TrialPass) -> str | None:
+    """Run a pass through `forward` on all ranks. Return the first rank's failure, or None.
+
+    The pass does not communicate, so a rank that fails blocks no other.
+    """
+    failure = _run_pass(forward, trial_pass)
+    barrier(ranks)  # not a collective: the ranks may need different times to compile
+    return next((f"rank {rank}: {each}" for rank, each in enumerate(gather(ranks, failure)) if each), None)
 
 
-def _passed(forward: Forward, first: Pass) -> str | None:
+def _run_pass(forward: Forward, trial_pass: TrialPass) -> str | None:
     try:
-        with first(forward):
+        with trial_pass(forward):
             return None
-    except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; what the model does wrong, a step shows
-        return _short(error)
+    except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; a fault of the model shows in step 1
+        return _summary(error)
 
 
-def _short(error: Exception) -> str:
-    """`BackendCompilerFailed: …`: what it says at first."""
+def _summary(error: Exception) -> str:
+    """Return the error's type and the beginning of its message: `BackendCompilerFailed: …`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:120]}"

@@ -1,6 +1,6 @@
-"""What torch.compile has made, kept in the run folder, so that another start of the run compiles nothing again.
+"""Store compiled code in the run folder, so that later starts of the run don't compile again.
 
-On a machine torch itself keeps all of it on the disk, where the ranks of a node share it (TORCHINDUCTOR_CACHE_DIR).
+On each machine torch also caches it on disk, shared by the ranks of a node (TORCHINDUCTOR_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -16,69 +16,77 @@ from launch_train.distributed.process_group import Ranks
 
 FOLDER = "compile/"
 
-SECONDS = 30.0
-"""For reading or writing an object: without it nothing worse happens than that the compiler works again."""
+TIMEOUT_SECONDS = 30.0
+"""Time limit for reading or writing an object. On a timeout the model is just compiled again."""
 
 
-def name(model: nn.Module, mode: str, device: torch.device) -> str:
-    """`compile/<key>.bin`, for this kind of machine and model. Each GPU of a node has its own: its number is in what is
-    made for it. A key that stays the same for other code does no harm: torch finds each graph by its content."""
+def object_name(model: nn.Module, mode: str, device: torch.device) -> str:
+    """Return `compile/<key>.bin` for this machine type and model; one object per GPU, whose number is in the code.
+
+    The key need not change with the code: torch looks each graph up by its content.
+    """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
-    whole = "\n".join([torch.__version__, platform.python_version(), gpu, mode, type(model).__name__, *shapes])
+    key = "\n".join([torch.__version__, platform.python_version(), gpu, mode, type(model).__name__, *shapes])
     number = f"-{device.index or 0}" if device.type == "cuda" else ""
-    return f"{FOLDER}{hashlib.sha256(whole.encode()).hexdigest()[:16]}{number}.bin"
+    return f"{FOLDER}{hashlib.sha256(key.encode()).hexdigest()[:16]}{number}.bin"
 
 
 def load(storage: Storage | None, name: str) -> bool:
-    """Hand torch what an earlier start has kept. Whether there was something."""
+    """Load the code that an earlier start compiled. Return whether there was any."""
     if storage is None:
         return False
     try:
-        content = unsealed(storage.within(SECONDS).read(name))
+        content = check_digest(storage.within(TIMEOUT_SECONDS).read(name))
     except FileNotFoundError:
         return False
     except (OutputError, ValueError) as error:
-        print(f"compiling anew: {name}: {error}", flush=True)
+        print(f"compile cache {name} is not usable, compiling from scratch: {error}", flush=True)
         return False
-    return _handed_over(name, content)
+    return _load_into_torch(name, content)
 
 
-def _handed_over(name: str, content: bytes) -> bool:
+def _load_into_torch(name: str, content: bytes) -> bool:
     try:
         return torch.compiler.load_cache_artifacts(content) is not None
-    except Exception as error:  # noqa: BLE001 - of another version, perhaps: the compiler works again
-        print(f"compiling anew: {name}: {type(error).__name__}: {error}", flush=True)
+    except Exception as error:  # noqa: BLE001 - perhaps from another version of torch: compile again
+        print(
+            f"compile cache {name} is not usable, compiling from scratch: {type(error).__name__}: {error}", flush=True
+        )
         return False
 
 
-def keep(storage: Storage | None, name: str, ranks: Ranks) -> None:
-    """Keep what the compiler has made since this process began, if it has made something: the first node does, one
-    process for each object."""
-    if storage is None or ranks.rank != ranks.local_rank or (ranks.device.type != "cuda" and ranks.rank) or not _made():
+def save(storage: Storage | None, name: str, ranks: Ranks) -> None:
+    """Save what this process has compiled, if anything. Only the first node saves, one process per object."""
+    if (
+        storage is None
+        or ranks.rank != ranks.local_rank
+        or (ranks.device.type != "cuda" and ranks.rank)
+        or not _compiled_anything()
+    ):
         return
     try:
         if found := torch.compiler.save_cache_artifacts():
-            storage.within(SECONDS).write(name, sealed(found[0]))
-    except Exception as error:  # noqa: BLE001 - the run goes on: another start's compiler works again
-        print(f"what was compiled is not kept: {type(error).__name__}: {error}", flush=True)
+            storage.within(TIMEOUT_SECONDS).write(name, add_digest(found[0]))
+    except Exception as error:  # noqa: BLE001 - training continues; the next start compiles again
+        print(f"compile cache not saved; the next start compiles again: {type(error).__name__}: {error}", flush=True)
 
 
-def _made() -> bool:
-    """Whether a graph was compiled in this process, and not found."""
+def _compiled_anything() -> bool:
+    """Return whether this process compiled a graph that was not in torch's cache."""
     from torch._dynamo.utils import counters
 
     return counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"] > 0
 
 
-def sealed(content: bytes) -> bytes:
-    """With its digest before it: what is damaged must not be unpickled."""
+def add_digest(content: bytes) -> bytes:
+    """Return the content behind its SHA-256: damaged content must not be unpickled."""
     return hashlib.sha256(content).digest() + content
 
 
-def unsealed(data: bytes) -> bytes:
-    """Raises ValueError: it is damaged."""
+def check_digest(data: bytes) -> bytes:
+    """Return the content without its SHA-256. Raises ValueError if it is damaged."""
     digest, content = data[:32], data[32:]
     if hashlib.sha256(content).digest() != digest:
-        raise ValueError("it is damaged")
+        raise ValueError("checksum mismatch")
     return content

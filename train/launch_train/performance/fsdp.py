@@ -1,10 +1,10 @@
-"""`parallel: fsdp`: each rank has a share of the parameters, gradients and moments, for models that don't fit one GPU.
+"""`parallel: fsdp`: shard parameters, gradients and moments over the ranks, for models that don't fit one GPU.
 
-torch's fully_shard (FSDP2) brings a block's parameters together where they are needed, and drops them after it. It is
-imported where a run asks for it: that takes as long as torch itself.
+torch's fully_shard (FSDP2) gathers a block's parameters where they are needed and frees them afterwards. It is imported
+only by runs that use it: the import takes as long as torch itself.
 
-The model is built on the host, whole on each rank, and goes to its GPU block by block, each cut up before the next one
-comes: no GPU ever holds all of it.
+Each rank builds the whole model on the host and moves it to its GPU block by block, sharding each block before the next
+one moves: no GPU ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -25,92 +25,96 @@ from launch_train.common.errors import UsageError
 from launch_train.common.text import si
 from launch_train.distributed.dtensor import local_part
 from launch_train.distributed.process_group import Ranks
-from launch_train.performance.precision import Numbers
+from launch_train.performance.precision import PrecisionPolicy
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-WHOLE_GRADIENTS = 0.1
-"""The part of a GPU's memory that gradients may take that wait, unshared, for the last micro-batch of a step. Larger
-ones are reduced and shared out after each micro-batch."""
+DEFERRED_GRADIENTS_SHARE = 0.1
+"""Largest share of a GPU's memory for unsharded gradients that accumulate until the last micro-batch of a step. Larger
+gradients are reduced and sharded after each micro-batch."""
 
-_WAITING = "_gradients_that_wait"
-"""Attribute of a model: those of its modules whose gradients wait so."""
+_DEFERRED = "_deferred_gradient_modules"
+"""Attribute of a model: its modules whose gradients are reduced in the last micro-batch only."""
 
 
-def placed(
-    model: nn.Module, config: Config, ranks: Ranks, numbers: Numbers, blocks: Sequence[nn.Module]
+def place_model(
+    model: nn.Module, config: Config, ranks: Ranks, policy: PrecisionPolicy, blocks: Sequence[nn.Module]
 ) -> tuple[nn.Module, tuple[Choice, ...]]:
-    """The model on this rank's device: all of it, or its part of what `parallel: fsdp` shares out; and what to say of
-    that. `blocks` are those that repeat in it. As `prepare`."""
+    """Move the model, or with `parallel: fsdp` this rank's shard of it, to the device. Return it and the choices made.
+
+    `blocks` are its repeated blocks. Raises as `shard_model`.
+    """
     if config.parallel != "fsdp":
         return model.to(ranks.device), ()
     if ranks.world == 1:
-        return model.to(ranks.device), (Choice("parallel", "none", "one rank has nobody to share with"),)
-    return model, prepare(model, ranks, numbers, blocks, moments=1 if config.optimizer.name == "sgd" else 2)
+        return model.to(ranks.device), (Choice("parallel", "none", "FSDP needs more than one rank"),)
+    return model, shard_model(model, ranks, policy, blocks, moments=1 if config.optimizer.name == "sgd" else 2)
 
 
-def prepare(
-    model: nn.Module, ranks: Ranks, numbers: Numbers, blocks: Sequence[nn.Module], *, moments: int
+def shard_model(
+    model: nn.Module, ranks: Ranks, policy: PrecisionPolicy, blocks: Sequence[nn.Module], *, moments: int
 ) -> tuple[Choice, ...]:
-    """Share out a model, in place, that may still be on the host; every rank calls it, before the optimizer is built:
-    the parameters are others then. The optimizer will have `moments` for each parameter.
+    """Shard a model in place; it may still be on the host. Collective.
 
-    Raises UsageError: it has a parameter that can't be shared out.
+    Call it before building the optimizer, as it replaces the parameters. `moments`: tensors that the optimizer will
+    keep per parameter, for the printed sizes. Raises UsageError if a parameter can't be sharded.
     """
-    size, alone = state_bytes(model, moments), tied_blocks(model, blocks)
-    wrap(model, ranks, numbers, [] if alone else blocks)
-    wait = gradients_may_wait(model, ranks)
-    setattr(model, _WAITING, tuple(sharded_modules(model)) if wait else ())
-    why = f"{si(state_bytes(model, moments))}B instead of {si(size)}B of state a rank"
-    chosen = (Choice("parallel", "fsdp", why), Choice("gradients", *_REDUCED[wait]))
-    return (*chosen, Choice("fsdp", "in one piece", "blocks have parameters in common")) if alone else chosen
+    unsharded_bytes, tied = state_bytes(model, moments), has_tied_blocks(model, blocks)
+    wrap(model, ranks, policy, [] if tied else blocks)
+    deferred = can_defer_gradients(model, ranks)
+    setattr(model, _DEFERRED, tuple(sharded_modules(model)) if deferred else ())
+    why = f"{si(state_bytes(model, moments))}B of state per rank instead of {si(unsharded_bytes)}B"
+    choices = (Choice("parallel", "fsdp", why), Choice("gradients", *_REDUCE_CHOICE[deferred]))
+    return (*choices, Choice("fsdp", "in one piece", "blocks share parameters")) if tied else choices
 
 
-_REDUCED = {
-    True: ("once a step", f"whole they take under {WHOLE_GRADIENTS:.0%} of the memory"),
-    False: ("each micro-batch", f"whole they take over {WHOLE_GRADIENTS:.0%} of the memory"),
+_REDUCE_CHOICE = {
+    True: ("once a step", f"unsharded they take under {DEFERRED_GRADIENTS_SHARE:.0%} of the memory"),
+    False: ("each micro-batch", f"unsharded they take over {DEFERRED_GRADIENTS_SHARE:.0%} of the memory"),
 }
-"""When they are added up over the ranks, and why."""
+"""When gradients are reduced over the ranks, and why."""
 
 
-def wrap(model: nn.Module, ranks: Ranks, numbers: Numbers, blocks: Sequence[nn.Module]) -> None:
-    """fully_shard on each block, and on what is left around them."""
+def wrap(model: nn.Module, ranks: Ranks, policy: PrecisionPolicy, blocks: Sequence[nn.Module]) -> None:
+    """Apply fully_shard to each block, then to the rest of the model."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     refuse_scalars(model)
     for parameter in model.parameters():
-        parameter.data = parameter.data.contiguous()  # in no other format can it be shared out
+        parameter.data = parameter.data.contiguous()  # fully_shard needs it
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-    how = policy(model, numbers)
+    mixed_precision = mixed_precision_policy(model, policy)
     for block in dict.fromkeys(blocks):
-        fully_shard(block, mesh=mesh, mp_policy=how)
-    fully_shard(model, mesh=mesh, mp_policy=how)
+        fully_shard(block, mesh=mesh, mp_policy=mixed_precision)
+    fully_shard(model, mesh=mesh, mp_policy=mixed_precision)
 
 
-def policy(model: nn.Module, numbers: Numbers) -> MixedPrecisionPolicy:
-    """Parameters travel in the numbers that autocast computes with, gradients in fp32. Batch norm's stay in fp32 beside
-    its running averages: in models that have it all do, and autocast casts them."""
+def mixed_precision_policy(model: nn.Module, policy: PrecisionPolicy) -> MixedPrecisionPolicy:
+    """Return FSDP's policy: parameters are gathered in autocast's type, gradients reduced in fp32.
+
+    In models with batch norm all parameters stay in fp32, as its running averages do, and autocast casts them.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if numbers.autocast is None or any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if policy.autocast is None or any(isinstance(module, _BatchNorm) for module in model.modules()):
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=numbers.autocast, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=policy.autocast, reduce_dtype=torch.float32)
 
 
 def refuse_scalars(model: nn.Module) -> None:
-    """Raise UsageError if a parameter has no dimension along which it could be shared out."""
-    found = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-    if found:
+    """Raise UsageError if a parameter has no dimension along which it can be sharded."""
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
         raise UsageError(
-            f"parallel: fsdp can't share out {found[0]}, a single number: give it the shape [1], or use parallel: ddp"
+            f"parallel: fsdp can't shard {scalars[0]}, a scalar: give it the shape [1], or use parallel: ddp"
         )
 
 
-def tied_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
-    """Whether a parameter belongs to several blocks, or to a block and to what is around them: only sharing out the
-    model in one piece keeps it one parameter."""
+def has_tied_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+    """Return whether a parameter belongs to several blocks, or to a block and the rest of the model. It stays one
+    parameter only if the model is sharded in one piece."""
     owners: dict[nn.Parameter, set[int]] = {}
     within = {module: number for number, block in enumerate(dict.fromkeys(blocks)) for module in block.modules()}
     for module in model.modules():
@@ -120,37 +124,36 @@ def tied_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> bool:
 
 
 def state_bytes(model: nn.Module, moments: int) -> int:
-    """Bytes of this rank's parameters, and of the gradient and the moments of each that is trained."""
+    """Return the bytes of this rank's parameters, and of the gradients and moments of the trained ones."""
     sizes = [(local_part(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(part.numel() * part.element_size() * (2 + moments if trained else 1) for part, trained in sizes)
 
 
-def gradients_may_wait(model: nn.Module, ranks: Ranks) -> bool:
-    """Whether whole gradients have room beside the rest until the last micro-batch of a step; on the host they do."""
+def can_defer_gradients(model: nn.Module, ranks: Ranks) -> bool:
+    """Return whether unsharded gradients fit until the last micro-batch of a step; on the host they always do."""
     if ranks.device.type != "cuda":
         return True
-    whole = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return whole <= WHOLE_GRADIENTS * torch.cuda.get_device_properties(ranks.device).total_memory
+    gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return gradient_bytes <= DEFERRED_GRADIENTS_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
 
 
-# --- What the loop asks for -------------------------------------------------------------------------------------------
+# --- Used by the training loop ----------------------------------------------------------------------------------------
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether its parameters are shared out."""
     return bool(sharded_modules(model))
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules whose parameters are shared out together; the model itself is the first."""
+    """Return the modules with sharded parameters; the model itself comes first."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
 
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """In it a backward pass keeps its gradients to this rank, if there is memory for that."""
-    modules: Sequence[FSDPModule] = getattr(model, _WAITING, ())
+    """Inside, backward passes don't reduce gradients over the ranks, if there is memory for unsharded gradients."""
+    modules: Sequence[FSDPModule] = getattr(model, _DEFERRED, ())
     for module in modules:
         module.set_requires_gradient_sync(False, recurse=False)
     try:
@@ -161,31 +164,31 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Back to the ranks' parts: after a pass without a backward one the outermost parameters are still together."""
+    """Free the gathered parameters: after a forward pass without a backward pass the outermost are still gathered."""
     for module in sharded_modules(model):
         module.reshard()
 
 
-# --- Passes of one rank alone -----------------------------------------------------------------------------------------
+# --- Passes on a single rank ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def alone(model: nn.Module) -> Iterator[None]:
-    """Passes inside take the memory that they take in training, but speak to no peer: the parts of the others are taken
-    to be like this rank's. If one fails, on this rank only, nobody waits for it."""
+def without_peers(model: nn.Module) -> Iterator[None]:
+    """Inside, passes take as much memory as in training, but don't communicate: this rank's shards stand in for the
+    peers'. If a pass fails on this rank only, no peer waits for it."""
     modules = sharded_modules(model)
-    _let_speak(modules, False)
+    _set_communication(modules, False)
     try:
         yield
     except BaseException:
         if modules:
-            _forget_pass(modules[0])
+            _reset_after_failed_pass(modules[0])
         raise
     finally:
-        _let_speak(modules, True)
+        _set_communication(modules, True)
 
 
-def _forget_pass(root: Any) -> None:
+def _reset_after_failed_pass(root: Any) -> None:
     """Reset what an aborted pass left in the model and its blocks. torch 2.11 lacks reset_iter_state."""
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
@@ -210,7 +213,7 @@ def _forget_pass(root: Any) -> None:
     state._state_ctx.post_backward_final_callback_queued = False
 
 
-def _let_speak(modules: Sequence[FSDPModule], speaks: bool) -> None:
+def _set_communication(modules: Sequence[FSDPModule], speaks: bool) -> None:
     for module in modules:
         module.set_custom_all_gather(cast(Any, _AllGather(speaks)))
         module.set_custom_reduce_scatter(cast(Any, _ReduceScatter(speaks)))
@@ -218,11 +221,11 @@ def _let_speak(modules: Sequence[FSDPModule], speaks: bool) -> None:
 
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""The second names are those in torch 2.11."""
+"""The second names are from torch 2.11."""
 
 
-class _Memory:
-    """Allocates as torch's own collectives do. (Their base class is imported with FSDP only.)"""
+class _Allocator:
+    """Allocates as torch's own collectives. (Their base class would import FSDP.)"""
 
     def __init__(self, speaks: bool) -> None:
         self._speaks = speaks
@@ -231,20 +234,20 @@ class _Memory:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _AllGather(_Memory):
-    """torch's, or the same without the peers."""
+class _AllGather(_Allocator):
+    """torch's collective, or the same without communication."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
         if self._speaks:
             return _ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
         for rank, part in enumerate(output_tensor.chunk(group.size())):
-            if rank != group.rank():  # this one's is in its place
+            if rank != group.rank():  # this rank's shard is in place
                 part.copy_(input_tensor)
         return None
 
 
-class _ReduceScatter(_Memory):
-    """torch's, or the same without the peers."""
+class _ReduceScatter(_Allocator):
+    """torch's collective, or the same without communication."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
         if self._speaks:

@@ -1,4 +1,4 @@
-"""Steps whose gradients are not finite: skipped on the device, without asking it, and counted when it is asked."""
+"""Skip steps with non-finite gradients on the GPU, without a host sync; count them when metrics are read."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ EMPTY_MASK = (
 
 
 def skip_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Let the next step of a fused optimizer change nothing if the gradients' norm is infinite or no number.
+    """Make the optimizer's next step change nothing if the gradient norm is infinite or NaN.
 
-    The flag is the one that GradScaler hands to fused optimizers; it stays on the device. The norm is the same on all
-    ranks, so that all of them skip.
+    Sets `found_inf`, the flag that GradScaler passes to fused optimizers; it stays on the device. The norm is the same
+    on all ranks, so all of them skip.
     """
     optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]  # torch.amp.GradScaler sets it too
 
 
-class Guard:
-    """Counts skipped steps. The same rows on all ranks: all of them stop at the same step."""
+class GradGuard:
+    """Counts skipped steps. All ranks see the same rows, so all stop at the same step."""
 
-    def __init__(self, most: int, *, masked: bool = False) -> None:
-        """`most` steps in a row may be skipped. `masked`: some targets may not count, in a micro-batch perhaps none."""
-        self.most, self.in_a_row, self.skipped = most, 0, 0
+    def __init__(self, max_in_a_row: int, *, masked: bool = False) -> None:
+        """`masked`: a micro-batch may have no target that counts."""
+        self.max_in_a_row, self.in_a_row, self.skipped = max_in_a_row, 0, 0
         self.hint = EMPTY_MASK if masked else ""
 
-    def look(self, rows: Iterable[Row]) -> list[int]:
-        """The steps that were skipped, of a block of rows.
+    def check(self, rows: Iterable[Row]) -> list[int]:
+        """Count the skipped steps of a block and return their numbers.
 
-        Raises NonFiniteError: more in a row than may be.
+        Raises NonFiniteError if more than `max_in_a_row` steps in a row were skipped.
         """
         found: list[int] = []
         for row in rows:
@@ -47,19 +47,18 @@ class Guard:
             found.append(int(row["step"]))
             self.in_a_row += 1
             self.skipped += 1
-            if self.in_a_row > self.most:
+            if self.in_a_row > self.max_in_a_row:
                 raise NonFiniteError(
-                    f"step {row['step']}: the gradients were not finite in {self.in_a_row} steps in a row. The rows of "
-                    "the last ones name the samples (events non_finite); a lower lr, grad_clip, or precision: fp32 or "
-                    f"bf16 may help, and so may a look at the data{self.hint}",
+                    f"step {row['step']}: the gradients were not finite in {self.in_a_row} steps in a row. The events "
+                    "non_finite in the run folder name the samples: check that data. A lower lr, grad_clip, or "
+                    f"precision: fp32 or bf16 may help{self.hint}",
                     step=found[-1],
                 )
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """Return the counters that a resumed run continues with."""
         return {"in_a_row": self.in_a_row, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from launch_train.common.config import Config, Foreign
-from launch_train.data.batch import samples
+from launch_train.data.batch import count_samples
 from launch_train.data.source import IGNORED, Batch, Source
 from launch_train.distributed.dtensor import local_part
 from launch_train.distributed.process_group import Ranks, mean
 
 
-def targets(config: Config, source: Source) -> int:
+def countable_targets(config: Config, source: Source) -> int:
     """Return the targets of one sample if they may have different weights: some are IGNORED, or a custom loss counts
     them. 0: all have the same weight, so a mean of means is right."""
     custom = config.loss is not None or (isinstance(config.model, Foreign) and not config.model.name.startswith("hf:"))
@@ -38,28 +38,28 @@ def loss_of(forward: Callable[..., Any], batch: Batch, targets: int) -> Tensor:
     loss = forward(*batch)
     if not targets:
         return loss  # type: ignore[no-any-return]  # the loop's forward is untyped
-    every, wanted = samples(batch) * targets, batch[1]
+    every, wanted = count_samples(batch) * targets, batch[1]
     if isinstance(loss, tuple):
-        return torch.stack([_exact(part) / every for part in loss])
-    loss = _exact(loss)
+        return torch.stack([_at_least_fp32(part) / every for part in loss])
+    loss = _at_least_fp32(loss)
     if not isinstance(wanted, Tensor) or wanted.dtype != torch.int64:
         return torch.stack([loss, torch.ones_like(loss)])
     share = (wanted != IGNORED).sum().to(loss.dtype) / every
     return torch.stack([torch.where(share > 0, loss * share, 0.0), share])  # the mean over none is no number
 
 
-def _exact(number: Tensor) -> Tensor:
+def _at_least_fp32(number: Tensor) -> Tensor:
     """Return the number in fp32 or better: half precision can't count to 1000."""
     return number if number.dtype == torch.float64 else number.float()
 
 
-def differentiated(loss: Any) -> Any:
+def backward_loss(loss: Any) -> Any:
     """Return the number to call backward() on, from the result of a forward pass or `loss_of`. (torch leaves backward
     untyped.)"""
     return loss[0] if isinstance(loss, tuple) or loss.dim() else loss
 
 
-def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tensor:
+def normalize_gradients(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tensor:
     """Divide the gradients of a step by the counted share of all ranks' targets, unless all count. `loss` is this
     rank's; return its part of the global mean, which is the mean of the ranks' parts."""
     if not loss.dim():
@@ -70,7 +70,7 @@ def normalised(ranks: Ranks, parameters: Iterable[Tensor], loss: Tensor) -> Tens
     return total * inverse
 
 
-def mean_over_all(ranks: Ranks, loss: Tensor) -> Tensor:
+def global_mean(ranks: Ranks, loss: Tensor) -> Tensor:
     """Return the mean over the counted targets of all ranks, from each rank's loss."""
     loss = mean(ranks, loss)
     return loss[0] * _inverse(loss[1]) if loss.dim() else loss

@@ -1,5 +1,4 @@
-"""How many samples go through the model at a time: the most that fit, found out before training, and less after all if
-the memory runs out later."""
+"""Micro-batch size: the largest that fits, probed before training, and halved if memory runs out later."""
 
 from __future__ import annotations
 
@@ -22,65 +21,72 @@ from launch_train.distributed import dtensor
 from launch_train.distributed.process_group import Ranks, barrier
 from launch_train.performance import fsdp
 
-ROOM = 0.9
-"""The part of a GPU's memory that a probe may fill: what NCCL, the compiler and fragments take comes on top."""
+MAX_FILL = 0.9
+"""Share of a GPU's memory that a probe may fill. The rest is for NCCL, the compiler and fragmentation."""
 
-FULL = re.compile(r"\bout of memory\b|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w*ALLOC\w*_FAILED|NOT_INITIALIZED)")
-"""What CUDA and its libraries say where the memory is all torch's: kernels that can't be loaded, handles (which cuBLAS
-then calls not initialized), workspaces. Triton and NCCL pass CUDA's words on."""
+OUT_OF_MEMORY = re.compile(
+    r"\bout of memory\b|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w*ALLOC\w*_FAILED|NOT_INITIALIZED)"
+)
+"""Errors of CUDA and its libraries if torch holds all the memory: they can't load kernels or allocate workspaces and
+handles (cuBLAS then reports NOT_INITIALIZED). Triton and NCCL pass CUDA's messages on."""
 
 
-class Portions:
-    """This rank's share of a global batch, cut into micro-batches. The same size on all ranks at the start of training;
-    a rank whose memory runs out later halves its own."""
+class MicroBatches:
+    """This rank's share of a global batch, split into micro-batches.
+
+    All ranks start training with the same size. A rank that runs out of memory later halves its own.
+    """
 
     def __init__(self, share: int, size: int, choice: Choice) -> None:
-        """`share` samples, `size` at a time."""
+        """`share`: samples per step on this rank; `size`: samples per micro-batch."""
         self.share, self.size, self.choice = share, size, choice
 
     @property
     def count(self) -> int:
-        """Micro-batches in a step."""
+        """Number of micro-batches in a step."""
         return -(-self.share // self.size)
 
-    def at_most(self, size: int, why: str) -> Portions:
-        """The largest micro-batch that has no more samples, and why it has no more."""
-        found = max(each for each in divisors(self.share) if each <= size)
-        return Portions(self.share, found, Choice("micro-batch", str(found), why))
+    def at_most(self, size: int, why: str) -> MicroBatches:
+        """Return the split into the largest micro-batches of up to `size` samples."""
+        largest = max(divisor for divisor in divisors(self.share) if divisor <= size)
+        return MicroBatches(self.share, largest, Choice("micro-batch", str(largest), why))
 
     def halve(self) -> bool:
-        """Half the size, but a divisor of the share. Whether that is possible."""
+        """Reduce the size to half or less, a divisor of the share. Return False if it can't be reduced."""
         smaller = [size for size in divisors(self.share) if size <= self.size // 2]
         if smaller:
             self.size = smaller[-1]
         return bool(smaller)
 
 
-def portions(batch_size: int, asked: int | None, world: int) -> Portions:
-    """As the spec says; auto is all of a rank's share, until `probed`.
+def split_evenly(batch_size: int, micro_batch_size: int | None, world: int) -> MicroBatches:
+    """Return the micro-batches set in the spec (`micro_batch_size`). For auto (None): one, until `probe` finds less.
 
-    Raises UsageError if the global batch can't be shared evenly.
+    Raises UsageError if the global batch can't be divided evenly.
     """
     if batch_size % world:
         near = max(world, round(batch_size / world) * world)
-        raise UsageError(f"batch_size {batch_size} can't be shared by {world} processes evenly; {near} can")
-    mine = batch_size // world
-    if asked is None:
-        return Portions(mine, mine, Choice("micro-batch", str(mine), "all of a rank's share"))
-    if mine % asked:
-        raise UsageError(f"micro_batch_size {asked} doesn't divide the {mine} samples that each of {world} ranks has")
-    return Portions(mine, asked, Choice("micro-batch", str(asked), "the spec says so"))
+        raise UsageError(f"batch_size {batch_size} is not a multiple of {world} processes; use for example {near}")
+    share = batch_size // world
+    if micro_batch_size is None:
+        return MicroBatches(share, share, Choice("micro-batch", str(share), "the rank's whole share"))
+    if share % micro_batch_size:
+        raise UsageError(
+            f"micro_batch_size {micro_batch_size} doesn't divide the {share} samples of each of {world} ranks; "
+            "use a divisor or auto"
+        )
+    return MicroBatches(share, micro_batch_size, Choice("micro-batch", str(micro_batch_size), "set in the spec"))
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, the smallest first."""
-    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
+    """Return all divisors in ascending order."""
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def largest(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of ascending `sizes` that fits, by binary search; None if the smallest doesn't. The largest is tried
-    first: most runs fit."""
+def largest_that_fits(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
+    """Return the largest of ascending `sizes` that fits, or None. Binary search, but the largest is tried first: most
+    runs fit."""
     low, high = -1, len(sizes) - 1
     probe = high
     while low < high:
@@ -92,173 +98,175 @@ def largest(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
     return sizes[low] if low >= 0 else None
 
 
-def nearest(sizes: list[int], start: int | None, fits: Callable[[int], bool]) -> int | None:
+def largest_near(sizes: list[int], start: int | None, fits: Callable[[int], bool]) -> int | None:
     """Return the largest of ascending `sizes` that fits, searching from `start` upwards, then downwards, as each try is
     expensive. `start` None: from the smallest."""
-    at = -1 if start is None else sizes.index(start)
-    found = None
-    for size in takewhile(fits, sizes[at + 1 :]):
-        found = size
-    return found or next(filter(fits, reversed(sizes[: at + 1])), None)
+    index = -1 if start is None else sizes.index(start)
+    largest = None
+    for size in takewhile(fits, sizes[index + 1 :]):
+        largest = size
+    return largest or next(filter(fits, reversed(sizes[: index + 1])), None)
 
 
-def probed(
+def probe(
     ranks: Ranks,
     share: int,
     attempt: Callable[[int], None],
     reserved: int,
     compiled: Callable[[int], None] | None = None,
-) -> Portions:
-    """The largest micro-batch with which `attempt`, a forward and a backward pass of so many samples, doesn't run out
-    of memory on any rank; or `compiled`, the same after the compiler, which takes longer and is tried in the
-    neighbourhood of what `attempt` has found. `reserved` bytes are kept free for what training will have beside it.
-    Every rank calls it.
+) -> MicroBatches:
+    """Return the largest micro-batch that fits into memory on all ranks. Collective.
 
-    Raises OutOfMemoryError on all ranks alike: not even one sample fits.
+    `attempt` runs a forward and a backward pass with that many samples. `compiled`, if given, does so with the compiled
+    model; each try takes longer, so sizes near the result of `attempt` are tried. `reserved`: bytes to keep free for
+    what training will hold besides.
+
+    Raises OutOfMemoryError on all ranks if not even one sample fits.
     """
     tried: list[int] = []
 
-    def fits(how: Callable[[int], None], size: int) -> bool:
+    def fits(run_passes: Callable[[int], None], size: int) -> bool:
         tried.append(size)
-        mine = survives(ranks.device, lambda: how(size), reserved)
-        barrier(ranks)  # one may make its first batch, or compile, for longer than a collective waits
-        return agreed(ranks, mine)
+        fits_here = fits_in_memory(ranks.device, lambda: run_passes(size), reserved)
+        barrier(ranks)  # a rank may prepare its first batch, or compile, for longer than a collective's timeout
+        return true_on_all_ranks(ranks, fits_here)
 
     sizes = divisors(share)
-    with leaving_room(ranks.device):
-        found = largest(sizes, partial(fits, attempt))
+    with memory_limit(ranks.device):
+        size = largest_that_fits(sizes, partial(fits, attempt))
         if compiled:
-            found = nearest(sizes, found, partial(fits, compiled)) or found
-    if found is None:
+            size = largest_near(sizes, size, partial(fits, compiled)) or size
+    if size is None:
         raise OutOfMemoryError(
-            f"not even one sample fits into the memory of this device ({memory_text(ranks.device)}): a smaller model "
-            "or block_size, activation_checkpointing: full, or parallel: fsdp"
+            f"not even one sample fits into the memory of this device ({memory_text(ranks.device)}): use a smaller "
+            "model or block_size, activation_checkpointing: full, or parallel: fsdp"
         )
-    why = f"the largest of {len(tried)} tried that fits into {memory_text(ranks.device)}"
-    return Portions(share, found, Choice("micro-batch", str(found), why))
+    why = f"largest of {len(tried)} tried that fits into {memory_text(ranks.device)}"
+    return MicroBatches(share, size, Choice("micro-batch", str(size), why))
 
 
-def is_bounded(device: torch.device) -> bool:
-    """Whether memory that runs out is an error there: a host's is lent without end, until the kernel kills."""
+def is_memory_bounded(device: torch.device) -> bool:
+    """Return whether running out of memory raises an error. A host overcommits until the kernel kills the process."""
     return device.type == "cuda"
 
 
-def survives(device: torch.device, attempt: Callable[[], None], reserved: int) -> bool:
-    """Whether the attempt goes well with `reserved` bytes of the device's memory taken."""
+def fits_in_memory(device: torch.device, attempt: Callable[[], None], reserved: int) -> bool:
+    """Return whether `attempt` succeeds while `reserved` bytes of the device's memory are allocated."""
     try:
-        with by_its_name():
-            _beside(reserved, device, attempt)
+        with unify_out_of_memory():
+            _attempt_with_reserve(reserved, device, attempt)
     except torch.OutOfMemoryError:
         return False
     finally:
-        free(device)
+        free_memory(device)
     return True
 
 
-def _beside(reserved: int, device: torch.device, attempt: Callable[[], None]) -> None:
-    """In a frame of its own: once it is left, nothing holds the memory."""
-    kept = torch.empty(reserved, dtype=torch.uint8, device=device)
+def _attempt_with_reserve(reserved: int, device: torch.device, attempt: Callable[[], None]) -> None:
+    """A separate function: when it returns, nothing holds the memory."""
+    reserve = torch.empty(reserved, dtype=torch.uint8, device=device)
     attempt()
-    del kept
+    del reserve
 
 
 @contextmanager
-def leaving_room(device: torch.device) -> Iterator[None]:
-    """Inside torch's tensors take no more of a GPU than `allowed`, and a tensor too much is an error as on a full one.
+def memory_limit(device: torch.device) -> Iterator[None]:
+    """Limit torch's tensors to `allowed_fraction` of the GPU; beyond it an allocation fails as on a full GPU.
 
-    A tensor that holds the rest would keep it from those, too, whom it is for: in the first pass CUDA loads its
-    kernels, and cuBLAS and cuDNN open.
+    Filling the rest with a tensor would not do: in the first pass CUDA, cuBLAS and cuDNN allocate from that rest.
     """
     if device.type != "cuda":
         yield
         return
     before = torch.cuda.get_per_process_memory_fraction(device)
-    (left, total), own = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
-    part = min(ROOM * before, allowed(left, total, own))  # torch may have been told a limit
-    torch.cuda.set_per_process_memory_fraction(part, device)
+    (free, total), reserved = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
+    fraction = min(MAX_FILL * before, allowed_fraction(free, total, reserved))  # a limit may be set already
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
     try:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
-        torch.cuda.reset_peak_memory_stats(device)  # the rows say what training takes
+        torch.cuda.reset_peak_memory_stats(device)  # the rows report the peak of training only
 
 
-def allowed(left: int, total: int, own: int) -> float:
-    """The part of a GPU's `total` bytes that torch's tensors may take, of which they have `own`, and `left` are free:
-    ROOM, less what is taken already, by CUDA itself, NCCL or another process."""
-    return max(0.0, ROOM - (total - left - own) / total)
+def allowed_fraction(free: int, total: int, reserved: int) -> float:
+    """Return the share of a GPU's `total` bytes that torch's tensors may take: MAX_FILL, minus what CUDA, NCCL and
+    other processes have taken. `free`: free bytes; `reserved`: bytes that torch has already."""
+    return max(0.0, MAX_FILL - (total - free - reserved) / total)
 
 
-def free(device: torch.device) -> None:
-    """Give back what nobody holds any more. After an error its traceback holds the tensors of the frames it left."""
+def free_memory(device: torch.device) -> None:
+    """Release unused memory. Call it outside of an exception handler: a traceback holds the tensors of its frames."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def agreed(ranks: Ranks, mine: bool) -> bool:
-    """Whether it is so on all ranks."""
+def true_on_all_ranks(ranks: Ranks, value: bool) -> bool:
+    """Return whether `value` is true on all ranks. Collective."""
     if ranks.world == 1:
-        return mine
-    flag = torch.tensor([int(mine)], device=ranks.device)
+        return value
+    flag = torch.tensor([int(value)], device=ranks.device)
     dist.all_reduce(flag, dist.ReduceOp.MIN)
     return bool(flag.item())
 
 
-def to_reserve(model: nn.Module, held: int, *, buckets: bool) -> int:
-    """Bytes that training will hold beside the model, its gradients and its activations: `held` by the optimizer for
-    each parameter, and as much again where DDP puts the gradients into `buckets`: other ones after the first step."""
-    here = [dtensor.local_part(p) for p in model.parameters() if p.requires_grad]
-    return sum(p.numel() * p.element_size() for p in here) * (held + buckets)
+def bytes_to_reserve(model: nn.Module, optimizer_size: int, *, buckets: bool) -> int:
+    """Return the bytes that training will hold besides the model, its gradients and its activations.
+
+    `optimizer_size`: numbers that the optimizer keeps per parameter. `buckets`: DDP copies the gradients to buckets,
+    which it allocates again after the first step.
+    """
+    shards = [dtensor.local_part(p) for p in model.parameters() if p.requires_grad]
+    return sum(p.numel() * p.element_size() for p in shards) * (optimizer_size + buckets)
 
 
 def memory_text(device: torch.device) -> str:
-    """`79.2 GB`, or the host's where there is no GPU."""
+    """Return the device's memory as text: `79.2 GB`, or `the host's memory`."""
     if device.type != "cuda":
         return "the host's memory"
     return f"{torch.cuda.get_device_properties(device).total_memory / 1e9:.1f} GB"
 
 
-# --- Later ------------------------------------------------------------------------------------------------------------
+# --- Out of memory during training ------------------------------------------------------------------------------------
 
-LEARNED = "micro_batch.json"
+LIMIT_FILE = "micro_batch.json"
 """In the run folder: the smallest micro-batch that a rank of the run had to reduce to (JSON: size)."""
 
-TRIES = 64
-"""Attempts to write it while other ranks do: at least as many as ranks of a large run write at once."""
+MAX_TRIES = 64
+"""Attempts to write the file while other ranks write it: more than the ranks of a large run."""
 
 
-def learned(storage: Storage | None) -> int | None:
-    """The micro-batch size that an earlier start found out; None: none did."""
-    return _read(storage)[0] if storage is not None else None
+def load_limit(storage: Storage | None) -> int | None:
+    """Return the micro-batch size that an earlier start was reduced to, or None."""
+    return _read_limit(storage)[0] if storage is not None else None
 
 
-def learn(storage: Storage | None, size: int) -> None:
-    """Let the starts to come begin with it, or with less, if that is what another rank has learnt. A folder that can't
-    be written keeps nobody from ending."""
+def lower_limit(storage: Storage | None, size: int) -> None:
+    """Store `size` as the limit of later starts, unless a lower one is stored. Write errors are ignored."""
     if storage is not None:
         with suppress(OutputError):
-            for _ in range(TRIES):
-                if _learnt(storage, size):
+            for _ in range(MAX_TRIES):
+                if _try_lower_limit(storage, size):
                     return
 
 
-def _learnt(storage: Storage, size: int) -> bool:
+def _try_lower_limit(storage: Storage, size: int) -> bool:
     """Return whether the folder now has this size or a smaller one; False if another rank wrote at the same time."""
-    known, version = _read(storage)
-    if known is not None and known <= size:
+    limit, version = _read_limit(storage)
+    if limit is not None and limit <= size:
         return True
     try:
-        storage.swap(LEARNED, json.dumps({"size": size}).encode(), version)
+        storage.swap(LIMIT_FILE, json.dumps({"size": size}).encode(), version)
     except FileExistsError:
         return False
     return True
 
 
-def _read(storage: Storage) -> tuple[int | None, str]:
+def _read_limit(storage: Storage) -> tuple[int | None, str]:
     """Return the stored size (None if damaged or missing) and its version."""
     try:
-        content, version = storage.read_version(LEARNED)
+        content, version = storage.read_version(LIMIT_FILE)
     except FileNotFoundError:
         return None, ""
     try:
@@ -268,52 +276,53 @@ def _read(storage: Storage) -> tuple[int | None, str]:
     return size if isinstance(size, int) and size > 0 else None, version
 
 
-def again(parts: Portions, model: nn.Module, ranks: Ranks) -> bool:
-    """After the memory ran out in a step: halve the micro-batch, and say whether the step can be done again here, while
-    the peers wait in their all-reduce.
+def halve_for_retry(micro_batches: MicroBatches, model: nn.Module, ranks: Ranks) -> bool:
+    """Halve the micro-batch after a step ran out of memory. Return whether this rank can retry the step while its peers
+    wait in their all-reduce.
 
-    Not where the model has buffers and there are peers: DDP sends them round in the first forward pass of a step, which
-    the peers have made. Nor where the model is shared out: they wait for its parts.
+    It can't if it has peers and the model has buffers (DDP broadcasts them in a step's first forward pass, which the
+    peers have finished) or is sharded (the peers wait for its shards).
     """
-    alone = ranks.world == 1 or not (fsdp.is_sharded(model) or any(True for _ in model.buffers()))
-    return parts.halve() and alone
+    can_retry_alone = ranks.world == 1 or not (fsdp.is_sharded(model) or any(True for _ in model.buffers()))
+    return micro_batches.halve() and can_retry_alone
 
 
 @contextmanager
-def in_words(ranks: Ranks) -> Iterator[None]:
-    """Memory that runs out inside, where no smaller micro-batch can help: raises OutOfMemoryError, of ours."""
+def explain_out_of_memory(ranks: Ranks) -> Iterator[None]:
+    """Inside, turn torch's out-of-memory errors into our OutOfMemoryError, which says what to change."""
     try:
-        with by_its_name():
+        with unify_out_of_memory():
             yield
     except torch.OutOfMemoryError as error:
-        said = str(error).partition("\n")[0][:160]
+        reason = str(error).partition("\n")[0][:160]
         raise OutOfMemoryError(
-            f"rank {ranks.rank} is out of memory: {said}: a smaller model, micro_batch_size or block_size, "
+            f"rank {ranks.rank} is out of memory: {reason}: use a smaller model, micro_batch_size or block_size, "
             "activation_checkpointing: full, or parallel: fsdp"
         ) from error
 
 
 @contextmanager
-def by_its_name() -> Iterator[None]:
-    """Memory that runs out inside is torch.OutOfMemoryError, whoever it was that asked for it: torch has that name for
-    its own tensors only."""
+def unify_out_of_memory() -> Iterator[None]:
+    """Inside, raise torch.OutOfMemoryError for CUDA libraries too; torch raises it for its own tensors only."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if not FULL.search(str(error)):
+        if not OUT_OF_MEMORY.search(str(error)):
             raise
         raise torch.OutOfMemoryError(str(error)) from error
 
 
-def given_up(parts: Portions, before: int, ranks: Ranks) -> OutOfMemoryError:
-    """Why this process ends: its micro-batch was `before`, and is what the starts to come begin with."""
-    if parts.size == before:
+def out_of_memory_error(micro_batches: MicroBatches, before: int, ranks: Ranks) -> OutOfMemoryError:
+    """Return the error that ends this process, whose micro-batch was `before` and will be smaller in the next start."""
+    size = micro_batches.size
+    if size == before:
         return OutOfMemoryError(
-            f"rank {ranks.rank} is out of memory with {before} samples at a time, and can't take less"
+            f"rank {ranks.rank} is out of memory with micro_batch_size {before}, which can't be reduced: use a smaller "
+            "model or block_size, activation_checkpointing: full, or parallel: fsdp"
         )
     return OutOfMemoryError(
-        f"rank {ranks.rank} is out of memory with {before} samples at a time, in the middle of what all ranks do: "
-        f"another start goes on from the newest checkpoint with {parts.size} (micro_batch_size: {parts.size})"
+        f"rank {ranks.rank} is out of memory with micro_batch_size {before}, and the step can't be retried on one rank "
+        f"alone: the next start resumes from the newest checkpoint with micro_batch_size {size}"
     )

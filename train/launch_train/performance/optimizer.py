@@ -17,44 +17,48 @@ from launch_train.performance import eager
 
 
 def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
-    """The rate of a step from 1 to `steps`: up in a line to `lr` at the end of the warm-up, then down along half a
-    cosine to `min_lr` at the last step."""
+    """Return the rate of a step from 1 to `steps`: linear warm-up to `lr`, then cosine decay to `min_lr`."""
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
-    done = (step - settings.warmup_steps) / (steps - settings.warmup_steps)
-    return settings.min_lr + (settings.lr - settings.min_lr) * (1 + math.cos(math.pi * done)) / 2
+    progress = (step - settings.warmup_steps) / (steps - settings.warmup_steps)
+    return settings.min_lr + (settings.lr - settings.min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def build(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW or SGD in its fused form, which torch 2.13 has for floating-point parameters on all devices that we train
-    on; else in its foreach form. Either can be told to skip a step (launch_train.performance.grad_guard). Raises
-    UsageError: it is to be fused and can't be."""
-    groups, against = parameter_groups(model, settings.weight_decay), unfused(model, settings.name)
-    if settings.fused and against:
-        raise UsageError(f"optimizer.fused: true can't be had: {against}")
-    fused = not against if settings.fused is None else settings.fused
-    how: dict[str, Any] = {"lr": settings.lr, "fused": fused, "foreach": None if fused else True}
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """Build AdamW or SGD, fused if available, else foreach. Both can skip a step (see grad_guard).
+
+    torch 2.13 has fused forms for floating-point parameters on all devices that we train on. Raises UsageError if the
+    spec sets `fused: true` and there is none.
+    """
+    groups, not_fused = parameter_groups(model, settings.weight_decay), reason_not_fused(model, settings.name)
+    if settings.fused and not_fused:
+        raise UsageError(f"optimizer.fused: true is not available: {not_fused}; remove the setting")
+    fused = not not_fused if settings.fused is None else settings.fused
+    options: dict[str, Any] = {"lr": settings.lr, "fused": fused, "foreach": None if fused else True}
     if settings.name == "sgd":
-        built: torch.optim.Optimizer = eager.optimizer(torch.optim.SGD)(groups, momentum=settings.momentum, **how)
-        _begin_with_zeros(built)
+        sgd = eager.eager_optimizer(torch.optim.SGD)
+        built: torch.optim.Optimizer = sgd(groups, momentum=settings.momentum, **options)
+        _zero_momentum(built)
     else:
-        built = eager.optimizer(torch.optim.AdamW)(groups, betas=settings.betas, **how)
+        built = eager.eager_optimizer(torch.optim.AdamW)(groups, betas=settings.betas, **options)
     if not fused:
-        _skip_by_copies(built)
+        _support_skipping(built)
     return built
 
 
-def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
-    """SGD's momentum: the same bits as without, but the fused form, if its first step is skipped, would go on with
-    memory that nothing was written to (torch 2.13)."""
+def _zero_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Create SGD's momentum buffers, filled with zeros. Fused SGD would use uninitialized memory if its first step is
+    skipped (torch 2.13). The results are the same bits."""
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def unfused(model: nn.Module, name: str = "adamw") -> str:
-    """Why this model's optimizer has no fused form, empty if it has one: no SGD for parameters that are shared out
-    among the ranks (torch 2.13's DTensor doesn't know that operator), and none at all for complex numbers."""
+def reason_not_fused(model: nn.Module, name: str = "adamw") -> str:
+    """Return why this model's optimizer has no fused form; empty if it has one.
+
+    torch 2.13 has no fused SGD for sharded parameters (DTensor), and nothing fused for complex numbers.
+    """
     if name == "sgd" and any(map(is_sharded, model.parameters())):
         return "parallel: fsdp has no fused SGD"
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -69,52 +73,58 @@ FUSED = frozenset({"cpu", "cuda", "mps"})
 
 
 def moments(settings: Optimizer) -> int:
-    """Numbers that it keeps for each parameter."""
+    """Return the number of values that the optimizer keeps per parameter."""
     return 2 if settings.name == "adamw" else int(settings.momentum > 0)
 
 
-def held(optimizer: torch.optim.Optimizer, settings: Optimizer) -> int:
-    """Numbers for each parameter that it holds beside the model at the most: its moments; where it isn't fused, in a
-    step also copies of them and of the parameter, and one more for what foreach computes."""
+def numbers_per_parameter(optimizer: torch.optim.Optimizer, settings: Optimizer) -> int:
+    """Return the most numbers per parameter that the optimizer holds besides the model.
+
+    These are its moments. If it isn't fused, a step also holds a copy of each moment and of the parameter, and one
+    intermediate result of foreach.
+    """
     kept = moments(settings)
     return kept if optimizer.defaults["fused"] else 2 * kept + 2
 
 
-def explained(optimizer: torch.optim.Optimizer, asked: bool | None, model: nn.Module) -> Choice:
-    """Which form it has, and why."""
+def choice(optimizer: torch.optim.Optimizer, configured: bool | None, model: nn.Module) -> Choice:
+    """Return the optimizer's form (fused or foreach), and why it was chosen."""
     fused = optimizer.defaults.get("fused")
-    found = "few kernels for all parameters" if fused else unfused(model, type(optimizer).__name__.lower())
-    why = found if asked is None else "the spec says so"
+    reason = "few kernels for all parameters" if fused else reason_not_fused(model, type(optimizer).__name__.lower())
+    why = reason if configured is None else "set in the spec"
     return Choice("optimizer", f"{'fused' if fused else 'foreach'} {type(optimizer).__name__}", why)
 
 
-def _skip_by_copies(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that isn't fused heed `found_inf` too, on the device: if it is set, what the step has changed is
-    put back. The copies take as much memory as parameters and moments."""
+def _support_skipping(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer that isn't fused obey `found_inf` on the device: if it is set, undo the step.
+
+    The copies take as much memory as parameters and moments.
+    """
     before: dict[Tensor, dict[str, Tensor]] = {}
     flag: list[Tensor] = []
 
-    def remember(*_: Any) -> None:
+    def copy_state(*_: Any) -> None:
         flag[:] = [optimizer.__dict__.pop("found_inf")] if "found_inf" in optimizer.__dict__ else []
-        before.update({p: {name: t.detach().clone() for name, t in tensors.items()} for p, tensors in _of(optimizer)})
+        for parameter, tensors in _step_tensors(optimizer):
+            before[parameter] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     @torch.no_grad()
-    def put_back(*_: Any) -> None:
-        for parameter, tensors in _of(optimizer) if flag else ():
-            for name, now in tensors.items():  # a moment that wasn't there began as zeros
+    def restore_if_flagged(*_: Any) -> None:
+        for parameter, tensors in _step_tensors(optimizer) if flag else ():
+            for name, now in tensors.items():  # a moment that the step created started from zeros
                 was = before[parameter].get(name, torch.zeros_like(now))
                 now.copy_(torch.where(flag[0].to(now.device).bool(), was, now))
         before.clear()
-        if flag:  # which a gradient scaler removes by itself
+        if flag:  # GradScaler deletes it after the step
             optimizer.found_inf = flag[0]  # type: ignore[attr-defined]  # torch.amp.GradScaler sets it too
 
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # else a scaler asks the device
-    optimizer.register_step_pre_hook(remember)
-    optimizer.register_step_post_hook(put_back)
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # else GradScaler syncs with the device
+    optimizer.register_step_pre_hook(copy_state)
+    optimizer.register_step_post_hook(restore_if_flagged)
 
 
-def _of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Each parameter with what a step changes: itself, and its state; of what is shared out, the part that is here."""
+def _step_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yield each parameter with the tensors that a step changes: itself ("") and its state; this rank's shards."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = {name: value for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
@@ -122,7 +132,8 @@ def _of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Te
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Decay for matrices and kernels only, not for biases and norms (fewer than two dimensions)."""
+    """Return parameter groups that apply weight decay to matrices and kernels only, not to biases and norms (fewer than
+    two dimensions)."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in parameters if p.dim() >= 2]
     others = [p for p in parameters if p.dim() < 2]
@@ -130,6 +141,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     return [group for group in groups if group["params"]]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate

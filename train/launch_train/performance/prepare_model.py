@@ -1,4 +1,4 @@
-"""How a model is made to train fast on this machine: what is chosen, and why."""
+"""Prepare a model for training on this machine: memory settings, compilation, DDP."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ from launch_train.common.storage import Storage
 from launch_train.distributed.process_group import Ranks, gather
 from launch_train.performance import activation_checkpointing, fsdp, memory_format
 from launch_train.performance import compile as compiling
-from launch_train.performance.compile import Forward, Pass, Plan
+from launch_train.performance.compile import Forward, Plan, TrialPass
 from launch_train.performance.eager import EagerDDP
-from launch_train.performance.precision import Numbers
+from launch_train.performance.precision import PrecisionPolicy
 
 MIB = 1 << 20
 
-BUCKET = 25 * MIB
-"""Bytes of gradients that DDP sends together where it isn't told otherwise (torch 2.13; in the first bucket 1 MiB)."""
+BUCKET_BYTES = 25 * MIB
+"""DDP's default bucket size (torch 2.13; its first bucket has 1 MiB)."""
 
-BUCKETS = 4
-"""Fewer leave too little of the backward pass to send the first ones behind."""
+MIN_BUCKETS = 4
+"""With fewer buckets too little of the communication overlaps with the backward pass."""
 
-GRAPHS = ("graph looked at each time", "static graph")
+GRAPHS = ("dynamic graph", "static graph")
 
-NAMED = 5
-"""Parameters that a message names."""
+MAX_NAMES = 5
+"""Parameter names in a message."""
 
 
-class Prepared(NamedTuple):
-    """`model` is the bare one, whose state is saved; `forward` is the one that is trained: in DDP, perhaps compiled;
-    `evaluated` is for evaluations: without DDP."""
+class PreparedModel(NamedTuple):
+    """`model` is the bare model, whose state is saved. `forward` is trained: in DDP, compiled if configured.
+    `eval_forward` is for evaluations: without DDP."""
 
     model: nn.Module
     forward: Any
-    evaluated: Any
+    eval_forward: Any
     choices: tuple[Choice, ...]
 
 
-def shaped(model: nn.Module, config: Config, ranks: Ranks, numbers: Numbers) -> tuple[Choice, ...]:
-    """What changes how much memory a pass takes, and so comes before the micro-batch is chosen: done to the model in
-    place. Its parameters stay the same objects with the same names.
+def apply_memory_settings(
+    model: nn.Module, config: Config, ranks: Ranks, policy: PrecisionPolicy
+) -> tuple[Choice, ...]:
+    """Apply the settings that change the memory of a pass, in place; call it before choosing the micro-batch.
 
-    Raises UsageError: this model or this device can't do what the spec asks for.
+    Parameters stay the same objects with the same names. Raises UsageError if this model or device doesn't support a
+    setting.
     """
     if config.cuda_graphs and ranks.device.type != "cuda":
-        raise UsageError(f"cuda_graphs: true needs an NVIDIA GPU, and this process runs on {ranks.device.type}")
-    sharded = config.parallel == "fsdp" and ranks.world > 1  # which lays parameters out in its own way
-    order = (
+        raise UsageError(f"cuda_graphs: true needs an NVIDIA GPU; this process runs on {ranks.device.type}")
+    sharded = config.parallel == "fsdp" and ranks.world > 1  # FSDP has its own memory layout
+    layout = (
         None
         if sharded
-        else memory_format.channels_last(model, config, ranks.device, halved=numbers.autocast is not None)
+        else memory_format.use_channels_last(model, config, ranks.device, half_precision=policy.autocast is not None)
     )
-    found = (
-        order,
-        activation_checkpointing.checkpointed(model, config.activation_checkpointing),
-        memory_format.vocabulary(config, ranks.device),
+    choices = (
+        layout,
+        activation_checkpointing.checkpoint_blocks(model, config.activation_checkpointing),
+        memory_format.vocabulary_choice(config, ranks.device),
     )
-    return tuple(choice for choice in found if choice)
+    return tuple(choice for choice in choices if choice)
 
 
 def prepare(
@@ -74,36 +76,47 @@ def prepare(
     ranks: Ranks,
     *,
     accumulates: bool,
-    first: Pass,
+    trial_pass: TrialPass,
     storage: Storage | None = None,
-) -> Prepared:
-    """The model for training on this rank's device. `accumulates`: a step may have several backward passes; `first` is
-    one such pass, to try with; in `storage` is what an earlier start has compiled."""
-    plan = compiling.plan(model, config, ranks, accumulates=accumulates)
+) -> PreparedModel:
+    """Compile the model and wrap it in DDP, as configured and as the machine supports.
+
+    `accumulates`: a step may have several backward passes. `trial_pass` runs one of them. `storage` holds the code that
+    an earlier start compiled.
+    """
+    plan = compiling.make_plan(model, config, ranks, accumulates=accumulates)
     ddp = ranks.world > 1 and not fsdp.is_sharded(model)
-    unused = _unused(model, ranks, first) if ddp and isinstance(config.model, Foreign) else []
-    wrap, told = _in_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
+    unused = _find_unused_parameters(model, ranks, trial_pass) if ddp and isinstance(config.model, Foreign) else []
+    wrap, ddp_choices = _plan_ddp(model, config, ranks, plan, accumulates, unused) if ddp else (lambda: model, ())
     evaluates = config.eval.every > 0
-    made = compiling.compiled(model, wrap, plan, ranks, first, storage, evaluates=evaluates)
-    return Prepared(model, made.forward, made.evaluated, (*made.choices, *told))
+    compiled = compiling.compile_model(model, wrap, plan, ranks, trial_pass, storage, evaluates=evaluates)
+    return PreparedModel(model, compiled.forward, compiled.eval_forward, (*compiled.choices, *ddp_choices))
 
 
-def _in_ddp(
+def _plan_ddp(
     model: nn.Module, config: Config, ranks: Ranks, plan: Plan, accumulates: bool, unused: list[str]
 ) -> tuple[Callable[[], nn.Module], tuple[Choice, ...]]:
-    """What puts the model into DDP, and what was chosen for that."""
-    asked, whole = config.ddp, plan.mode == "whole"
-    static = static_graph(asked.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
-    mib = asked.bucket_mib or bucket_mib(_gradient_bytes(model))
-    how = {"static": static.chosen == GRAPHS[True], "unused": bool(unused), "view": asked.gradient_as_bucket_view}
-    return partial(in_ddp, model, ranks, mib, whole=whole, **how), (static, *_told(asked, mib, unused))
+    """Return the function that wraps the model in DDP, and the choices made for it."""
+    settings, whole = config.ddp, plan.mode == "whole"
+    static = static_graph_choice(settings.static_graph, whole=whole, accumulates=accumulates, unused=bool(unused))
+    mib = settings.bucket_mib or bucket_mib(_gradient_bytes(model))
+    options = {
+        "static": static.chosen == GRAPHS[True],
+        "unused": bool(unused),
+        "view": settings.gradient_as_bucket_view,
+    }
+    wrap = partial(wrap_in_ddp, model, ranks, mib, whole=whole, **options)
+    return wrap, (static, *_ddp_choices(settings, mib, unused))
 
 
-def in_ddp(
+def wrap_in_ddp(
     model: nn.Module, ranks: Ranks, mib: int | None, *, static: bool, unused: bool, whole: bool, view: bool = True
 ) -> DistributedDataParallel:
-    """`mib`: of gradients that are sent together; `unused`: parameters may get no gradient; `whole`: DDP is compiled
-    with the model; `view`: gradients lie in the buckets."""
+    """Wrap the model in DDP.
+
+    `mib`: bucket size (None: torch's). `static`: static graph. `unused`: parameters may get no gradient. `whole`: DDP
+    is compiled with the model. `view`: gradients are views of the buckets.
+    """
     return (DistributedDataParallel if whole else EagerDDP)(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
@@ -114,80 +127,87 @@ def in_ddp(
     )
 
 
-def static_graph(asked: bool | None, *, whole: bool, accumulates: bool, unused: bool) -> Choice:
-    """Whether DDP may rely on each backward pass being like the last one: it then looks for nothing any more. Raises
-    UsageError: it is asked for where they aren't alike."""
+def static_graph_choice(configured: bool | None, *, whole: bool, accumulates: bool, unused: bool) -> Choice:
+    """Decide whether DDP may assume the same graph in each backward pass, which saves it work.
+
+    Raises UsageError if the spec sets it and the passes differ.
+    """
     reasons = {
         "DDP is compiled with the model": whole,
-        "the gradients of several passes add up": accumulates,
-        "parameters get no gradient": unused,
+        "gradients accumulate over micro-batches": accumulates,
+        "some parameters get no gradient": unused,
     }
-    against = next((reason for reason, holds in reasons.items() if holds), "")
-    if asked and against:
-        raise UsageError(f"ddp.static_graph: true can't be had: {against}")
-    if asked is not None:
-        return Choice("ddp", GRAPHS[asked], "the spec says so")
-    return Choice("ddp", GRAPHS[not against], against or "each pass is like the last one")
+    reason_against = next((reason for reason, holds in reasons.items() if holds), "")
+    if configured and reason_against:
+        raise UsageError(f"ddp.static_graph: true is not available: {reason_against}; remove the setting")
+    if configured is not None:
+        return Choice("ddp", GRAPHS[configured], "set in the spec")
+    return Choice("ddp", GRAPHS[not reason_against], reason_against or "the same operations run every step")
 
 
-def bucket_mib(size: int) -> int | None:
-    """How much DDP sends together of `size` bytes of gradients: torch's own choice (None) for models that it cuts into
-    BUCKETS or more, and for those that fit into one, which take hardly any time to send."""
-    if size <= BUCKET or size >= BUCKETS * BUCKET:
+def bucket_mib(gradient_bytes: int) -> int | None:
+    """Return DDP's bucket size in MiB for that many bytes of gradients.
+
+    None (torch's default) if that makes MIN_BUCKETS or more, or a single bucket, which takes hardly any time to send.
+    """
+    if gradient_bytes <= BUCKET_BYTES or gradient_bytes >= MIN_BUCKETS * BUCKET_BYTES:
         return None
-    return size // BUCKETS // MIB
+    return gradient_bytes // MIN_BUCKETS // MIB
 
 
 def _gradient_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
-def _told(asked: Ddp, mib: int | None, unused: list[str]) -> Iterator[Choice]:
-    if asked.bucket_mib:
-        yield Choice("buckets", f"{mib} MiB", "the spec says so")
+def _ddp_choices(settings: Ddp, mib: int | None, unused: list[str]) -> Iterator[Choice]:
+    if settings.bucket_mib:
+        yield Choice("buckets", f"{mib} MiB", "set in the spec")
     elif mib:
-        yield Choice("buckets", f"{mib} MiB", f"{BUCKETS} of them, sent during the backward pass")
-    if not asked.gradient_as_bucket_view:
-        yield Choice("gradients", "copied to buckets", "the spec says so")
+        yield Choice("buckets", f"{mib} MiB", f"{MIN_BUCKETS} buckets, sent during the backward pass")
+    if not settings.gradient_as_bucket_view:
+        yield Choice("gradients", "copied to buckets", "set in the spec")
     if unused:
-        yield Choice("unused", "looked for", f"no gradient for {_some(unused)}")
+        yield Choice("unused", "searched for", f"no gradient for {_name_some(unused)}")
 
 
 # --- Parameters without a gradient ------------------------------------------------------------------------------------
 
 
-def _unused(model: nn.Module, ranks: Ranks, first: Pass) -> list[str]:
-    """Parameters that a pass leaves without a gradient on some rank: DDP would wait for them unless it is told. Models
-    of ours have none."""
-    with first(model):
-        mine = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    return sorted({name for names in gather(ranks, mine) for name in names})
+def _find_unused_parameters(model: nn.Module, ranks: Ranks, trial_pass: TrialPass) -> list[str]:
+    """Return the parameters that get no gradient on some rank. DDP would wait for them unless configured to search for
+    them. Our models have none."""
+    with trial_pass(model):
+        unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    return sorted({name for names in gather(ranks, unused) for name in names})
 
 
-def explained(error: RuntimeError, model: nn.Module) -> UsageError | None:
-    """What DDP's error says in its own terms, if it is about parameters that got a gradient at first and then none."""
+def explain_missing_gradient(error: RuntimeError, model: nn.Module) -> UsageError | None:
+    """Return a readable error if DDP's is about parameters that had a gradient in the first step and have none now."""
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
     if not found:
         return None
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)]
     return UsageError(
-        f"a step left {_some(missing)} without a gradient, which had one in the first step: with several processes "
-        "what a model computes must not depend on the data (add 0 * parameter.sum() to the loss)"
+        f"no gradient in this step, but one in the first, for {_name_some(missing)}: with several processes the "
+        "parameters that a model uses must not depend on the data (add 0 * parameter.sum() to the loss)"
     )
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def _name_some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
-# --- A pass that no other rank hears of -------------------------------------------------------------------------------
+# --- Passes without communication -------------------------------------------------------------------------------------
 
 
 @contextmanager
-def silently(model: nn.Module, forward: Forward) -> Iterator[None]:
-    """Passes through `forward` inside speak to no peer: one that fails on this rank alone leaves nobody waiting."""
+def without_communication(model: nn.Module, forward: Forward) -> Iterator[None]:
+    """Inside, passes through `forward` don't communicate: if one fails on this rank only, no peer waits for it."""
     wrapped = getattr(forward, "_orig_mod", forward)
-    with fsdp.alone(model), wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext():
+    with (
+        fsdp.without_peers(model),
+        wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext(),
+    ):
         yield

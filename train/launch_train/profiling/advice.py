@@ -1,4 +1,4 @@
-"""What an analysis means in plain words, and which setting to change first. Standard library only."""
+"""Turn an analysis into sentences and the setting to change first. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from launch_train.common.text import plural
 from launch_train.profiling.bottleneck import Analysis, Cause
 
-WORTH = 0.05
-"""A share of the time from which on a cause gets a sentence."""
+MIN_SHARE = 0.05
+"""Smallest share of the time for which a cause gets a sentence."""
 
-AVOIDABLE = 0.15
-"""A share from which on something other than computing is to be changed first, though most of the time is computing."""
+MIN_AVOIDABLE_SHARE = 0.15
+"""Smallest share at which another cause is addressed first even if most of the time is computing."""
 
 WIDTH = 60
 
 
 class Setup(NamedTuple):
-    """What the run was set to when it was recorded."""
+    """The run's settings when it was recorded."""
 
     gpu: bool = False
     world: int = 1
@@ -28,14 +28,14 @@ class Setup(NamedTuple):
     compiled: bool = False
     cuda_graphs: bool = False
     workers: int | None = None
-    """Processes that prepare batches, on each rank; None: it isn't known."""
+    """Worker processes that prepare batches, per rank; None: unknown."""
     checkpointing: str = "none"
     parallel: str = "ddp"
     log_every: int = 10
     accumulates: bool = False
-    """Whether a step has several micro-batches."""
+    """True if a step has several micro-batches."""
     bf16: bool = False
-    """Whether the GPU has bf16 or fp16 tensor cores, and the run uses neither."""
+    """True if the GPU has bf16 or fp16 tensor cores that the run doesn't use."""
 
 
 class Verdict(NamedTuple):
@@ -48,22 +48,22 @@ class Verdict(NamedTuple):
     advice: str
     steps: int
     seconds: float
-    """Of one step, as it was recorded."""
+    """Duration of a recorded step."""
     which: str = ""
-    """The steps' numbers, 8-10, where they are known."""
+    """The numbers of the steps (8-10), if known."""
 
 
 class Advice(NamedTuple):
-    """What to do about a cause: a setting of run.config (or none), and a sentence's second half."""
+    """What to change: a setting of run.config (or none), and the text of the advice."""
 
     setting: str
     words: str
 
 
 def verdict(analysis: Analysis, setup: Setup) -> Verdict:
-    """What bounds the run, in words."""
+    """Return what bounds the run, with a sentence per cause and the first thing to change."""
     shares = analysis.shares
-    ordered = sorted((cause for cause in shares if shares[cause] >= WORTH), key=lambda cause: -shares[cause])
+    ordered = sorted((cause for cause in shares if shares[cause] >= MIN_SHARE), key=lambda cause: -shares[cause])
     first = _first(ordered, shares)
     advice = ADVICE[first](analysis, setup)
     sentences = tuple(f"{_percent(shares[cause])} {_words(cause, analysis)}." for cause in ordered)
@@ -71,8 +71,10 @@ def verdict(analysis: Analysis, setup: Setup) -> Verdict:
 
 
 def _first(ordered: list[Cause], shares: Mapping[Cause, float]) -> Cause:
-    """Of what cause something is to be changed: the largest; but computing is what a run is for."""
-    avoidable = [cause for cause in ordered if cause not in ("compute", "other") and shares[cause] >= AVOIDABLE]
+    """Return the cause to address first: the largest, but computing only if no other is large."""
+    avoidable = [
+        cause for cause in ordered if cause not in ("compute", "other") and shares[cause] >= MIN_AVOIDABLE_SHARE
+    ]
     if not ordered or ordered[0] in ("compute", "other"):
         return avoidable[0] if avoidable else (ordered[0] if ordered else "other")
     return ordered[0]
@@ -81,27 +83,27 @@ def _first(ordered: list[Cause], shares: Mapping[Cause, float]) -> Cause:
 def _words(cause: Cause, analysis: Analysis) -> str:
     words = WORDS[cause] if analysis.gpu else ON_CPU.get(cause, WORDS[cause])
     if cause == "input" and analysis.copying > 0.5:
-        words = "copying batches to the GPU, while nothing is computed"
+        words = "copying batches to the GPU, not overlapped with computing"
     if cause == "launch_overhead" and analysis.gpu:
-        words += f" ({analysis.launches:,} kernels a step)"
+        words += f" ({analysis.launches:,} kernels per step)"
     return words
 
 
 WORDS: Mapping[Cause, str] = {
     "input": "waiting for the next batch",
-    "compute": "computing: matrices, convolutions, attention",
-    "communication": "talking to the other ranks or waiting for them, while nothing is computed",
+    "compute": "computing: matrix products, convolutions, attention",
+    "communication": "communicating with other ranks or waiting for them, not overlapped with computing",
     "memory": "moving memory: elementwise operators, norms, copies",
-    "launch_overhead": "launching: the GPU waits for Python to call the next small operator",
-    "host_sync": "after waits for the GPU: the host reads a value, and the GPU runs dry meanwhile",
+    "launch_overhead": "launch overhead: the GPU waits for Python to call the next small operator",
+    "host_sync": "idle after host syncs: the host waited to read a value, and the GPU had no more work",
     "optimizer": "in the optimizer's update",
-    "allocation": "taking memory from the driver and giving it back",
+    "allocation": "allocating and freeing memory in the driver",
     "other": "outside of the steps: logging, reports, the loop itself",
 }
 
 
 ON_CPU: Mapping[Cause, str] = {
-    "launch_overhead": "calling operators so small that calling them is the work",
+    "launch_overhead": "call overhead of very small operators",
     "host_sync": "reading values one by one (.item())",
 }
 
@@ -112,69 +114,67 @@ ON_CPU: Mapping[Cause, str] = {
 def _input(analysis: Analysis, setup: Setup) -> Advice:
     if analysis.copying > 0.5:
         return Advice(
-            "loader.workers", "batches are copied too late: give loader.workers 1 or more, with pinned memory"
+            "loader.workers", "batches are copied too late: set loader.workers to 1 or more, which uses pinned memory"
         )
     if setup.workers:
         return Advice(
             "loader.workers",
             f"loader.workers: {2 * setup.workers} instead of {setup.workers}; "
-            "if the CPUs are busy, prepare the data beforehand",
+            "if the CPUs are busy, preprocess the data before training",
         )
-    if not analysis.gpu:  # training has the cores itself
-        words = "loader.workers: 1 or more, if cores are free; else prepare the data beforehand"
+    if not analysis.gpu:  # training uses the cores itself
+        words = "loader.workers: 1 or more, if cores are free; else preprocess the data before training"
         return Advice("loader.workers", words)
-    return Advice("loader.workers", "loader.workers: 4, so that batches are made while the last one is learned from")
+    return Advice("loader.workers", "loader.workers: 4, to prepare batches while the GPU trains on the last one")
 
 
 def _compute(analysis: Analysis, setup: Setup) -> Advice:
     if not analysis.gpu:
-        return Advice("", "it computes all the time: a machine with a GPU, or more processes, is what makes it faster")
+        return Advice("", "it computes all the time; a machine with a GPU or more processes would be faster")
     if setup.bf16:
-        return Advice("precision", "precision: auto, so that the GPU's tensor cores compute in 16 bits")
+        return Advice("precision", "precision: auto, to use the GPU's tensor cores in 16 bits")
     if not setup.compiled:
         return Advice("compile", "compile: true")
-    return Advice("", "it computes all the time: a faster GPU, or more of them, is what makes it faster")
+    return Advice("", "it computes all the time; a faster GPU or more GPUs would be faster")
 
 
 def _communication(analysis: Analysis, setup: Setup) -> Advice:
     if setup.parallel == "fsdp":
-        return Advice("parallel", "parallel: ddp if the model fits one GPU; else GPUs that NVLink joins")
+        return Advice("parallel", "parallel: ddp if the model fits one GPU; else GPUs connected by NVLink")
     if setup.nodes > 1:
         instead = "fewer, larger machines"
     else:
-        instead = "a machine whose GPUs NVLink joins" if analysis.gpu else "fewer processes"
-    words = f"a larger batch_size, for the same exchange; or {instead}"
-    return Advice("batch_size", f"{words}. If one rank is slower than the others, all wait for it here")
+        instead = "a machine with GPUs connected by NVLink" if analysis.gpu else "fewer processes"
+    words = f"a larger batch_size, for the same communication; or {instead}"
+    return Advice("batch_size", f"{words}. If one rank is slower than the others, all ranks wait for it here")
 
 
 def _memory(analysis: Analysis, setup: Setup) -> Advice:
-    if not analysis.gpu:  # there, compiling takes longer than it saves in most runs: see _launch_overhead
-        return _calculated_once(setup) or Advice("", "a machine with a GPU, whose memory is many times as fast")
+    if not analysis.gpu:  # on a CPU, compiling costs more than most runs gain: see _launch_overhead
+        return _without_recomputation(setup) or Advice("", "a machine with a GPU, whose memory is many times faster")
     if not setup.compiled:
-        return Advice("compile", "compile: true, which joins elementwise operators into one pass over the memory")
+        return Advice("compile", "compile: true, which fuses elementwise operators into one pass over memory")
     if setup.bf16:
-        return Advice("precision", "precision: auto: 16 bits are half as much to move")
-    return _calculated_once(setup) or Advice(
-        "", "operators of the model's own that move less memory: fused ones, or fewer"
-    )
+        return Advice("precision", "precision: auto: 16-bit numbers move half as many bytes")
+    return _without_recomputation(setup) or Advice("", "fewer or fused operators in the model, to move less memory")
 
 
-def _calculated_once(setup: Setup) -> Advice | None:
-    """Where activations are calculated twice."""
+def _without_recomputation(setup: Setup) -> Advice | None:
+    """Return the advice to turn activation checkpointing off, if it is on."""
     if setup.checkpointing == "none":
         return None
     return Advice(
         "activation_checkpointing",
-        "activation_checkpointing: none, if the memory allows it: nothing is then calculated twice",
+        "activation_checkpointing: none, if memory allows: nothing is then computed twice",
     )
 
 
 def _launch_overhead(analysis: Analysis, setup: Setup) -> Advice:
     if setup.accumulates:
         return Advice("micro_batch_size", "a larger micro_batch_size: fewer and larger operators")
-    # Of the quickstart's GPT on a CPU, compiling took two minutes and saved a fifth of a step of 0.1 s.
+    # Measured: compiling the quickstart's GPT on a CPU took two minutes and saved a fifth of a 0.1 s step.
     if analysis.gpu and not setup.compiled:
-        return Advice("compile", "compile: true, which makes few large operators of many small ones")
+        return Advice("compile", "compile: true, which fuses small operators into few large ones")
     if analysis.gpu and not setup.cuda_graphs:
         return Advice("cuda_graphs", "cuda_graphs: true, which launches a whole pass at once")
     return Advice("batch_size", "a larger batch_size: the same number of larger operators")
@@ -184,27 +184,28 @@ def _host_sync(analysis: Analysis, setup: Setup) -> Advice:
     if analysis.sync_outside > 0.5:
         return Advice(
             "log_every",
-            f"log_every: {max(10, 10 * setup.log_every)} instead of {setup.log_every}: the metrics are read that often",
+            f"log_every: {max(10, 10 * setup.log_every)} instead of {setup.log_every}: each time metrics are read, the "
+            "host waits for the GPU",
         )
     return Advice(
         "",
-        "the model or the loss reads a value in each step (.item(), .cpu(), print, `if tensor`): keep it on the device",
+        "the model or the loss reads a value in each step (.item(), .cpu(), print, `if tensor`): keep it on the GPU",
     )
 
 
 def _optimizer(analysis: Analysis, setup: Setup) -> Advice:
-    return Advice("batch_size", "a larger batch_size: fewer updates for as much data")
+    return Advice("batch_size", "a larger batch_size: fewer updates for the same data")
 
 
 def _allocation(analysis: Analysis, setup: Setup) -> Advice:
     return Advice(
         "micro_batch_size",
-        "a smaller micro_batch_size: the GPU's memory is nearly full, and PyTorch gives some back to get other pieces",
+        "a smaller micro_batch_size: the GPU's memory is nearly full, so PyTorch has to free and reallocate blocks",
     )
 
 
 def _other(analysis: Analysis, setup: Setup) -> Advice:
-    return Advice("log_every", "a larger log_every, and evaluations and checkpoints less often")
+    return Advice("log_every", "a larger log_every, and less frequent evaluations and checkpoints")
 
 
 ADVICE: Mapping[Cause, Callable[[Analysis, Setup], Advice]] = {
@@ -220,11 +221,11 @@ ADVICE: Mapping[Cause, Callable[[Analysis, Setup], Advice]] = {
 }
 
 
-# --- As it is shown -------------------------------------------------------------------------------------------------
+# --- Output ---------------------------------------------------------------------------------------------------------
 
 
 def shown(found: Verdict) -> str:
-    """Lines of at most WIDTH columns."""
+    """Return the verdict as lines of at most WIDTH columns."""
     steps = plural(found.steps, "step")
     which = f"{steps.partition(' ')[2]} {found.which}" if found.which else steps
     head = f"profile of {which}: bound by {found.bound.replace('_', ' ')}"
@@ -237,7 +238,7 @@ def _wrapped(sentence: str, indent: str) -> list[str]:
 
 
 def as_data(found: Verdict) -> dict[str, Any]:
-    """Plain data for the metrics and verdict.json, rounded for readers."""
+    """Return the verdict as plain data for the metrics and verdict.json, with rounded numbers."""
     return {
         "bound": found.bound,
         "shares": {cause: round(share, 4) for cause, share in found.shares.items()},

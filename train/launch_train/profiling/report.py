@@ -1,4 +1,4 @@
-"""What becomes of a trace: into the run folder, and a verdict on it to the terminal and the metrics."""
+"""Store a trace in the run folder, and report its verdict to the terminal and the metrics."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from launch_train.telemetry.rows import Row
 from launch_train.telemetry.upload_queue import open_outbox
 
 JUDGE_SECONDS = 300.0
-"""For reading a trace; one of three steps takes a second or two."""
+"""Time limit for reading a trace; a trace of three steps takes a second or two."""
 
 SEND_SECONDS = 300.0
-"""For sending it to the run folder, where the run ends before it has arrived."""
+"""Time limit for the upload to the run folder, if the run ends first."""
 
 MOST_BYTES = 1 << 29
-"""A larger trace is kept, but not read here: in Python it takes some ten times its size of memory."""
+"""A larger trace is stored but not analysed: in Python it takes about ten times its size in memory."""
 
 
 class Recorded(NamedTuple):
-    """A trace that is held by `export`, which writes it to a path: of so many `steps` up to step `last`, recorded until
-    the Unix time `seconds`."""
+    """A recorded trace: `export` writes it to a path. It has `steps` steps, the last of them step `last`, and ends at
+    Unix time `seconds`."""
 
     export: Callable[[str], object]
     steps: int
@@ -43,17 +43,17 @@ class Recorded(NamedTuple):
 
 
 class Report:
-    """Speaks for the profiler of this process."""
+    """Reports the results of this process's profiler."""
 
     def __init__(self, env: Mapping[str, str], sink: Sink, setup: Setup) -> None:
         self._env, self._sink, self._setup = env, sink, setup
 
     def send(self, recorded: Recorded) -> None:
-        """All of it; for a thread of its own. Its trouble is a line, and no more."""
+        """Analyse, store and report a trace, in a separate thread. A failure is printed and doesn't end the run."""
         try:
             with tempfile.TemporaryDirectory(prefix="launch-profile-") as folder:
                 self._send(recorded, Path(folder))
-        except Exception as error:  # noqa: BLE001 - it is an extra: the run goes on without it
+        except Exception as error:  # noqa: BLE001 - training continues without a profile
             self.failed(error)
 
     def _send(self, recorded: Recorded, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Report:
         print(f"{text}\n  The trace is in {Path(name).parent}/" if kept else text, flush=True)
 
     def _keep(self, files: Mapping[str, Path]) -> bool:
-        """Into the run folder, if there is one."""
+        """Upload the files to the run folder, if there is one. Return whether there is."""
         if not self._env.get(contract.RUN_FOLDER):
             return False
         outbox = open_outbox(open_storage(self._env[contract.RUN_FOLDER]), self._env)
@@ -86,11 +86,11 @@ class Report:
         return True
 
     def too_short(self, steps: int, wanted: int) -> None:
-        """The run ended before a step was recorded."""
-        self._say(f"no step was recorded: {steps} steps were left, and wait, warmup and active take {wanted}")
+        """Report that the run ended before a step was recorded."""
+        self._say(f"no step was recorded: {steps} steps remained, but wait + warmup + active are {wanted}")
 
     def failed(self, error: Exception) -> None:
-        """The profiler itself can't go on."""
+        """Report that the profiler failed."""
         self._say(f"no verdict: {error}".partition("\n")[0])
 
     def _say(self, what: str) -> None:
@@ -101,7 +101,7 @@ class Report:
         row: Row = {"event": "profile", "time": time.time(), **fields}
         try:
             self._sink.put([row])
-        except Exception as error:  # noqa: BLE001 - the thread that trains meets the sink's trouble, and says so
+        except Exception as error:  # noqa: BLE001 - the training thread meets the same error and handles it
             print(f"profile: {error}", file=sys.stderr, flush=True)
 
 
@@ -110,10 +110,10 @@ def _wrapped(text: str) -> str:
 
 
 def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
-    """The verdict as data, or what was wrong; the trace is compressed on the way. In a process of its own, which makes
-    way for those that train."""
+    """Analyse the trace and compress it, in a separate process with low priority. Return the verdict as data, or an
+    error message."""
     if trace.stat().st_size > MOST_BYTES:
-        return {}, f"a trace of {trace.stat().st_size / 1e9:.1f} GB is too large to be read here: record fewer steps"
+        return {}, f"the trace has {trace.stat().st_size / 1e9:.1f} GB, too large to analyse: record fewer steps"
     command = [sys.executable, "-P", "-m", "launch_train.profiling.__main__", "--json", "--pack", "--nice", "10"]
     command += ["--steps", str(steps), "--setup", json.dumps(setup._asdict()), str(trace)]
     env = {**os.environ, "PYTHONPATH": str(Path(contract.__file__).parents[2])}
@@ -128,7 +128,7 @@ def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {}, f"its trace could not be read in {JUDGE_SECONDS:.0f} s: record fewer steps"
+        return {}, f"the trace could not be analysed within {JUDGE_SECONDS:.0f} s: record fewer steps"
     if done.returncode:
         return {}, (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
     data: dict[str, Any] = json.loads(done.stdout)
@@ -136,7 +136,7 @@ def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
 
 
 def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path]:
-    """The verdict as files, by their names in the run folder: of the last start that has recorded."""
+    """Write the verdict to files and return them by their names in the run folder. A later start overwrites them."""
     plain, readable = folder / "verdict.json", folder / "verdict.txt"
     plain.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     readable.write_text(text + "\n", encoding="utf-8")
@@ -144,7 +144,7 @@ def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path
 
 
 def trace_name(env: Mapping[str, str], seconds: float) -> str:
-    """Where a trace of rank 0 lies in the run folder: named as TensorBoard's profiler plugin looks for it
-    (`*.pt.trace.json.gz`, as torch.profiler.tensorboard_trace_handler writes it), in a folder for each start."""
+    """Return the path of rank 0's trace in the run folder: one folder per start, named as TensorBoard's profiler plugin
+    expects (`*.pt.trace.json.gz`, see torch.profiler.tensorboard_trace_handler)."""
     start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
     return f"{contract.PROFILE}/{start}/rank0.{int(seconds * 1e9)}.pt.trace.json.gz"

@@ -149,7 +149,7 @@ class Journal:
             self._off = True
             self._chunks.clear()
             self._size = 0
-        self._say(f"nothing more goes to Cloud Logging: {why}")
+        self._say(f"logging to Cloud Logging has stopped: {why}")
 
 
 class Wire:

@@ -183,7 +183,7 @@ class Keeper:
         if self._dropped:
             return
         if self._lost or self._thread.is_alive():
-            self._say("the last of the text could not be kept")
+            self._say("the last log lines could not be stored")
         if self._outbox is None:  # the run folder was never reached
             return
         try:
@@ -191,7 +191,7 @@ class Keeper:
                 pass
             self._outbox.close(min(seconds, _SLICE_S))
         except OutputError as error:
-            self._say(f"text: {error}")
+            self._say(f"log lines: {error}")
 
     def _run(self) -> None:
         self._outbox = outbox = self._until_done(self._open)
@@ -213,7 +213,7 @@ class Keeper:
                 self._buffer.wait(_AGAIN_S)
             else:
                 if said:
-                    self._say("text is kept again")
+                    self._say("log lines are stored again")
                 return done
         return None
 
@@ -234,7 +234,7 @@ class Keeper:
         if time.monotonic() - self._said < _LINE_S:
             return False
         self._said = time.monotonic()
-        self._say(f"text is not kept for now: {error}")
+        self._say(f"log lines are not being stored, retrying: {error}")
         return True
 
 

@@ -36,7 +36,7 @@ class Leftovers:
             try:
                 count = sweep(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
             except Exception as error:  # noqa: BLE001 - whatever it is: a run that went well ends well
-                self._say(f"what was left in {self.folder} can't be sent: {error}")
+                self._say(f"files left in {self.folder} could not be uploaded: {error}")
                 return 1
             seconds = left()
             if not count or seconds <= 0:

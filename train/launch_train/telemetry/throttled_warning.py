@@ -1,4 +1,4 @@
-"""What a process says on stderr of a run folder that can't be reached."""
+"""Warnings on stderr about a run folder that is not reachable, at most one a minute."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-QUIET_SECONDS = 60.0
-"""Between two lines that trouble has begun."""
+MIN_INTERVAL_SECONDS = 60.0
+"""Minimum time between two warnings."""
 
 
-class Trouble:
-    """Says on stderr when it begins and when it is over, and not more than once a minute."""
+class ThrottledWarning:
+    """Warns when uploads begin to fail and when they work again."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
         self._since: float | None = None
-        self._spoke = -inf
+        self._warned = -inf
 
-    def met(self, name: str, error: Exception) -> None:
+    def failed(self, name: str, error: Exception) -> None:
         now = time.monotonic()
-        if self._since is None and now - self._spoke >= QUIET_SECONDS:
-            self._since = self._spoke = now
+        if self._since is None and now - self._warned >= MIN_INTERVAL_SECONDS:
+            self._since = self._warned = now
             at, place = time.strftime("%H:%M:%S"), self._folder
-            say(f"{name} can't be sent since {at}: {error}. Nothing is lost: it lies in {place} and is tried again")
+            say(f"warning: uploading {name} fails since {at}: {error}. Nothing is lost: it is in {place}; retrying")
 
-    def over(self) -> None:
+    def recovered(self) -> None:
         if self._since is not None:
-            say(f"{self._url} takes objects again, after {time.monotonic() - self._since:.0f} s")
+            say(f"warning: {self._url} was not reachable for {time.monotonic() - self._since:.0f} s; uploads continue")
             self._since = None
 
 
 def say(line: str) -> None:
-    """In one write, so that lines of several processes don't mix."""
+    """Write a line to stderr in one write, so that lines of several processes don't mix."""
     with suppress(OSError, ValueError):  # stderr is closed
         sys.stderr.write(f"train: {line}\n")
         sys.stderr.flush()

@@ -21,7 +21,7 @@ from launch_train.common import contract
 from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder, Storage, UnreachableError, create_variant
 from launch_train.common.storage.names import check_name
-from launch_train.telemetry.throttled_warning import Trouble
+from launch_train.telemetry.throttled_warning import ThrottledWarning
 from launch_train.telemetry.upload_dir import PREFIX, Entry, Folder, GoneError, new_folder, taken_over
 
 SEND_SECONDS = 60.0
@@ -101,7 +101,7 @@ class Spool:
         self._sending: Entry | None = None
         self._all, self._others = Pause(), Pause()
         """Until when nothing is tried, and none of what was refused."""
-        self._trouble = Trouble(folder.path, storage.url)
+        self._warning = ThrottledWarning(folder.path, storage.url)
         self._closed = False
         self._putting = threading.Lock()
         self._news = threading.Condition()
@@ -194,7 +194,7 @@ class Spool:
             self._news.notify_all()
             well = not self._refused
         if well:
-            self._trouble.over()
+            self._warning.recovered()
 
     def _failed(self, entry: Entry, error: Exception) -> None:
         with self._news:
@@ -208,7 +208,7 @@ class Spool:
                 self._refused[entry.number] = entry
                 self._refused.move_to_end(entry.number)
                 self._fresh.pop(entry.number, None)
-        self._trouble.met(entry.name, error)
+        self._warning.failed(entry.name, error)
 
     def _drop(self, entry: Entry) -> None:
         """While it was on its way newer content came, which it must not replace when it is tried again."""

@@ -1,1 +1,1 @@
-"""The training loop, told as one story in `train`, and what only it uses."""
+"""The training loop (`train`) and what only it uses."""

@@ -1,4 +1,4 @@
-"""Everything that a run needs before its first step."""
+"""Build a run: data, model, optimizer, and everything else that the training loop uses."""
 
 from __future__ import annotations
 
@@ -38,33 +38,35 @@ from launch_train.monitoring.monitor import Monitor, open_monitor
 from launch_train.performance import attention, fsdp, loss_normalization, precision
 from launch_train.performance import micro_batch as memory
 from launch_train.performance import optimizer as optim
-from launch_train.performance.grad_guard import Guard
-from launch_train.performance.micro_batch import Portions
-from launch_train.performance.prepare_model import prepare, shaped
+from launch_train.performance.grad_guard import GradGuard
+from launch_train.performance.micro_batch import MicroBatches
+from launch_train.performance.prepare_model import apply_memory_settings, prepare
 from launch_train.profiling.profiler import Profiler, open_profiler
 from launch_train.telemetry.metric_sink import Null, Sink, open_sink
 from launch_train.trainer import warmup
 from launch_train.trainer.metrics_buffer import Recorder
-from launch_train.trainer.replica_check import Replicas
-from launch_train.trainer.warmup import first_pass
+from launch_train.trainer.replica_check import ReplicaCheck
+from launch_train.trainer.warmup import trial_pass
 
-DROPOUT, OWN = 2, 3
-"""Streams of random numbers (launch_train.data.source has 0 and 1): torch's, and Python's and NumPy's for who uses
-them."""
+TORCH_STREAM, PYTHON_STREAM = 2, 3
+"""Streams of random numbers: for torch, and for Python and NumPy. (launch_train.data.source uses 0 and 1.)"""
 
-FRESH: Mapping[str, Any] = MappingProxyType(
+INITIAL_STATE: Mapping[str, Any] = MappingProxyType(
     {"step": 0, "samples": 0, "eval_loss": None, "eval_due": False, "seconds": 0.0, "interruptions": 0}
     | {"micro_batch": 0}
 )
-"""The loop's own state: steps done, samples drawn (the position in the data), the newest held-out loss and whether one
-is due, seconds of training before this start, how often the run was interrupted, and the micro-batch that it has come
-down to since (0: it hasn't)."""
+"""The loop's state: steps done, samples drawn (the position in the data), the newest held-out loss and whether an
+evaluation is due, seconds of training before this start, number of interruptions, and the micro-batch that the run was
+reduced to (0: never reduced)."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run. `model` is the bare one, `forward` the one that is trained: in DDP, perhaps compiled;
-    `evaluated` is for evaluations: without DDP, and compiled if the other is."""
+    """The parts of a run.
+
+    `model` is the bare model. `forward` is what the loop trains: the model in DDP, compiled if configured.
+    `eval_forward` is for evaluations: without DDP, compiled if `forward` is.
+    """
 
     config: Config
     ranks: Ranks
@@ -72,89 +74,100 @@ class Run:
     feed: Feed
     model: nn.Module
     forward: Any
-    evaluated: Any
+    eval_forward: Any
     parameters: tuple[nn.Parameter, ...]
-    """The model's: to look for them in it at every step would take longer than to clip their gradients."""
+    """Collected once: collecting them in each step would take longer than clipping their gradients."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    numbers: precision.Numbers
-    targets: int
-    """As `counted.targets`."""
-    watch: Stopwatch
+    policy: precision.PrecisionPolicy
+    countable_targets: int
+    """As `loss_normalization.countable_targets`."""
+    stopwatch: Stopwatch
     recorder: Recorder
     sink: Sink
     storage: Storage | None
-    portions: Portions
+    micro_batches: MicroBatches
     facts: dict[str, Any]
     agreement: Agreement
-    guard: Guard
-    replicas: Replicas
+    guard: GradGuard
+    replica_check: ReplicaCheck
     profiler: Profiler
     monitor: Monitor
     heartbeat: Heartbeat
-    """Of one process of each node."""
+    """Active in one process per node."""
     saver: Saver | None = None
     resumed: Manifest | None = None
-    state: dict[str, Any] = field(default_factory=lambda: dict(FRESH))
-    began: float = field(default_factory=time.monotonic)
+    state: dict[str, Any] = field(default_factory=lambda: dict(INITIAL_STATE))
+    started: float = field(default_factory=time.monotonic)
     pace: RateLimiter = field(default_factory=RateLimiter)
 
     @property
     def seconds(self) -> float:
-        """Of training, over all starts of the run."""
-        return float(self.state["seconds"]) + time.monotonic() - self.began
+        """Seconds of training, over all starts of the run."""
+        return float(self.state["seconds"]) + time.monotonic() - self.started
 
     @property
     def is_compiled(self) -> bool:
-        """Whether passes are, so that one of another shape may have to be compiled again."""
-        return any(one["what"] == "compile" and one["chosen"] != "false" for one in self.facts["choices"])
+        """True if the model is compiled, so that batches of another shape may have to be compiled again."""
+        return any(choice["what"] == "compile" and choice["chosen"] != "false" for choice in self.facts["choices"])
 
     @property
     def is_done(self) -> bool:
-        """All steps, and the evaluation after the last one."""
+        """True after all steps and the evaluation after the last one."""
         return self.state["step"] >= self.config.steps and not self.state["eval_due"]
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """In it a backward pass keeps its gradients to this rank."""
+        """Return a context in which a backward pass does not reduce its gradients over the ranks."""
         wrapped = getattr(self.forward, "_orig_mod", self.forward)
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else fsdp.no_sync(self.model)
 
 
 def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
-    """Raises, on all ranks alike, UsageError if config, data and processes don't go together, and OutOfMemoryError if
-    not even one sample fits."""
-    portions = memory.portions(config.batch_size, config.micro_batch_size, ranks.world)
-    exact = deterministic(config.deterministic, ranks.device)
-    numbers = precision.setup(config.precision, ranks.device)
-    config = models.resolved(config)
+    """Build the run and print its setup.
+
+    Raises, on all ranks: UsageError if config, data and processes don't fit together; OutOfMemoryError if not even one
+    sample fits.
+    """
+    micro_batches = memory.split_evenly(config.batch_size, config.micro_batch_size, ranks.world)
+    determinism = set_deterministic(config.deterministic, ranks.device)
+    policy = precision.setup(config.precision, ranks.device)
+    config = models.resolve_task(config)
     source = open_data(config, ranks)
     feed = Feed(source, share(config.batch_size, ranks.rank, ranks.world), ranks.device, config.loader)
     if not source.holds_out:
         config = config._replace(eval=config.eval._replace(every=0))
     storage = open_storage(env[contract.RUN_FOLDER]) if env.get(contract.RUN_FOLDER) else None
     torch.manual_seed(config.seed)
-    model = models.build(config, source)
-    flops = models.flops_per_sample(config, source, model)  # it can't be counted once the model is shared out
-    shape = shaped(model, config, ranks, numbers)
-    model, sharing = fsdp.placed(model, config, ranks, numbers, models.blocks(model))
-    optimizer = optim.build(model, config.optimizer)
-    beside = optim.held(optimizer, config.optimizer)
-    portions = warmup.chosen(model, config, feed, ranks, portions, numbers, storage, beside)
-    first = partial(first_pass, model, feed, portions.size, ranks, numbers)
-    prepared = prepare(model, config, ranks, accumulates=portions.count > 1, first=first, storage=storage)
-    watch = stopwatch(ranks.device)
-    facts = _facts(config, ranks, source, model, numbers)
-    how = (
-        precision.explained(config.precision, numbers, ranks.device.type),
-        *attention.explained(config, ranks.device.type),
+    model = models.build_model(config, source)
+    flops = models.flops_per_sample(config, source, model)  # before sharding: a sharded model can't be counted
+    memory_choices = apply_memory_settings(model, config, ranks, policy)
+    model, sharding_choices = fsdp.place_model(model, config, ranks, policy, models.blocks(model))
+    optimizer = optim.build_optimizer(model, config.optimizer)
+    optimizer_size = optim.numbers_per_parameter(optimizer, config.optimizer)
+    micro_batches = warmup.choose_micro_batch(
+        model, config, feed, ranks, micro_batches, policy, storage, optimizer_size
     )
-    built = optim.explained(optimizer, config.optimizer.fused, model)
-    replicas = Replicas(ranks, shared_out=fsdp.is_sharded(model))
-    beside_steps = feed.choice, portions.choice, *replicas.choices
-    choices = (*how, built, *exact, *shape, *sharing, *prepared.choices, *beside_steps)
-    facts["choices"] = [one._asdict() for one in choices]
+    try_pass = partial(trial_pass, model, feed, micro_batches.size, ranks, policy)
+    accumulates = micro_batches.count > 1
+    prepared = prepare(model, config, ranks, accumulates=accumulates, trial_pass=try_pass, storage=storage)
+    watch = stopwatch(ranks.device)
+    facts = _start_facts(config, ranks, source, model, policy)
+    replica_check = ReplicaCheck(ranks, sharded=fsdp.is_sharded(model))
+    choices = (
+        precision.choice(config.precision, policy, ranks.device.type),
+        *attention.choices(config, ranks.device.type),
+        optim.choice(optimizer, config.optimizer.fused, model),
+        *determinism,
+        *memory_choices,
+        *sharding_choices,
+        *prepared.choices,
+        feed.choice,
+        micro_batches.choice,
+        *replica_check.choices,
+    )
+    facts["choices"] = [choice._asdict() for choice in choices]
     if ranks.rank == 0:
-        _announce(facts, source, choices)
+        _print_setup(facts, source, choices)
     sink = open_sink(env) if ranks.rank == 0 else Null()
     run = Run(
         config=config,
@@ -163,22 +176,24 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
         feed=feed,
         model=model,
         forward=prepared.forward,
-        evaluated=prepared.evaluated,
+        eval_forward=prepared.eval_forward,
         parameters=tuple(model.parameters()),
         optimizer=optimizer,
-        scaler=precision.scaler(numbers, ranks.device),
-        numbers=numbers,
-        targets=loss_normalization.targets(config, source),
-        watch=watch,
-        recorder=_recorder(config, ranks, source, flops, watch, portions.size, _peak(env, numbers, facts["device"])),
+        scaler=precision.scaler(policy, ranks.device),
+        policy=policy,
+        countable_targets=loss_normalization.countable_targets(config, source),
+        stopwatch=watch,
+        recorder=_recorder(
+            config, ranks, source, flops, watch, micro_batches.size, _peak_flops(env, policy, facts["device"])
+        ),
         sink=sink,
         storage=storage,
-        portions=portions,
+        micro_batches=micro_batches,
         facts=facts,
         agreement=Agreement(ranks),
-        guard=Guard(config.non_finite, masked=loss_normalization.targets(config, source) > 0),
-        replicas=replicas,
-        profiler=open_profiler(config, ranks, env, sink, facts, accumulates=portions.count > 1),
+        guard=GradGuard(config.non_finite, masked=loss_normalization.countable_targets(config, source) > 0),
+        replica_check=replica_check,
+        profiler=open_profiler(config, ranks, env, sink, facts, accumulates=accumulates),
         monitor=open_monitor(config.monitor, ranks, env, sink),
         heartbeat=Heartbeat({} if ranks.local_rank else env),
     )
@@ -187,30 +202,41 @@ def setup(config: Config, ranks: Ranks, env: Mapping[str, str]) -> Run:
 
 
 def seed(config: Config, ranks: Ranks, step: int = 0) -> None:
-    """Set this rank's generators. `step` counts when the run goes on with another number of ranks."""
-    drawn = [int(draw(config.seed, stream, ranks.rank + (step << 20), 1, 2**62)[0]) for stream in (DROPOUT, OWN)]
-    torch.manual_seed(drawn[0])
-    random.seed(drawn[1])
-    np.random.seed(drawn[1] % 2**32)
+    """Seed this rank's random generators. `step`: the step that a run with another number of ranks resumes from."""
+    counter = ranks.rank + (step << 20)
+    torch.manual_seed(int(draw(config.seed, TORCH_STREAM, counter, 1, 2**62)[0]))
+    python_seed = int(draw(config.seed, PYTHON_STREAM, counter, 1, 2**62)[0])
+    random.seed(python_seed)
+    np.random.seed(python_seed % 2**32)
 
 
-def deterministic(asked: bool | None, device: torch.device) -> tuple[Choice, ...]:
-    """Whether the same seed and the same ranks give the same bits: on CPUs, where it costs nothing, and where it is
-    `asked` for. Where CUDA has no such kernel, torch warns once."""
-    wanted = device.type == "cpu" if asked is None else asked
-    if wanted and device.type == "cuda":
+def set_deterministic(configured: bool | None, device: torch.device) -> tuple[Choice, ...]:
+    """Turn deterministic algorithms on (the same seed and ranks then give the same bits) or off.
+
+    On as configured; by default on CPUs only, where they cost nothing. torch warns once about a CUDA operator that has
+    no deterministic kernel.
+    """
+    enabled = device.type == "cpu" if configured is None else configured
+    if enabled and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.backends.cudnn.benchmark = not wanted
-    torch.set_deterministic_debug_mode("warn" if wanted else "default")  # the other function loads the compiler
+    torch.backends.cudnn.benchmark = not enabled
+    # torch.use_deterministic_algorithms would import the compiler.
+    torch.set_deterministic_debug_mode("warn" if enabled else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time only
-    if asked is None and wanted:
+    if configured is None and enabled:
         return ()
-    why = "the spec says so" if asked is not None else "the same bits each time cost speed on a GPU"
-    return (Choice("deterministic", str(wanted).lower(), why),)
+    why = "set in the spec" if configured is not None else "faster on a GPU; set deterministic: true to change it"
+    return (Choice("deterministic", str(enabled).lower(), why),)
 
 
 def _recorder(
-    config: Config, ranks: Ranks, source: Source, flops: float | None, watch: Stopwatch, micro: int, peak: float | None
+    config: Config,
+    ranks: Ranks,
+    source: Source,
+    flops: float | None,
+    watch: Stopwatch,
+    micro_batch: int,
+    peak_flops: float | None,
 ) -> Recorder:
     return Recorder(
         ranks,
@@ -218,28 +244,31 @@ def _recorder(
         source.unit,
         units=config.batch_size * source.per_sample,
         flops=flops and flops * config.batch_size,
-        peak=(peak and ranks.device.type == "cuda" and peak * ranks.world) or None,
-        micro=micro,
+        peak_flops=(peak_flops and ranks.device.type == "cuda" and peak_flops * ranks.world) or None,
+        micro_batch=micro_batch,
     )
 
 
-def _peak(env: Mapping[str, str], numbers: precision.Numbers, device: str) -> float | None:
-    """Dense FLOP/s of one GPU in these numbers: as the request says, if it is the GPU that was asked for, or of a run
-    that was started by hand by the trainer's own table. None: it is unknown."""
+def _peak_flops(env: Mapping[str, str], policy: precision.PrecisionPolicy, device: str) -> float | None:
+    """Return the dense FLOP/s of one GPU at this precision, or None if unknown.
+
+    The figure comes from the job request if this is the requested GPU, and from the trainer's own table for a run that
+    was started by hand.
+    """
     known = peaks.asked(env[contract.GPU], device) if env.get(contract.GPU) else peaks.tflops(device)
-    teraflops = known.get(numbers.name)
+    teraflops = known.get(policy.name)
     return teraflops * 1e12 if teraflops else None
 
 
-def _facts(
-    config: Config, ranks: Ranks, source: Source, model: nn.Module, numbers: precision.Numbers
+def _start_facts(
+    config: Config, ranks: Ranks, source: Source, model: nn.Module, policy: precision.PrecisionPolicy
 ) -> dict[str, Any]:
-    """What the start event says; the end event repeats it."""
+    """Return the fields of the start event. The end event repeats them."""
     return {
         "config": as_data(config),
-        **warmup.machine(ranks),
+        **warmup.device_facts(ranks),
         "backend": ranks.backend,
-        "precision": numbers.name,
+        "precision": policy.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "torch": torch.__version__,
         "unigram_entropy": source.unigram_entropy,
@@ -247,11 +276,16 @@ def _facts(
     }
 
 
-def _announce(facts: Mapping[str, Any], source: Source, choices: Sequence[Choice]) -> None:
+def _print_setup(facts: Mapping[str, Any], source: Source, choices: Sequence[Choice]) -> None:
     config = facts["config"]
     size = f", {si(facts['data_bytes'])} bytes" if "data_bytes" in facts else ""
     block = f" x {source.per_sample}" if source.per_sample > 1 else ""
     batch = f"{config['batch_size']}{block} {source.unit}"
     print(f"{config['model']['name']}: {facts['parameters']:,} parameters; {facts['data']}{size}")
     print(f"{facts['world_size']} x {facts['device']}, {facts['precision']}, global batch {batch}")
-    print("\n".join(format_choices(choices)), flush=True)
+    shown = (choice._replace(chosen=ON_OFF.get(choice.chosen, choice.chosen)) for choice in choices)
+    print("\n".join(format_choices(shown)), flush=True)
+
+
+ON_OFF = {"true": "on", "false": "off"}
+"""How a switch is printed; the run folder has the setting's value."""

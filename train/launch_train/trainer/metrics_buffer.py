@@ -1,4 +1,4 @@
-"""The steps' numbers, kept on the device until a block of them is read: asking for each loss would stop the device."""
+"""Buffer metrics on the GPU and read them in blocks: reading each loss would make the host wait for the GPU."""
 
 from __future__ import annotations
 
@@ -18,142 +18,158 @@ from launch_train.distributed.process_group import Ranks, gather_tensors
 from launch_train.telemetry.rows import Row
 
 
-class Step(NamedTuple):
-    """One that was done, or queued: `loss` is this rank's, on the device; `waited` the seconds that it waited for its
-    batch; `counts` whether its time is one of training alone, here; `micro` the samples of its micro-batches."""
+class StepRecord(NamedTuple):
+    """The metrics of one step, which the GPU may not have finished.
 
-    number: int
-    rate: float
+    `loss` and `grad_norm` are on the device; `loss` is this rank's. `data_seconds`: time that the step waited for its
+    batch. `timed`: False if its duration is not typical on this rank (the profiler was recording). `micro_batch`: its
+    size in samples.
+    """
+
+    step: int
+    lr: float
     loss: Tensor
-    norm: Tensor
-    waited: float = 0.0
-    counts: bool = True
-    micro: int = 0
+    grad_norm: Tensor
+    data_seconds: float = 0.0
+    timed: bool = True
+    micro_batch: int = 0
 
 
-TIMED = 1000
-"""Steps, the last ones, whose median time is the run's speed."""
+MEDIAN_STEPS = 1000
+"""The run's speed is the median time of this many last steps."""
 
-FRESH_SECONDS = 5.0
-"""A block of steps is closed when it has lasted so long: as much again, and its rows are in the run folder."""
+BLOCK_SECONDS = 5.0
+"""Target duration of a block; its rows are in the run folder within as long again."""
 
 
 @dataclass
 class Recorder:
-    """Collects steps. `units` is tokens or images in one global batch; `flops` those of a global batch, and `peak` the
-    FLOP/s of all devices together, where they are known; `micro` the samples of a micro-batch as they were chosen."""
+    """Collects the metrics of steps and turns them into rows.
+
+    `units`: tokens or images in a global batch. `flops`: floating-point operations of a global batch; `peak_flops`:
+    FLOP/s of all devices together; None if unknown. `micro_batch`: the size at the start, in samples.
+    """
 
     ranks: Ranks
     watch: Stopwatch
     unit: str
     units: int
     flops: float | None = None
-    peak: float | None = None
-    micro: int = 0
-    _steps: list[Step] = field(default_factory=list)
-    _first: list[float] = field(default_factory=list)
-    _last: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_STEPS))
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
-    _due: int = 1
-    usual: float = 0.0
-    """Seconds that a step usually takes, as all ranks know it; 0 before the first block."""
-    lately: float = 0.0
-    """The same, or more if steps have become longer: as long as the last one of the last block."""
+    peak_flops: float | None = None
+    micro_batch: int = 0
+    _steps: list[StepRecord] = field(default_factory=list)
+    _first_losses: list[float] = field(default_factory=list)
+    _last_losses: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_STEPS))
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_STEPS))
+    _block_end: int = 1
+    median_seconds: float = 0.0
+    """Median duration of a step, the same on all ranks; 0 before the first block."""
+    recent_seconds: float = 0.0
+    """The larger of the median and the duration of the last block's last step."""
 
-    def add(self, step: Step) -> None:
-        """A step that was done, or queued."""
+    def add(self, step: StepRecord) -> None:
+        """Add a finished or queued step."""
         self._steps.append(step)
 
-    def due(self, step: int, every: int) -> bool:
-        """Whether the block ends with this step: all ranks say the same."""
-        return step % every == 0 or step >= self._due
+    def ends_block(self, step: int, every: int) -> bool:
+        """Return whether the block ends with this step; the same on all ranks."""
+        return step % every == 0 or step >= self._block_end
 
-    def block(self, *, alone: bool = False) -> list[Row]:
-        """Rows of the steps since the last block. All ranks call it together: the losses become global.
+    def take_block(self, *, alone: bool = False) -> list[Row]:
+        """Return the rows of the steps since the last block, with losses averaged over the ranks. Collective.
 
-        `alone`: after an error, when the others may be gone; the losses are then this rank's, and the rows say so.
+        `alone`: after an error, when other ranks may have exited. The losses are then this rank's, and the rows have
+        `ranks: 1`.
         """
         steps, self._steps = self._steps, []
         if not steps:
             return []
         times, memory = self.watch.read(), round(memory_gb(self.ranks.device), 4)
-        numbers = self._means(steps, times, alone)
+        means = self._means(steps, times, alone)
         rows: list[Row] = []
-        for step, (loss, norm, usual, micro, counts), (seconds, ended) in zip(steps, numbers, times, strict=True):
-            rows.append(self._row(step, loss, norm, seconds) | {"memory_gb": memory, "time": ended})
-            if 0 < micro < self.micro:
-                rows[-1]["micro_batch"] = int(micro)
-            if isfinite(norm):
-                self._remember(loss)
-            if counts or not self._seconds:
-                self._seconds.append(usual)  # not this rank's own: the ranks must take turns together
-        self.usual = self.step_seconds()
-        self.lately = max(self.usual, numbers[-1][2])
-        self._due = steps[-1].number + max(1, int(FRESH_SECONDS / numbers[-1][2]))
+        for step, (loss, grad_norm, mean_seconds, micro_batch, timed), (seconds, ended) in zip(
+            steps, means, times, strict=True
+        ):
+            rows.append(self._row(step, loss, grad_norm, seconds) | {"memory_gb": memory, "time": ended})
+            if 0 < micro_batch < self.micro_batch:
+                rows[-1]["micro_batch"] = int(micro_batch)
+            if isfinite(grad_norm):
+                self._add_loss(loss)
+            if timed or not self._seconds:
+                self._seconds.append(mean_seconds)  # the mean of all ranks, which must decide alike
+        last_seconds = means[-1][2]
+        self.median_seconds = self.compute_median()
+        self.recent_seconds = max(self.median_seconds, last_seconds)
+        self._block_end = steps[-1].step + max(1, int(BLOCK_SECONDS / last_seconds))
         return [row | {"ranks": 1} for row in rows] if alone and self.ranks.world > 1 else rows
 
-    def _means(self, steps: Sequence[Step], times: Times, alone: bool) -> list[list[float]]:
-        """Of each step, the same on all ranks: the mean loss, gradient norm and seconds; the least micro-batch, and
-        whether it counts on all. Added exactly (fsum), so that no bit depends on how many steps a block has, which is a
-        matter of the clock."""
-        own = torch.stack([torch.stack([step.loss, step.norm]) for step in steps]).to(_exact(self.ranks.device))
-        host = [[seconds, step.micro, step.counts] for step, (seconds, _) in zip(steps, times, strict=True)]
+    def _means(self, steps: Sequence[StepRecord], times: Times, alone: bool) -> list[list[float]]:
+        """Return for each step, over all ranks: mean loss, gradient norm and seconds; the smallest micro-batch; 1 if
+        timed on all ranks, else 0.
+
+        Sums are exact (fsum), so that no bit depends on the length of a block, which depends on the clock.
+        """
+        own = torch.stack([torch.stack([step.loss, step.grad_norm]) for step in steps])
+        own = own.to(_gather_dtype(self.ranks.device))
+        host = [[seconds, step.micro_batch, step.timed] for step, (seconds, _) in zip(steps, times, strict=True)]
         own = torch.cat([own, torch.tensor(host, dtype=own.dtype, device=own.device)], dim=1)
-        all_of = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
+        by_rank = [own.tolist()] if alone else [values.tolist() for values in gather_tensors(self.ranks, own)]
         return [
-            [*map(_mean, each[:3]), *map(min, each[3:])]
-            for each in (list(zip(*step, strict=True)) for step in zip(*all_of, strict=True))
+            [*map(_mean, columns[:3]), *map(min, columns[3:])]
+            for columns in (list(zip(*step, strict=True)) for step in zip(*by_rank, strict=True))
         ]
 
-    def _row(self, step: Step, loss: float, norm: float, seconds: float) -> Row:
-        speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds, "data_s": step.waited}
-        skipped = {} if isfinite(norm) else {"skipped": 1}
-        numbers = {"step": step.number, "loss": loss, "lr": step.rate, "grad_norm": norm}
-        return numbers | speed | self._mfu(seconds) | skipped
+    def _row(self, step: StepRecord, loss: float, grad_norm: float, seconds: float) -> Row:
+        values = {"step": step.step, "loss": loss, "lr": step.lr, "grad_norm": grad_norm}
+        speed = {f"{self.unit}_per_s": self.units / seconds, "step_s": seconds, "data_s": step.data_seconds}
+        skipped = {} if isfinite(grad_norm) else {"skipped": 1}
+        return values | speed | self._mfu(seconds) | skipped
 
     def _mfu(self, seconds: float) -> dict[str, float]:
-        """Model FLOP/s as a share of the devices' dense peak. Left out where the peak or the formula is unknown."""
-        return {"mfu": self.flops / seconds / self.peak} if self.flops and self.peak else {}
+        """Return the model FLOP/s utilisation: the share of the devices' dense peak. Empty if either is unknown."""
+        return {"mfu": self.flops / seconds / self.peak_flops} if self.flops and self.peak_flops else {}
 
-    def _remember(self, loss: float) -> None:
-        if len(self._first) < MEAN_STEPS:
-            self._first.append(loss)
-        self._last.append(loss)
+    def _add_loss(self, loss: float) -> None:
+        if len(self._first_losses) < MEAN_STEPS:
+            self._first_losses.append(loss)
+        self._last_losses.append(loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the summary at the end needs of the steps so far."""
-        return {"first": list(self._first), "last": list(self._last), "seconds": list(self._seconds)}
+        """Return what the final summary needs from the steps so far."""
+        return {"first": list(self._first_losses), "last": list(self._last_losses), "seconds": list(self._seconds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._first = list(state["first"])
-        self._last.extend(state["last"])
+        self._first_losses = list(state["first"])
+        self._last_losses.extend(state["last"])
         self._seconds.extend(state["seconds"])
 
-    def step_seconds(self) -> float:
-        """The median of the last steps: compilation and hiccups don't count."""
+    def compute_median(self) -> float:
+        """Return the median seconds of the last steps: compilation and outliers don't change it."""
         return median(self._seconds)
 
-    def totals(self, done: int) -> dict[str, Any]:
-        """The loss at both ends of `done` steps and the median speed."""
-        seconds = self.step_seconds()
-        first, last, steps = ends(self._first, [*self._last], done)
+    def summary(self, steps_done: int) -> dict[str, Any]:
+        """Return the mean loss of the first and the last steps, and the median speed."""
+        seconds = self.compute_median()
+        first, last, steps = first_and_last_means(self._first_losses, [*self._last_losses], steps_done)
         losses = {"train_loss_first": first, "train_loss_last": last, "train_loss_steps": steps}
         return losses | {f"{self.unit}_per_s": self.units / seconds} | self._mfu(seconds)
 
 
-def ends(first: Sequence[float], last: Sequence[float], done: int) -> tuple[float, float, int]:
-    """The mean loss of the first and of the last steps of `done`, and of how many: MEAN_STEPS at most, and of half of
-    them where these would overlap; all of them in a run no longer than MEAN_STEPS."""
-    steps = min(MEAN_STEPS, done if done <= MEAN_STEPS else done // 2)
+def first_and_last_means(first: Sequence[float], last: Sequence[float], steps_done: int) -> tuple[float, float, int]:
+    """Return the mean of the first and of the last losses of a run, and the number of steps in each mean.
+
+    The number is MEAN_STEPS at most, and half of the steps if the means would overlap; in a run of up to MEAN_STEPS
+    steps both are the mean of all.
+    """
+    steps = min(MEAN_STEPS, steps_done if steps_done <= MEAN_STEPS else steps_done // 2)
     return _mean(first[:steps]), _mean(last[-steps:]), steps
 
 
-def _exact(device: torch.device) -> torch.dtype:
-    """The numbers that are gathered: a Mac's GPU has no float64, and is alone."""
+def _gather_dtype(device: torch.device) -> torch.dtype:
+    """Return float64 where the device has it; an Apple GPU (mps) has not."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _mean(values: Collection[float]) -> float:
-    """No number where one of them isn't finite (infinities of both signs have no sum), or where there are none."""
+    """Return NaN if there are no values or one isn't finite: infinities of both signs have no sum."""
     return fsum(values) / len(values) if values and all(map(isfinite, values)) else nan

@@ -1,4 +1,4 @@
-"""One number for all parameters of a model, and whether the ranks agree on it."""
+"""SHA-256 of a model's parameters, and its comparison between the ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from launch_train.performance import fsdp
 
 
 def parameters_sha256(model: nn.Module) -> str:
-    """SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages). Of a model
-    that is shared out all ranks ask together; each brings one parameter after the other together."""
+    """Return the SHA-256 over name, type, shape and bytes of each parameter and buffer (batch norm's running averages).
+
+    Collective if the model is sharded: the parameters are gathered one after the other.
+    """
     fsdp.reshard(model)
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -24,12 +26,12 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def disagreement(digests: Sequence[str]) -> str | None:
-    """What is wrong if the ranks' digests differ, naming the ranks of each; None if they agree."""
+def find_disagreement(digests: Sequence[str]) -> str | None:
+    """Return an error message that names the ranks of each digest, or None if all are equal."""
     if len(set(digests)) == 1:
         return None
     ranks: dict[str, list[int]] = {}
     for rank, digest in enumerate(digests):
         ranks.setdefault(digest, []).append(rank)
-    said = "; ".join(f"ranks {', '.join(map(str, who))}: {digest[:16]}…" for digest, who in ranks.items())
-    return f"the ranks' parameters differ at the end, so the result must not be trusted ({said})"
+    listed = "; ".join(f"ranks {', '.join(map(str, members))}: {digest[:16]}…" for digest, members in ranks.items())
+    return f"the ranks' parameters differ at the end, so the result must not be trusted ({listed})"

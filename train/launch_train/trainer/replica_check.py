@@ -22,7 +22,7 @@ from launch_train.common.decisions import Choice
 from launch_train.common.step_timer import stopwatch
 from launch_train.distributed.process_group import Ranks, gather_tensors
 
-SHARE = 0.001
+MAX_SHARE = 0.001
 """The share of the training time that comparisons may take, not counting those before checkpoints."""
 
 
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     ranks: tuple[int, ...]
     what: str
 
-    def words(self, world: int) -> str:
+    def describe(self, world: int) -> str:
         """Return a sentence about what differs, where and when."""
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
         how = "differ" if len(self.ranks) == world else f"differ from those of the other ranks (of {world})"
@@ -43,9 +43,9 @@ class Difference(NamedTuple):
         return f"the {self.what} of {who} {how}: {when}"
 
 
-def difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Difference | None:
+def find_difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Difference | None:
     """Return how the digests (parameters, moments) of the ranks differ; None if they are equal."""
-    values = [tuple(one) for one in digests]
+    values = [tuple(digest) for digest in digests]
     (common, count), *others = Counter(values).most_common()
     if not others:
         return None
@@ -56,70 +56,73 @@ def difference(digests: Sequence[Sequence[int]], agreed: int, step: int) -> Diff
     return Difference(agreed, step, ranks, what)
 
 
-class Replicas:
+class ReplicaCheck:
     """The comparisons of one process. All ranks call each method at the same step."""
 
-    def __init__(self, ranks: Ranks, *, shared_out: bool) -> None:
-        """`shared_out`: with FSDP each parameter is on one rank only, so that there is nothing to compare."""
-        self._ranks, self._watch = ranks, stopwatch(ranks.device)
-        self.compares = ranks.world > 1 and not shared_out
-        self.agreed = 0
+    def __init__(self, ranks: Ranks, *, sharded: bool) -> None:
+        """`sharded`: with FSDP each parameter is on one rank only, so there is nothing to compare."""
+        self._ranks, self._stopwatch = ranks, stopwatch(ranks.device)
+        self.compares = ranks.world > 1 and not sharded
+        self.last_agreed = 0
         """The last step after which all ranks were found to agree; at the start, the one that the run resumes from."""
         self.interval = 1
-        """Steps from one comparison to the next, by what the last one cost."""
-        self._last = 0
-        self._seconds = 0.0
+        """Steps between comparisons, from the cost of the last one."""
+        self._last_compared = 0
+        self._host_seconds = 0.0
         self._pending: tuple[int, list[Tensor]] | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Return the note for the start if several ranks compare nothing."""
         off = self._ranks.world > 1 and not self.compares
-        return (Choice("replicas", "not compared", "with fsdp each parameter is on one rank only"),) if off else ()
+        return (Choice("replicas", "not compared", "with FSDP each parameter is on one rank only"),) if off else ()
 
     def start(self, step: int) -> None:
         """Start, or resume, after this step, at which all ranks have the same state."""
-        self.agreed = self._last = step
+        self.last_agreed = self._last_compared = step
 
     def due(self, step: int) -> bool:
-        """Return whether it is time to compare again."""
-        return self.compares and step - self._last >= self.interval
+        """Return whether a comparison is due at this step."""
+        return self.compares and step - self._last_compared >= self.interval
 
     def compare(self, step: int, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Compute and gather the digests of this step's state without waiting for the device; `read` returns the
         result."""
         if not self.compares:
             return
-        began, device = time.perf_counter(), self._ranks.device
-        self._watch.start()
-        own = torch.stack([digest(kept, device) for kept in replicated(parameters, optimizer, device)])
-        self._pending, self._last = (step, gather_tensors(self._ranks, own)), step
-        self._watch.stop()
-        self._seconds = time.perf_counter() - began
+        started, device = time.perf_counter(), self._ranks.device
+        self._stopwatch.start()
+        own = torch.stack([digest(tensors, device) for tensors in replicated_tensors(parameters, optimizer, device)])
+        self._pending, self._last_compared = (step, gather_tensors(self._ranks, own)), step
+        self._stopwatch.stop()
+        self._host_seconds = time.perf_counter() - started
 
-    def read(self, usual: float) -> Difference | None:
-        """Return the result of the last comparison, if not read yet; None: the ranks agree. `usual`: seconds of a step,
-        the same on all ranks."""
+    def read(self, step_seconds: float) -> Difference | None:
+        """Return the difference that the last comparison found, once; None if the ranks agree.
+
+        `step_seconds`: the usual duration of a step, the same on all ranks; sets the interval.
+        """
         if self._pending is None:
             return None
         (step, gathered), self._pending = self._pending, None
-        if found := difference(torch.stack(gathered).tolist(), self.agreed, step):
+        if found := find_difference(torch.stack(gathered).tolist(), self.last_agreed, step):
             return found
-        self.agreed = step
-        ((device, _),) = self._watch.read()
-        cost = torch.tensor([max(device, self._seconds)], device=self._ranks.device)
-        most = max(one.item() for one in gather_tensors(self._ranks, cost))
-        self.interval = max(1, ceil(most / (SHARE * usual))) if usual else 1
+        self.last_agreed = step
+        ((device_seconds, _),) = self._stopwatch.read()
+        own_cost = torch.tensor([max(device_seconds, self._host_seconds)], device=self._ranks.device)
+        cost = max(seconds.item() for seconds in gather_tensors(self._ranks, own_cost))
+        self.interval = max(1, ceil(cost / (MAX_SHARE * step_seconds))) if step_seconds else 1
         return None
 
 
-def replicated(
+def replicated_tensors(
     parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return all parameters, and the optimizer's tensors for them on the device: in the same order on every rank."""
+    """Return all parameters, and the optimizer's tensors for them on the device, in the same order on every rank."""
     listed = list(parameters)
-    kept = [state[name] for one in listed if (state := optimizer.state.get(one)) for name in sorted(state)]
-    return listed, [one for one in kept if isinstance(one, Tensor) and one.device.type == device.type]
+    states = [state for parameter in listed if (state := optimizer.state.get(parameter))]
+    values = [state[name] for state in states for name in sorted(state)]
+    return listed, [value for value in values if isinstance(value, Tensor) and value.device.type == device.type]
 
 
 def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -127,7 +130,7 @@ def digest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     Within a tensor the order of the elements doesn't matter: their bits are added as integers, in one pass."""
     if not tensors:
         return torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.stack([_bits(one).sum(dtype=_INTEGERS[one.element_size()]).long() for one in map(_real, tensors)])
+    sums = torch.stack([_bits(real).sum(dtype=_INTEGERS[real.element_size()]).long() for real in map(_real, tensors)])
     return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
 
 

@@ -1,4 +1,4 @@
-"""What a run says while it trains: rows and events for the run folder, lines for the terminal."""
+"""Report training: rows and events for the run folder, progress lines for the terminal."""
 
 from __future__ import annotations
 
@@ -13,77 +13,79 @@ from launch_train.telemetry.rows import Row
 from launch_train.trainer.build import Run
 
 
-def tell_start(run: Run) -> None:
+def report_start(run: Run) -> None:
     run.sink.put([event("start", **run.facts)])
     if run.resumed:
         run.sink.put([event("resumed", step=run.resumed.step, path=run.resumed.folder)])
         if run.ranks.rank == 0 and run.is_done:
-            print("nothing is left to do", flush=True)
+            print("training is already complete; nothing to do", flush=True)
 
 
 def report_if_due(run: Run) -> None:
-    """Write a block of rows, and now and then a line."""
+    """If a block of steps is complete, write its rows, and print a progress line at most once a second."""
     step = run.state["step"]
-    if not run.recorder.due(step, run.config.log_every) and step < run.config.steps:
+    if not run.recorder.ends_block(step, run.config.log_every) and step < run.config.steps:
         return
-    rows = block(run)
-    if run.replicas.due(step):
-        run.replicas.compare(step, run.parameters, run.optimizer)
+    rows = write_rows(run)
+    if run.replica_check.due(step):
+        run.replica_check.compare(step, run.parameters, run.optimizer)
     if run.ranks.rank == 0 and run.pace.ready(last=rows[-1]["step"] == run.config.steps):
-        left = run.recorder.usual * (run.config.steps - rows[-1]["step"])
-        print(console.line(rows[-1], run.config.steps, run.source.unit, left), flush=True)
+        seconds_left = run.recorder.median_seconds * (run.config.steps - rows[-1]["step"])
+        print(console.line(rows[-1], run.config.steps, run.source.unit, seconds_left), flush=True)
 
 
-def block(run: Run) -> list[Row]:
-    """Write the rows since the last block, and what was skipped. Raises NonFiniteError and DisagreementError on all
-    ranks alike."""
-    rows = run.recorder.block()
+def write_rows(run: Run) -> list[Row]:
+    """Write the rows since the last block, with their events.
+
+    Raises, on all ranks: NonFiniteError (too many skipped steps in a row), DisagreementError.
+    """
+    rows = run.recorder.take_block()
     try:
-        run.guard.look(rows)
-    except NonFiniteError as error:  # the run ended before the steps that were queued behind
-        rows = [row for row in rows if row["step"] <= error.step]
+        run.guard.check(rows)
+    except NonFiniteError as error:
+        rows = [row for row in rows if row["step"] <= error.step]  # the steps queued after it don't count
         raise
     finally:
-        run.sink.put(with_events(run, rows))
-    heed_difference(run)
+        run.sink.put(add_events(run, rows))
+    raise_if_replicas_differ(run)
     return rows
 
 
-def compare_now(run: Run) -> None:
-    """Compare the ranks' states now, before a checkpoint. Raises DisagreementError, on all ranks alike: they differ."""
-    heed_difference(run)
-    run.replicas.compare(run.state["step"], run.parameters, run.optimizer)
-    heed_difference(run)
+def compare_replicas(run: Run) -> None:
+    """Compare the ranks' states now, before a checkpoint. Raises DisagreementError on all ranks if they differ."""
+    raise_if_replicas_differ(run)
+    run.replica_check.compare(run.state["step"], run.parameters, run.optimizer)
+    raise_if_replicas_differ(run)
 
 
-def heed_difference(run: Run) -> None:
-    """Raise DisagreementError, on all ranks alike, if the last comparison found a difference."""
-    found = run.replicas.read(run.recorder.usual)
+def raise_if_replicas_differ(run: Run) -> None:
+    """Raise DisagreementError on all ranks if the last comparison found a difference."""
+    found = run.replica_check.read(run.recorder.median_seconds)
     if found is None:
         return
     saved = run_on_rank_0(run.ranks, lambda: newest_manifest(run.storage) if run.storage else None)
     run.sink.put(
         [event("ranks_differ", **{**found._asdict(), "ranks": [*found.ranks]}, checkpoint=saved and saved.folder)]
     )
-    good = f"the last good checkpoint is {saved.folder}; the" if saved else "no checkpoint was saved yet; the"
+    checkpoint = f"the last good checkpoint is {saved.folder}" if saved else "no checkpoint was saved yet"
     raise DisagreementError(
-        f"{found.words(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; {good} "
-        f"next start resumes from step {saved.step if saved else 0}"
+        f"{found.describe(run.ranks.world)}. The result must not be trusted: check those ranks' GPUs and memory; "
+        f"{checkpoint}; the next start resumes from step {saved.step if saved else 0}"
     )
 
 
-def with_events(run: Run, rows: list[Row]) -> list[Row]:
-    """The rows, and what happened in their steps, on any rank."""
-    told = [*rows]
+def add_events(run: Run, rows: list[Row]) -> list[Row]:
+    """Return the rows, then an event for each skipped step and each reduction of the micro-batch on any rank."""
+    events: list[Row] = []
     for row in rows:
         if "skipped" in row:
-            told.append(event("non_finite", step=row["step"], samples=run.source.drawn(row["step"])))
+            events.append(event("non_finite", step=row["step"], samples=run.source.drawn(row["step"])))
         if row.get("micro_batch", run.state["micro_batch"]) != run.state["micro_batch"]:
             run.state["micro_batch"] = row["micro_batch"]
-            told.append(event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
-    return told
+            events.append(event("out_of_memory", step=row["step"], micro_batch=row["micro_batch"]))
+    return [*rows, *events]
 
 
 def event(name: str, **fields: Any) -> Row:
-    """A row that isn't a step's."""
+    """Return a row for an event rather than a step."""
     return {"event": name, "time": time.time(), **fields}

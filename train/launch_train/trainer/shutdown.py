@@ -1,4 +1,4 @@
-"""How a run leaves before its end: preempted, after an error, or because the others have gone."""
+"""Exit before the end of training: after a preemption notice, an error, or another rank's failure."""
 
 from __future__ import annotations
 
@@ -14,49 +14,51 @@ from launch_train.common.process_exit import PEER_SECONDS, PREEMPTION_SECONDS, S
 from launch_train.distributed.peers import Peers
 from launch_train.distributed.process_group import use_device
 from launch_train.trainer.build import Run
-from launch_train.trainer.reporting import compare_now, event, with_events
-from launch_train.trainer.resume import to_save
+from launch_train.trainer.reporting import add_events, compare_replicas, event
+from launch_train.trainer.resume import snapshot
 
 ROWS_SECONDS = 1.5
-"""What the last rows get when a rank has gone: the others wait for this one."""
+"""Time limit for writing the last rows when a rank has failed: the other ranks wait for this one."""
 
 
-def give_way(run: Run, told: ShutdownSignal) -> NoReturn:
-    """A preemption: save once, and leave. All ranks are here at the same step."""
-    step, left = run.state["step"], PREEMPTION_SECONDS - (time.monotonic() - told.at if told.signum else 0.0)
-    told.saving = True
-    rows = run.recorder.block()
-    with suppress(Exception):  # a sink that is broken said so before; the state is what matters now
-        run.sink.put([*with_events(run, rows), event("preempted", step=step)])
-    run.guard.look(rows)
+def save_and_exit(run: Run, shutdown: ShutdownSignal) -> NoReturn:
+    """Save a checkpoint within the notice period and exit. All ranks call it at the same step."""
+    elapsed = time.monotonic() - shutdown.at if shutdown.signum else 0.0
+    step, seconds_left = run.state["step"], PREEMPTION_SECONDS - elapsed
+    shutdown.saving = True
+    rows = run.recorder.take_block()
+    with suppress(Exception):  # a broken sink was reported before; saving the state matters more
+        run.sink.put([*add_events(run, rows), event("preempted", step=step)])
+    run.guard.check(rows)
     if run.saver is None:
         raise SystemExit(128 + signal.SIGTERM)
-    compare_now(run)
+    compare_replicas(run)
     try:
-        run.saver.save(step, to_save(run), limit=left)
+        run.saver.save(step, snapshot(run), limit=seconds_left)
     except OutputError as error:
         if run.ranks.rank == 0:
-            print(f"preempted at step {step}, and not saved in time: {error}", flush=True)
+            print(f"preempted at step {step}; checkpoint not saved in time: {error}", flush=True)
         raise SystemExit(128 + signal.SIGTERM) from error
     try:
         run.sink.close(ROWS_SECONDS)
-    except Exception as error:  # noqa: BLE001 - the state is safe, and what is left on the disk the node sends
+    except Exception as error:  # noqa: BLE001 - the state is saved, and the node uploads rows left on the disk
         print(f"train: {error}", file=sys.stderr, flush=True)
-    raise PreemptedError(f"preempted; all is saved, and another start goes on behind step {step}")
+    raise PreemptedError(f"preempted: checkpoint saved at step {step}; the next start resumes from there")
 
 
-def leave_if_stuck(run: Run, peers: Peers, told: ShutdownSignal) -> None:
-    """End this process from a thread, after SIGTERM, if its loop can't because it waits in native code for a peer.
+def exit_if_stuck(run: Run, peers: Peers, shutdown: ShutdownSignal) -> None:
+    """Exit after SIGTERM if the training loop can't, because it waits in native code for a peer. Runs in a thread.
 
-    After a preemption notice it waits for peers that still run, however long their step takes, as long as a save fits
-    into the remaining time. Once a peer has failed, nothing can be saved any more.
+    After a preemption notice, wait for the running step as long as a save still fits into the notice period. Once a
+    peer has failed, nothing can be saved any more.
     """
-    while time.monotonic() < told.at + _patience(run, peers, told) or told.saving:
-        if run.ranks.world == 1 or not told.inside:
+    while time.monotonic() < shutdown.at + _grace_seconds(run, peers, shutdown) or shutdown.saving:
+        if run.ranks.world == 1 or not shutdown.inside:
             return
         time.sleep(0.1)
-    if told.preempted and not peers.failed():
-        why = f"the step did not end within {time.monotonic() - told.at:.0f} s of the preemption notice; not saved"
+    if shutdown.preempted and not peers.failed():
+        elapsed = time.monotonic() - shutdown.at
+        why = f"the step did not end within {elapsed:.0f} s of the preemption notice; no checkpoint saved"
     else:
         why = "another rank has failed"
     print(f"train: rank {run.ranks.rank} exits: {why}", file=sys.stderr, flush=True)
@@ -65,27 +67,27 @@ def leave_if_stuck(run: Run, peers: Peers, told: ShutdownSignal) -> None:
     leave(128 + signal.SIGTERM)
 
 
-def _patience(run: Run, peers: Peers, told: ShutdownSignal) -> float:
-    """Return the seconds from the signal that the loop has to finish its step."""
-    if not told.preempted or peers.failed():
+def _grace_seconds(run: Run, peers: Peers, shutdown: ShutdownSignal) -> float:
+    """Return the seconds after the signal that the loop has to finish its step."""
+    if not shutdown.preempted or peers.failed():
         return PEER_SECONDS
     return max(PEER_SECONDS, PREEMPTION_SECONDS - (run.saver.seconds if run.saver else 0.0))
 
 
-def save_rows(run: Run) -> None:
-    """After an error: what was recorded is written, if that still works; the error itself matters more.
+def write_last_rows(run: Run) -> None:
+    """Try to write the recorded rows after an error.
 
-    From a thread, which is not waited for too long: a GPU that waits for a dead rank never answers.
+    In a thread with a time limit: a GPU that waits for a dead rank never responds.
     """
     if run.ranks.rank == 0:
-        saving = Thread(target=_save_rows, args=(run,), name="last rows", daemon=True)
+        saving = Thread(target=_write_last_rows, args=(run,), name="last rows", daemon=True)
         saving.start()
         saving.join(2 * ROWS_SECONDS)
 
 
-def _save_rows(run: Run) -> None:
+def _write_last_rows(run: Run) -> None:
     use_device(run.ranks.device)
     with suppress(Exception):
-        run.sink.put(run.recorder.block(alone=True))
+        run.sink.put(run.recorder.take_block(alone=True))
     with suppress(Exception):
         run.sink.close(ROWS_SECONDS)

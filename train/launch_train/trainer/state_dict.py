@@ -1,7 +1,7 @@
-"""The loop's state in one dict: all that the next step depends on, so that a resumed run is the same run.
+"""The training state in one dict: everything that the next step depends on, so that a resumed run computes the same.
 
-Each entry says how it is read and how it is put back. What every rank has alike (parameters, the optimizer's moments)
-is shared out among the ranks when it is saved; the random states are each rank's own.
+Each entry has a function that reads it and one that restores it. State that all ranks share (parameters, the
+optimizer's moments) is divided among the ranks for saving. Random states belong to one rank each: see resume.snapshot.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from launch_train.checkpointing.partition import State
-from launch_train.performance.memory_format import as_parameters
+from launch_train.performance.memory_format import match_parameter_layout
 from launch_train.trainer.build import Run
 
 
 class Entry(NamedTuple):
-    """How one entry of the state is read from a run, and put back into one."""
+    """The functions that read one entry of the state from a run, and restore it."""
 
     read: Callable[[Run], Any]
     restore: Callable[[Run, Any], None]
@@ -32,14 +32,14 @@ def _restore_model(run: Run, value: State) -> None:
 
 
 def _restore_optimizer(run: Run, value: State) -> None:
-    """With this start's kernels, whatever those of the one that saved: torch would take over both."""
+    """Restore all but the kernels (fused or foreach), which are this start's; torch would restore them too."""
     pairs = zip(value["param_groups"], run.optimizer.param_groups, strict=True)
-    groups = [{**saved, **{name: own[name] for name in _FORM}} for saved, own in pairs]
+    groups = [{**saved, **{name: current[name] for name in _KERNELS}} for saved, current in pairs]
     run.optimizer.load_state_dict({**value, "param_groups": groups})
-    as_parameters(run.optimizer)
+    match_parameter_layout(run.optimizer)
 
 
-_FORM = ("fused", "foreach")
+_KERNELS = ("fused", "foreach")
 
 
 def _restore_loop(run: Run, value: State) -> None:
@@ -54,23 +54,23 @@ ENTRIES: dict[str, Entry] = {
     "guard": Entry(lambda run: run.guard.state_dict(), lambda run, value: run.guard.load_state_dict(value)),
     "metrics": Entry(lambda run: run.recorder.state_dict(), lambda run, value: run.recorder.load_state_dict(value)),
 }
-"""`loop` has the step, the samples drawn (the position in the data), the last rate and evaluation."""
+"""`loop` is `Run.state`."""
 
 
 def read(run: Run) -> State:
-    """All entries that are the same on every rank. Tensors are the run's own, not copies."""
+    """Return all entries that are the same on every rank. Tensors are not copied."""
     return {name: entry.read(run) for name, entry in ENTRIES.items()}
 
 
 def restore(run: Run, state: Mapping[str, Any]) -> None:
-    """Put all entries back. Raises KeyError if one is missing, and what torch raises if shapes differ."""
+    """Restore all entries. Raises KeyError if one is missing, and torch's errors if shapes differ."""
     for name, entry in ENTRIES.items():
         entry.restore(run, state[name])
 
 
 def layout(run: Run) -> Callable[[str], Tensor | None]:
-    """For a tensor's path in the state (`optimizer/state/0/exp_avg`): the tensor of this run that is shared out among
-    the ranks as that one is to be; None if there is none."""
+    """Return a function from a tensor's path in the state (`optimizer/state/0/exp_avg`) to the tensor of this run that
+    has the sharding it should get, or None."""
     model = {f"model/{name}": tensor for name, tensor in _read_model(run).items()}
     parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     moments = {f"{_MOMENTS}{number}": parameter for number, parameter in enumerate(parameters)}
@@ -82,4 +82,4 @@ def layout(run: Run) -> Callable[[str], Tensor | None]:
 
 
 _MOMENTS = "optimizer/state/"
-"""Before the number of a parameter in torch's state of an optimizer, and the name of a moment."""
+"""Prefix of a moment's path; the parameter's number and the moment's name follow."""

@@ -1,7 +1,4 @@
-"""Choose the micro-batch of a start: the spec's, the newest checkpoint's, or the largest that a probe finds to fit.
-
-Also runs the passes before the first step.
-"""
+"""Choose the micro-batch of a start (from the spec, the newest checkpoint, or a probe) and run passes before step 1."""
 
 from __future__ import annotations
 
@@ -23,150 +20,162 @@ from launch_train.distributed.process_group import Ranks, run_on_rank_0
 from launch_train.performance import compile as compiling
 from launch_train.performance import fsdp, loss_normalization, micro_batch, precision
 from launch_train.performance.compile import Forward, Plan
-from launch_train.performance.micro_batch import Portions
-from launch_train.performance.prepare_model import silently
+from launch_train.performance.micro_batch import MicroBatches
+from launch_train.performance.prepare_model import without_communication
 
 SETTINGS = ("micro_batch_size", "precision", "parallel", "activation_checkpointing", "compile", "cuda_graphs")
 """Settings of run.config that may change within a run and affect how many samples fit."""
 
 
-def chosen(
+def choose_micro_batch(
     model: nn.Module,
     config: Config,
     feed: Feed,
     ranks: Ranks,
-    asked: Portions,
-    numbers: precision.Numbers,
+    initial: MicroBatches,
+    policy: precision.PrecisionPolicy,
     storage: Storage | None,
-    held: int,
-) -> Portions:
+    optimizer_size: int,
+) -> MicroBatches:
     """Return the micro-batch of this start.
 
-    It is `asked` if the spec sets a size or the memory has no bound; otherwise that of the newest checkpoint, so that a
-    resumed run adds in the same order; on another machine, and without a checkpoint, the largest one that fits. It is
-    never larger than what an earlier start of the run had to reduce it to. `held` as in `probed`.
+    It is `initial` if the spec sets a size or the device's memory isn't bounded; else the newest checkpoint's, so that
+    a resumed run adds in the same order; else (another machine, no checkpoint) the largest that fits. It never exceeds
+    the size that an earlier start had to reduce it to. `optimizer_size` as in `probe_micro_batch`.
     """
-    known = run_on_rank_0(ranks, lambda: micro_batch.learned(storage))
-    found = asked
-    if config.micro_batch_size is None and micro_batch.is_bounded(ranks.device):
-        plan = compiling.plan(model, config, ranks)
-        found = _as_saved(config, ranks, asked, storage) or probed(model, feed, ranks, asked, numbers, plan, held)
-    return found.at_most(known, "an earlier start ran out of memory") if known and known < found.size else found
+    limit = run_on_rank_0(ranks, lambda: micro_batch.load_limit(storage))
+    chosen = initial
+    if config.micro_batch_size is None and micro_batch.is_memory_bounded(ranks.device):
+        plan = compiling.make_plan(model, config, ranks)
+        saved = _from_checkpoint(config, ranks, initial, storage)
+        chosen = saved or probe_micro_batch(model, feed, ranks, initial, policy, plan, optimizer_size)
+    return chosen.at_most(limit, "an earlier start ran out of memory") if limit and limit < chosen.size else chosen
 
 
-def machine(ranks: Ranks) -> dict[str, Any]:
-    """Return the facts of the machine that decide how many samples fit: device name, memory in bytes (0: not bounded)
-    and number of ranks."""
+def device_facts(ranks: Ranks) -> dict[str, Any]:
+    """Return the facts that decide how many samples fit: device name, memory in bytes (0: not bounded), ranks."""
     if ranks.device.type != "cuda":
         return {"device": ranks.device.type, "device_memory": 0, "world_size": ranks.world}
-    of = torch.cuda.get_device_properties(ranks.device)
-    return {"device": of.name, "device_memory": of.total_memory, "world_size": ranks.world}
+    properties = torch.cuda.get_device_properties(ranks.device)
+    return {"device": properties.name, "device_memory": properties.total_memory, "world_size": ranks.world}
 
 
-def _as_saved(config: Config, ranks: Ranks, asked: Portions, storage: Storage | None) -> Portions | None:
-    """Return that of the newest checkpoint; None if there is none, if it is not the trainer's own (`begin` refuses it
-    on all ranks), or if it was made under other conditions, which rank 0 prints."""
+def _from_checkpoint(
+    config: Config, ranks: Ranks, initial: MicroBatches, storage: Storage | None
+) -> MicroBatches | None:
+    """Return the newest checkpoint's micro-batch.
 
-    def look() -> tuple[int, int, list[str]] | None:
+    None if there is no checkpoint, if the trainer did not write it (`resume_or_start` then raises on all ranks), or if
+    the machine or the settings have changed, which rank 0 prints.
+    """
+
+    def read() -> tuple[int, int, list[str]] | None:
         manifest = newest_manifest(storage) if storage else None
         size = manifest.about.get("micro_batch") if manifest else None
         if manifest is None or not isinstance(size, int) or not isinstance(manifest.about.get("config"), Mapping):
             return None
         return manifest.step, size, _differences(manifest, config, ranks)
 
-    saved = run_on_rank_0(ranks, look)
+    saved = run_on_rank_0(ranks, read)
     if saved is None:
         return None
     step, size, differences = saved
     where = f"the checkpoint of step {step}"
     if not differences:
-        return asked.at_most(size, f"as in {where}")
+        return initial.at_most(size, f"as in {where}")
     if ranks.rank == 0:
-        why = f"conditions changed since {where} (micro-batch {size}): {'; '.join(differences)}"
-        print(f"micro-batch: probing again, as {why}", flush=True)
+        print(f"micro-batch: {size} in {where}; probing again: {'; '.join(differences)}", flush=True)
     return None
 
 
 def _differences(manifest: Manifest, config: Config, ranks: Ranks) -> list[str]:
-    now, settings, before = machine(ranks), as_data(config), manifest.about
+    now, settings, before = device_facts(ranks), as_data(config), manifest.about
     pairs = [(name, before.get(name, value), value) for name, value in now.items()]
     pairs += [(name, before["config"].get(name), settings[name]) for name in SETTINGS]
-    return [f"{name} was {was}, is {value}" for name, was, value in pairs if was != value]
+    return [f"{name} was {was}, now {value}" for name, was, value in pairs if was != value]
 
 
-def probed(
+def probe_micro_batch(
     model: nn.Module,
     feed: Feed,
     ranks: Ranks,
-    whole: Portions,
-    numbers: precision.Numbers,
+    initial: MicroBatches,
+    policy: precision.PrecisionPolicy,
     plan: Plan,
-    held: int = 2,
-) -> Portions:
-    """Return the largest micro-batch that fits into this GPU's memory, in passes compiled as in training (`plan`):
-    these often need much less. `held` is how many numbers the optimizer keeps per parameter."""
+    optimizer_size: int = 2,
+) -> MicroBatches:
+    """Return the largest micro-batch that fits into this GPU's memory.
+
+    The passes are compiled as in training (`plan`): compiled ones often need much less memory. `optimizer_size`:
+    numbers that the optimizer keeps per parameter.
+    """
     batch = feed.once(1)
 
     def passes(forward: Forward, size: int) -> None:
         inputs, targets = split(batch, size)[0]
-        for last in (True,) if size == whole.share else (False, True):
-            with fsdp.alone(model), nullcontext() if last else fsdp.no_sync(model):
-                with precision.autocast(numbers, ranks.device):
+        for last in (True,) if size == initial.share else (False, True):
+            with fsdp.without_peers(model), nullcontext() if last else fsdp.no_sync(model):
+                with precision.autocast(policy, ranks.device):
                     loss = forward(inputs, targets)
-                loss_normalization.differentiated(loss).backward()
+                loss_normalization.backward_loss(loss).backward()
 
     def eager(size: int) -> None:
         with torch.compiler.set_stance("force_eager"):
             passes(model, size)
 
-    with no_trace(model):
-        beside = micro_batch.to_reserve(model, held, buckets=ranks.world > 1 and not fsdp.is_sharded(model))
+    with without_side_effects(model):
+        has_buckets = ranks.world > 1 and not fsdp.is_sharded(model)
+        reserved = micro_batch.bytes_to_reserve(model, optimizer_size, buckets=has_buckets)
         if plan.mode == "off":
-            return micro_batch.probed(ranks, whole.share, eager, beside)
-        with compiling.trial(model, plan) as forward:
-            compiled = _unless_broken(partial(passes, forward))
-            return micro_batch.probed(ranks, whole.share, eager, beside, compiled)
+            return micro_batch.probe(ranks, initial.share, eager, reserved)
+        with compiling.compiled_for_trial(model, plan) as forward:
+            compiled = _until_compiler_fails(partial(passes, forward))
+            return micro_batch.probe(ranks, initial.share, eager, reserved, compiled)
 
 
-def _unless_broken(attempt: Callable[[int], None]) -> Callable[[int], None]:
-    """Return `attempt` such that a compiler failure counts as not fitting and isn't repeated with other sizes.
-    `compiling.compiled` reports the failure later, and training continues without the compiler."""
-    broken: list[Exception] = []
+def _until_compiler_fails(attempt: Callable[[int], None]) -> Callable[[int], None]:
+    """Wrap `attempt`: a compiler failure counts as not fitting, and later calls don't compile again.
 
-    def attempted(size: int) -> None:
+    `compiling.compile_model` reports the failure later, and training continues without the compiler.
+    """
+    failures: list[Exception] = []
+
+    def wrapped(size: int) -> None:
         try:
-            with micro_batch.by_its_name():
-                if not broken:
+            with micro_batch.unify_out_of_memory():
+                if not failures:
                     return attempt(size)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a compiler may fail in any way
-            broken.append(error)
-        raise torch.OutOfMemoryError("not compiled") from broken[0]
+            failures.append(error)
+        raise torch.OutOfMemoryError("not compiled") from failures[0]
 
-    return attempted
+    return wrapped
 
 
 @contextmanager
-def first_pass(
+def trial_pass(
     model: nn.Module,
     feed: Feed,
     size: int,
     ranks: Ranks,
-    numbers: precision.Numbers,
+    policy: precision.PrecisionPolicy,
     forward: Any,
     *,
     evaluates: bool = False,
 ) -> Iterator[None]:
-    """Run `size` samples through `forward` without communication; inside the context the gradients exist, unless it
-    `evaluates`."""
+    """Run `size` samples through `forward` without communication. Inside the context the gradients exist.
+
+    `evaluates`: run an evaluation pass instead, without gradients.
+    """
     inputs, targets = split(feed.once(1), size)[0]
-    with no_trace(model):
-        with silently(model, forward), _evaluating(model) if evaluates else nullcontext():
-            with precision.autocast(numbers, ranks.device):
+    with without_side_effects(model):
+        with without_communication(model, forward), _evaluating(model) if evaluates else nullcontext():
+            with precision.autocast(policy, ranks.device):
                 loss = forward(inputs, targets)
             if not evaluates:
-                loss_normalization.differentiated(loss).backward()
+                loss_normalization.backward_loss(loss).backward()
         yield
 
 
@@ -182,7 +191,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def no_trace(model: nn.Module) -> Iterator[None]:
+def without_side_effects(model: nn.Module) -> Iterator[None]:
     """On exit, clear the gradients and restore the model's buffers."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     try:
