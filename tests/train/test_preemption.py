@@ -92,7 +92,7 @@ def test_another_number_of_ranks_goes_on_within_rounding(tmp_path: Path, forked:
     assert forked(hooked(tmp_path / "run", step=9, how=TERM_SELF, **calm), 2, hook=HOOK, apart=True).codes == [75, 75]
     again = forked(hooked(tmp_path / "run", **calm), 1)
     assert again.returncode == 0, again.stderr
-    assert "ranks: 2 before, 1 now: same global batch and order of data" in again.stdout
+    assert "ranks: 2 before, 1 now: same global batch and data order" in again.stdout
     ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
     assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=2e-4)

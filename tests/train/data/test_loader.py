@@ -204,7 +204,7 @@ def test_a_dataset_that_refuses_to_travel_in_its_own_words_is_made_here(capsys: 
 
     with fed(Refusing(), 2) as feed:
         assert feed.choice.why == "the dataset can't be pickled"
-    assert "another process: there is an open connection" in capsys.readouterr().out
+    assert "worker process: there is an open connection" in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
@@ -255,7 +255,7 @@ def test_what_comes_for_training_in_an_evaluation_stays_off_the_gpu(monkeypatch:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(cuda_prefetcher, "to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
+    monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: copied.append(batch) or batch)  # type: ignore[func-returns-value]  # append gives None, and so the batch
     pool = Pool(Job(source(Numbers()), slice(0, 4)), 2, 2, ahead=lambda batches, wanted: Ahead(batches, CPU, wanted))
     try:
         pool.get(Key(1))

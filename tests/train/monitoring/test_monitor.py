@@ -109,7 +109,7 @@ def test_a_driver_that_hangs_holds_nothing_up(
         for _ in range(5):
             watch.sample()
         assert (len(calls), len(rows.rows), [row for row in rows.rows if "gpus" in row]) == (1, 5, [])
-        assert capfd.readouterr().err.count("the NVIDIA driver has not answered") == 1
+        assert capfd.readouterr().err.count("the NVIDIA driver has not responded") == 1
         began = time.monotonic()
         watch.close()
         assert time.monotonic() - began < 10

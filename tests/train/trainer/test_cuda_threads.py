@@ -55,7 +55,7 @@ def test_batches_are_copied_to_the_gpu_of_their_rank(calls: Calls, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: noted(calls, "stream") and nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    monkeypatch.setattr(cuda_prefetcher, "to", lambda batch, device: noted(calls, device) and batch)
+    monkeypatch.setattr(cuda_prefetcher, "move_to", lambda batch, device: noted(calls, device) and batch)
     batches = Ahead(iter([Made(Key(1), (torch.zeros(1), torch.zeros(1)))]), GPU, lambda _: True)
     next(batches)
     batches.stop()
