@@ -23,7 +23,7 @@ from launcher.jobs.vm import READY, Machine, last, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
-"""Time limit for repeating a create request: its lock may be given up soon after (launcher/runs/submission.py)."""
+"""Time limit for repeating a create request: its lock may be given up soon after (launcher/runs/driver.py)."""
 POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
 """Seconds between polls of an operation; the last one repeats."""
 MAX_CHANGES: Final = 5

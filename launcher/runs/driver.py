@@ -1,24 +1,70 @@
-"""Drive one run: submit attempt after attempt and watch each, until the run ends or this launch stops following it."""
+"""Drive one run: submit attempt after attempt and watch each, until the run ends or this launch stops following it.
+
+Submit a run: find its active job, or create one. A run never has two jobs, whichever process dies at any moment.
+
+Three mechanisms prevent a second job, each covering what the previous one can't:
+
+1. The lock (`attempts/NNNN.json`, create-only). Only the launch that created it sends the one create request: to Vertex
+   AI once; to Compute Engine repeatedly for some seconds if no response comes, with a request id that prevents a second
+   VM. No launch writes lock NNNN+1 before attempt NNNN is known to have ended. So unless a create request takes effect
+   after its lock has expired, there is only one job.
+2. The look-up by label, in every region that may have a job of the run. It finds the job of a launch that died, or got
+   no response, before it could record the job's name.
+3. A job that was created after its lock had expired is found by the next snapshot (the younger job is cancelled), or at
+   the latest by its own node, which finds the attempt claimed and exits without touching the run.
+
+The time limits depend on each other. A lock without a job expires when it is 60 s old by the bucket's clock. Its owner
+sends the request at most 20 s after it began to write the lock, repeats it (to Compute Engine) for at most 8 s, and
+waits 30 s for the response: by then the service has begun to process the request or never will. After a lost response
+the job is looked for during 20 s, because it may appear late.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
-from typing import Protocol
+from random import SystemRandom
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from launcher.backend.base import Service
+from launcher.backend import request
+from launcher.backend.base import CreateRefused, GoneError, Service
 from launcher.backend.request import provisioning, tried_by
-from launcher.clock import REAL, Clock
-from launcher.diagnosis import Diagnosis, exit_code, of_end
+from launcher.clock import REAL, Clock, stopwatch
+from launcher.diagnosis import Diagnosis, exit_code, of_end, of_refusal
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning, UsageError
+from launcher.gcp.api import UnreachableError
 from launcher.jobs.job import GONE, Job
-from launcher.plan.model import Plan
-from launcher.runs.attempts import wait_left
-from launcher.runs.endings import cancel_and_confirm, release_resources, settle
+from launcher.plan.binding import bound, digest
+from launcher.plan.build import with_digest
+from launcher.plan.model import Attempt, Plan
+from launcher.runs.attempts import Entry, next_attempt, place_of, place_text, wait_left
+from launcher.runs.endings import (
+    LOST,
+    cancel_and_confirm,
+    diagnosis_of_run,
+    no_attempt_left_error,
+    release_resources,
+    run_ended_error,
+    settle,
+)
+from launcher.runs.identity import check_identity, facts_of, facts_of_job, request_id
 from launcher.runs.ledger import Ledger
-from launcher.runs.submission import Submitted, submit
+from launcher.runs.snapshot import (
+    RunObserver,
+    RunSnapshot,
+    check_duplicate_workstations,
+    choose_active_job,
+    entry_of_job,
+    newest_unrecorded_end,
+)
+from launcher.runs.stored_plan import is_bound
 from launcher.runs.watch.loop import Event, JobView, watch
 from launcher.text import exact_duration
 
@@ -246,3 +292,368 @@ def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
     if "--resume" not in diagnosis.fix:
         hints.append(f"launch {'vm' if job.zone else 'vertex'} --resume {job.handle} resumes from there")
     return kind(f"{job.run}: {diagnosis.cause}", "\n".join(hints))
+
+
+CURRENT_SECONDS: Final = 20.0
+"""How long a snapshot, and then a lock, may be acted on."""
+LOCK_SECONDS: Final = 60.0
+"""Age by the bucket's clock at which a lock without a job expires. Before that, its owner may be creating the job."""
+LANDING_SECONDS: Final = 20.0
+"""How long to look for a job whose create request got no response."""
+POLL_SECONDS: Final = 2.0
+RANDOM: Final = SystemRandom().random
+
+
+class Submitted(NamedTuple):
+    """The run's active job and its attempt's number. `created`: by this launch; otherwise it existed."""
+
+    job: Job
+    number: int
+    created: bool
+
+
+def submit(
+    plan: Plan,
+    service: Service,
+    ledger: Ledger,
+    clock: Clock,
+    say: Callable[[str], None],
+    *,
+    fresh: bool,
+    resume: bool = False,
+    ready: Callable[[Plan], Plan],
+    extra_regions: Iterable[str] | None = None,
+    wall_clock: Callable[[], float] = time.time,
+    jitter: Callable[[], float] = RANDOM,
+) -> Submitted:
+    """Return the run's active job; create one, attempt after attempt, if there is none.
+
+    fresh: The user asked for the run now, so a new round begins if the last one failed everywhere. Otherwise the
+        current round continues.
+    resume: Run again although the run has ended.
+    ready: Pushes the plan's image to the registry, before the first job of a run is created.
+    extra_regions: Searched for jobs in addition to the plan's regions if there is no ledger, as far as they can be
+        read; None: all regions with Vertex AI training.
+    wall_clock: A clock that does not stop while this machine sleeps.
+
+    Raises:
+        RunEnded, RunSucceeded: the run has already ended, and `resume` is false.
+        UsageError: the run id belongs to another computation, or the run folder can't be used.
+        NoCapacity: no placement is left in this round. Lists each attempt with its cause and fix.
+        NotAuthorised, JobFailed, LaunchError: a refusal that no other placement can avoid.
+        UnreachableError: a region can't be read, or it is unknown whether a job was created. The same command finds
+            the job later, if there is one.
+    """
+    start_stopwatch = partial(stopwatch, clock, wall_clock)
+    observe = RunObserver(plan, service, ledger, start_stopwatch, extra_regions)
+    submission = Submission(
+        plan=plan,
+        service=service,
+        ledger=ledger,
+        clock=clock,
+        say=say,
+        observe=observe,
+        make_ready=ready,
+        start_stopwatch=start_stopwatch,
+        jitter=jitter,
+        fresh=fresh,
+        resume=resume,
+    )
+    while True:
+        if submitted := submission.step(observe()):
+            return submitted
+
+
+@dataclass(kw_only=True)
+class Submission:
+    """State machine of one submission. Each step works on a fresh snapshot of the run."""
+
+    plan: Plan
+    """Names its image by digest once it is prepared."""
+    service: Service
+    ledger: Ledger
+    clock: Clock
+    say: Callable[[str], None]
+    observe: RunObserver
+    make_ready: Callable[[Plan], Plan]
+    start_stopwatch: Callable[[], Callable[[], float]]
+    jitter: Callable[[], float]
+    fresh: bool
+    resume: bool
+    round: int = 0
+    """The round that this submission adds attempts to; 0: not chosen yet."""
+    is_ready: bool = False
+    paused_after: int = 0
+    """The newest attempt after which no (further) pause is due."""
+    seen: set[str] = field(default_factory=set)
+    """Ended jobs that were already considered."""
+    waited_for: int = 0
+    """The attempt of another launch that was last reported as waited for."""
+
+    def step(self, snapshot: RunSnapshot) -> Submitted | None:
+        """Return the run's job, or take one step towards it and return None."""
+        check_identity(self.plan, snapshot, self.ledger)
+        if active := [job for job in snapshot.jobs if not job.is_over]:
+            return self.take_active(active, snapshot)
+        if self.settle_newest(snapshot):
+            return None
+        self.choose_round(snapshot)
+        last = snapshot.last_outcome
+        if last and last.end and last.end.ends_run and last.round >= self.round:
+            raise run_ended_error(self.plan, last, snapshot)
+        return self.next_attempt(snapshot)
+
+    def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
+        """Return the active job, whichever launch created it. Of several, keep one and cancel the others."""
+        kept = choose_active_job(active, snapshot.entries if self.ledger.locks else (), self.ledger.claimed_by)
+        self.cancel_duplicates([job for job in active if job is not kept], kept, snapshot)
+        entry = entry_of_job(kept, snapshot.entries) or self.adopt(kept, snapshot)
+        if entry is None:
+            return None
+        if entry.job is None:
+            self.ledger.note_job(entry.number, kept.name)
+        return Submitted(kept, entry.number, created=False)
+
+    def cancel_duplicates(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
+        """Cancel duplicate jobs. The reason is recorded first, so that it isn't taken for a cancellation by the user.
+
+        Raises UsageError: see `check_duplicate_workstations`.
+        """
+        check_duplicate_workstations(kept, others)
+        for job in others:
+            cause = f"duplicate job of this run; {kept.name} continues"
+            if entry := next((one for one in snapshot.entries if one.job == job.name), None):
+                diagnosis = Diagnosis(scope="transient", kind="lost", cause=cause)
+                self.ledger.note_end(entry.number, diagnosis, job.state)
+            self.say(f"cancelling {job.name}: {cause}")
+            with suppress(GoneError):
+                self.service.cancel(job.name)
+
+    def adopt(self, job: Job, snapshot: RunSnapshot) -> Entry | None:
+        """Lock an attempt for a job without one: it was created late, or without a ledger. None: another launch locked
+        that number first."""
+        facts = facts_of_job(job, snapshot.next_number, max(snapshot.round, 1))
+        entry = self.ledger.lock(facts)
+        if entry is not None:
+            self.ledger.note_job(entry.number, job.name)
+        return entry
+
+    def settle_newest(self, snapshot: RunSnapshot) -> bool:
+        """Record the end of the newest attempt, or of an ended job without an attempt, or wait for it; return False if
+        nothing was to do."""
+        newest = snapshot.newest
+        if newest is None or not newest.is_open:
+            unrecorded = self.unrecorded_job(snapshot)
+            if unrecorded is None:
+                return False
+            entry = self.adopt(unrecorded, snapshot)
+            if entry is not None:
+                self.settle(entry.number, unrecorded)
+            return True
+        job = snapshot.job_of(newest, self.ledger.locked_at)
+        if job is not None:
+            if newest.job is None:
+                self.ledger.note_job(newest.number, job.name)
+            self.settle(newest.number, job)
+        elif self.ledger.lock_age(newest.number) - snapshot.age() >= LOCK_SECONDS:
+            self.ledger.note_end(newest.number, LOST, None)  # it had expired before the snapshot that shows no job
+        else:
+            self.wait_for(newest, snapshot)
+        return True
+
+    def unrecorded_job(self, snapshot: RunSnapshot) -> Job | None:
+        """Return an ended job without an attempt, or None. Skips duplicates: their end says nothing about the run."""
+        while job := newest_unrecorded_end(snapshot, self.ledger.locked_at, self.seen):
+            if diagnosis_of_run(self.ledger, job, self.diagnose(job)).kind != "lost":
+                break
+            self.seen.add(job.name)
+        self.seen.update(job.name for job in snapshot.jobs if job.is_over)
+        return job
+
+    def settle(self, number: int, job: Job) -> None:
+        """Record how a job ended, and remove its resources: nothing of it may run beside the next job."""
+        settle(self.ledger, number, job, self.diagnose(job))
+        release_resources(self.service, job, self.say)
+
+    def diagnose(self, job: Job) -> Diagnosis:
+        """Return the diagnosis of a job's end without its output."""
+        return of_end(job, request.tried_by(job, self.plan.project))
+
+    def wait_for(self, entry: Entry, snapshot: RunSnapshot) -> None:
+        """Wait while another launch is creating the job of an attempt, in the same round."""
+        self.round = self.round or max(snapshot.round, 1)
+        if self.waited_for != entry.number:
+            self.say(f"another launch is submitting attempt {entry.number} of this run; waiting for its job")
+            self.waited_for = entry.number
+        self.clock.sleep(POLL_SECONDS)
+
+    def choose_round(self, snapshot: RunSnapshot) -> None:
+        """Choose the round of this submission from its first snapshot. Raises RunEnded."""
+        if self.round:
+            return
+        newest, last, tries = snapshot.newest, snapshot.last_outcome, snapshot.tries(snapshot.round)
+        if newest is None:
+            self.round = 1
+        elif self.resume:
+            self.round = snapshot.round + 1
+        elif last and last.end and last.end.ends_run:
+            raise run_ended_error(self.plan, last, snapshot)
+        else:
+            nothing_left = next_attempt(self.plan, tries).attempt is None
+            self.round = snapshot.round + 1 if self.fresh and nothing_left else snapshot.round
+        if self.fresh and newest:
+            self.paused_after = newest.number  # no backoff after the attempts of an earlier command
+
+    def next_attempt(self, snapshot: RunSnapshot) -> Submitted | None:
+        """Submit the next attempt; None: a new snapshot is needed. Raises LaunchError: no attempt is left."""
+        tries = snapshot.tries(self.round)
+        attempt, pause = next_attempt(self.plan, tries, self.jitter())
+        if attempt is None:
+            raise no_attempt_left_error(self.plan, tries)
+        if pause and self.paused_after < tries[-1].number:
+            self.paused_after = tries[-1].number
+            self.say(f"retrying in {pause:.0f} s")
+            self.clock.sleep(pause)
+            return None
+        age, locked = snapshot.age(), self.ledger.locks
+        if age > CURRENT_SECONDS:
+            self.say(f"listing the run's jobs took {age:.0f} s, so the result may be outdated; listing them again")
+            return None
+        if not self.is_ready:
+            self.prepare(snapshot)
+            attempt = next_attempt(self.plan, tries).attempt  # the preflight checks may have removed placements
+            if attempt is None:
+                raise no_attempt_left_error(self.plan, tries)
+        if snapshot.age() > CURRENT_SECONDS or locked != self.ledger.locks:
+            return None
+        return self.create_job(attempt, snapshot)
+
+    def prepare(self, snapshot: RunSnapshot) -> None:
+        """Determine the image. A run that has had a job keeps its image: a resumed run must be the same code."""
+        if snapshot.entries:
+            self.ledger.stored()  # raises NewerFormat before anything is created
+        first = self.first_request(snapshot)
+        self.plan = bound(in_image_of(self.plan, first) if first else self.make_ready(self.plan))
+        self.is_ready = True
+
+    def first_request(self, snapshot: RunSnapshot) -> Mapping[str, Any] | None:
+        """Return the request of the run's first job; None: unknown, not trustworthy, or its image has no digest.
+
+        A CustomJob's request can't be changed. A VM's can, so its request is that of the stored plan, if that was
+        verified. Either must differ from the plan in its image alone: whoever may create jobs could copy the labels,
+        but not act as the plan's account.
+        """
+        requests = (job.request for job in reversed(snapshot.jobs) if not job.zone)
+        if found := next(filter(self.differs_in_image_alone, requests), None):
+            return found
+        stored = self.ledger.stored() if any(entry.job for entry in snapshot.entries) else None
+        if not stored or not stored.plan.attempts:
+            return None
+        found = stored.plan.attempts[0].request
+        is_trusted = is_bound(stored, snapshot.jobs, snapshot.entries, self.service)
+        return found if is_trusted and self.differs_in_image_alone(found) else None
+
+    def differs_in_image_alone(self, body: Mapping[str, Any]) -> bool:
+        """Return whether a request names its image by digest and differs from the plan's request in nothing else."""
+        changed = request.differences(body, self.plan.attempts[0].request, request.submitted)
+        return "@sha256:" in request.image(body) and all(line.startswith("image: ") for line in changed)
+
+    def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
+        """Write one lock and send one create request. `attempt` may be from before the image was known: only its
+        placement is used.
+
+        Raises JobFailed: the run's hours are used up.
+        """
+        attempt = next(one for one in self.plan.attempts if place_of(one) == place_of(attempt))
+        body = request.within_hours(attempt.request, snapshot.used_seconds(attempt.shutdown_seconds), self.plan.run)
+        body = request.within_wait(body, wait_left(self.plan, snapshot.tries(self.round)))
+        elapsed, locked = self.start_stopwatch(), self.ledger.locks
+        entry = self.ledger.lock(facts_of(attempt, snapshot.next_number, self.round))
+        if entry is None:
+            return None
+        self.ledger.write_plan(self.plan)  # only the lock's owner writes it, so it is always the newest job's plan
+        if self.resume and not any(one.job for one in snapshot.tries(self.round)):
+            self.ledger.allow_restart()
+        if self.plan.run_folder and (not self.ledger.locks or snapshot.unrecorded_jobs()):
+            body = request.beside_ended(body, [job.id for job in snapshot.jobs if job.is_over])
+        # The lock may expire before a late request takes effect; a ledger that lost its locks needs a new snapshot.
+        if elapsed() > CURRENT_SECONDS or locked != self.ledger.locks:
+            self.ledger.note_end(entry.number, LOST, None)
+            return None
+        try:
+            job = self.service.create(attempt, body, self.request_id(entry))
+        except CreateRefused as error:
+            self.record_refusal(entry, attempt, error)
+            return None
+        except UnreachableError as error:
+            return self.find_created_job(entry, snapshot, error)
+        except LaunchError:  # the request was not sent
+            self.ledger.note_end(entry.number, LOST, None)
+            raise
+        return self.record_job(entry, job, snapshot)
+
+    def request_id(self, entry: Entry) -> str:
+        """Return the create request's id."""
+        writer = "" if self.ledger.locks else entry.writer
+        return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
+
+    def record_refusal(self, entry: Entry, attempt: Attempt, error: CreateRefused) -> None:
+        """Record and report why no job was created."""
+        diagnosis = of_refusal(
+            error.refusal, request.tried(self.plan.project, attempt.region, attempt.request, attempt.zone)
+        )
+        end = self.ledger.note_end(entry.number, diagnosis, None)
+        self.say(f"attempt {entry.number} ({place_text(*entry.place)}) was refused: {end.cause}")
+
+    def find_created_job(self, entry: Entry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
+        """Look for the job of a create request without a response; None: there is none, and that was recorded.
+
+        Raises UnreachableError: the jobs can't be listed. The attempt stays open for the next launch.
+        """
+        self.say(f"{error.problem}; checking whether the job was created")
+        until = self.clock.now() + LANDING_SECONDS
+        while True:
+            begun = self.clock.now()
+            try:
+                jobs = self.observe.jobs(snapshot.entries)
+            except UnreachableError as trouble:
+                if begun >= until:
+                    hint = "Repeat the command: it finds the job, or continues without it after a minute."
+                    raise UnreachableError(
+                        f"unknown whether attempt {entry.number} created a job: {trouble.problem}", hint
+                    ) from error
+                jobs = None
+            found = [job for job in jobs or () if job.place == entry.where and snapshot.is_new(job)]
+            if found:
+                return self.record_job(entry, found[0], snapshot) if len(found) == 1 else None
+            if jobs is not None and begun >= until:
+                self.ledger.note_end(entry.number, LOST, None)
+                return None
+            self.clock.sleep(POLL_SECONDS)
+
+    def record_job(self, entry: Entry, job: Job, snapshot: RunSnapshot) -> Submitted:
+        """Record a created job and return it. If that fails, the job still belongs to the run by its label.
+
+        Without locks, or after an attempt that was recorded as lost, another job may exist by now; then the same one
+        is kept as in any other launch.
+        """
+        submitted = Submitted(job, entry.number, created=True)
+        try:
+            self.ledger.note_job(entry.number, job.name)
+            if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in snapshot.tries(self.round)):
+                return submitted
+            others = [one for one in self.observe.jobs(snapshot.entries) if one.name != job.name and not one.is_over]
+            if not others:
+                return submitted
+            kept = self.take_active([job, *others], self.observe()) or submitted
+            return kept._replace(created=kept.job.name == job.name)
+        except LaunchError as error:
+            self.say(f"{job.name} was created, but recording it failed: {error.problem}")
+            return submitted
+
+
+def in_image_of(plan: Plan, first: Mapping[str, Any]) -> Plan:
+    """Return the plan with the image of the request `first`, and the name that the image gives our package."""
+    plan = with_digest(plan, request.image(first))
+    attempts = (replace(one, request=request.for_image_of(one.request, first)) for one in plan.attempts)
+    return replace(plan, attempts=tuple(attempts))

@@ -14,7 +14,7 @@ from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
 from launcher.gcp.parallel import Asking
 from launcher.jobs.vm import LEASE
-from launcher.runs.submission import CURRENT_SECONDS, LOCK_SECONDS
+from launcher.runs.driver import CURRENT_SECONDS, LOCK_SECONDS
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status, Torn, Truncated
 from tests.plan.planning import request

@@ -12,8 +12,8 @@ from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
+from launcher.runs.driver import Submitted, submit
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
-from launcher.runs.submission import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, GoogleCloud, Stage
 from tests.plan.planning import planned

@@ -12,8 +12,8 @@ from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
+from launcher.runs.driver import Submitted
 from launcher.runs.endings import RunSucceeded, settle
-from launcher.runs.submission import Submitted
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.googlecloud.rpc import serve_grpc

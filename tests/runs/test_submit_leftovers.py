@@ -18,9 +18,9 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.rehearsal import attempts
 from launcher.runs.attempts import EntryEnd
+from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import AttemptFacts, BucketLedger
-from launcher.runs.submission import Submitted, submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
 from tests.runs.submitting import CANCEL, DIGEST, GET, LONG, Site, plan_of

@@ -18,9 +18,9 @@ from launch_train.common.storage.retry import RetryClock
 from launcher.clock import Clock
 from launcher.jobs.job import ENDED, RUN_LABEL, Job
 from launcher.plan.model import Plan
+from launcher.runs.driver import submit
 from launcher.runs.endings import RunSucceeded
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
-from launcher.runs.submission import submit
 from launcher.vertex.backend import Vertex
 from tests.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status, Truncated
 from tests.googlecloud.effects import Serve, Step

@@ -14,9 +14,9 @@ from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
+from launcher.runs.driver import Submitted, submit
 from launcher.runs.endings import settle
 from launcher.runs.ledger import BucketLedger, Ledger, MemoryLedger
-from launcher.runs.submission import Submitted, submit
 from tests.compute.vm_site import DELETE, INSERT, UUID, ZONE, Site, plan_of, work_body
 from tests.googlecloud import Fault, Meanwhile, Status
 from tests.plan.planning import planned

@@ -19,7 +19,7 @@ def follow(
     """
     from launcher.cli.flows.cloud import here
     from launcher.cli.flows.find_run import one_run, searched
-    from launcher.cli.flows.follow import follow_run
+    from launcher.cli.flows.launch import follow_run
     from launcher.cli.ui.text import flag_seconds
 
     seconds = None if watch_for is None else flag_seconds(watch_for, "--watch-for")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.flows import follow
+from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import CloudContext, of_project
 from launcher.cli.flows.find_vm import display_time
 from launcher.cli.flows.plan import planned
@@ -94,10 +94,10 @@ def create_workstation(inputs: Inputs, output: Output, *, detach: bool, prefligh
             machine = machine if detach else wait_for_driver(cloud, machine, printer)
     except KeyboardInterrupt as stop:
         stop.add_note(interrupted_text(watcher.job, made.run))
-        follow.close_printer(printer, interrupted_text(watcher.job, made.run))
+        launch.close_printer(printer, interrupted_text(watcher.job, made.run))
         raise
     finally:
-        follow.close_printer(printer)
+        launch.close_printer(printer)
     show(machine, price_of(machine, inputs.spec.limits.price), output, display_time(cloud.compute), is_ready=not detach)
 
 

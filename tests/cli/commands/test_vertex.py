@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -258,3 +259,25 @@ def test_new_beside_an_active_run_says_so(job: Job) -> None:
     ran = job.launch("vertex", "job.yaml", "--new", "--detach")
     assert f"{first} is " in ran.err
     assert "starting another run beside it" in ran.err
+
+
+def test_five_modules_lie_between_the_command_and_the_request(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.vertex import backend
+
+    passed: list[str] = []
+    message_of = backend.message_of
+
+    def recorded(body: Any) -> Any:
+        modules = [frame.frame.f_globals["__name__"] for frame in reversed(inspect.stack()[1:])]
+        passed[:] = dict.fromkeys(modules[modules.index("launcher.cli.commands.vertex") :])
+        return message_of(body)
+
+    monkeypatch.setattr(backend, "message_of", recorded)
+    job.launch("vertex", "job.yaml")
+    assert passed == [
+        "launcher.cli.commands.vertex",
+        "launcher.cli.flows.launch",
+        "launcher.runs.driver",
+        "launcher.backend.router",
+        "launcher.vertex.backend",
+    ]

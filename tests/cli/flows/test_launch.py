@@ -13,7 +13,7 @@ import pytest
 import launcher.clock
 from launch_train.common import contract
 from launcher.cli import stop_code
-from launcher.cli.flows import follow
+from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import CloudContext
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
@@ -93,17 +93,17 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def blind() -> follow.RunWatcher:
+def blind() -> launch.RunWatcher:
     """One that has seen no job."""
     cloud = CloudContext(vertex=None, vms=None, project="p", clock=launcher.clock.REAL)  # type: ignore[arg-type]  # no backend is called
-    return follow.RunWatcher(cloud.service, cloud, EventPrinter(None), None)
+    return launch.RunWatcher(cloud.service, cloud, EventPrinter(None), None)
 
 
 def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Gone())
     with (
         pytest.raises(Stopped) as stop,
-        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         os.kill(os.getpid(), signal.SIGHUP)
     print("what Typer says", file=sys.stderr)
@@ -114,7 +114,7 @@ def test_a_terminal_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_reads_on() -> None:
     with (
         pytest.raises(Stopped) as stop,
-        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
+        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.text),
     ):
         raise BrokenPipeError
     assert stop_code(stop.value) == 141
@@ -195,7 +195,7 @@ def test_a_folder_that_may_not_be_read(job: Job) -> None:
 def test_a_failure_of_launchs_own_shows_no_page() -> None:
     with (
         pytest.raises(LaunchError, match="odd"),
-        follow.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.json),
+        launch.errors_shown(blind(), EventPrinter(None), None, "job-1", Output.json),
     ):
         raise LaunchError("odd")
 
