@@ -133,7 +133,7 @@ def test_the_recipe_and_the_trainer_have_forward_slashes(monkeypatch: pytest.Mon
         lambda top: ((top + at[len(top) :].replace("/", "\\"), below, names) for at, below, names in walk(top)),
     )
     assert sorted(file.name for file in (*content.recipe(), *content.trainer())) == expected
-    assert "train/launch_train/common/storage/local.py" in expected
+    assert "launch_train/common/storage/local.py" in expected
 
 
 def test_a_links_target_has_forward_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_the_spec_for_a_rented_machine() -> None:
 
 def test_the_image_has_the_table_of_peaks() -> None:
     names = {file.name for file in content.trainer()}
-    assert {"train/launch_train/bench/__main__.py", "train/launch_train/bench/peaks.csv"} <= names
+    assert {"launch_train/bench/__main__.py", "launch_train/bench/peaks.csv"} <= names
 
 
 SPEC = "name: x\nmachine: {type: l4}\nregions: [us-central1]\nrun: {script: a.py%s}\n"
