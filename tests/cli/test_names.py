@@ -49,7 +49,7 @@ def test_an_a100_is_asked_for_its_memory(command: str, typed: str) -> None:
 def test_accelerators_that_are_not_nvidias_are_not_supported(typed: str) -> None:
     told = refused("vertex", "--type", typed, "--region", "any")
     assert (typed in told, "not supported" in told, "NVIDIA" in told) == (True, True, True)
-    assert "gb300" not in told.partition("GPUs:")[0]
+    assert "gb300" not in told.partition("use a GPU:")[0]
 
 
 def test_every_gpu_and_machine_of_the_catalog_is_supported() -> None:

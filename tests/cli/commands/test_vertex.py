@@ -30,9 +30,9 @@ def test_where_there_is_no_room_the_next_place_is_tried(job: Job) -> None:
     ran = job.launch("vertex", "job.yaml")
     assert [region for region, _ in job.created] == ["us-central1", "us-east4"]
     assert "no capacity for g2-standard-24 in us-central1" in ran.err
-    assert ran.err.index("no g2-standard-24") < ran.err.index("us-east4")
+    assert ran.err.index("no capacity for g2-standard-24") < ran.err.index("us-east4")
     shown = job.launch("status", "job").out
-    assert "attempts  1. standard in us-central1: no g2-standard-24" in shown
+    assert "attempts  1. standard in us-central1: no capacity for g2-standard-24" in shown
     assert "2. standard in us-east4: done" in shown
 
 

@@ -66,7 +66,7 @@ def test_a_slow_and_a_failing_gpu_are_named() -> None:
     assert [line.partition(",")[0] for line in text] == [
         "node 1",
         "node 0",
-        "node 1: GPU 0 is slowed down 100% of the time: it is far too hot (hw_thermal)",
+        "node 1: GPU 0 is throttled 100% of the time: far too hot (hw_thermal)",
         "node 1",
     ]
     assert text[3].startswith("node 1, GPU 0: Xid 94: an uncorrectable memory error of this program alone")
@@ -113,7 +113,7 @@ def folder(tmp_path: Path) -> LocalFolder:
 def test_metrics_of_a_folder_say_how_the_gpus_do(folder: LocalFolder) -> None:
     shown = launch("metrics", "hot-1", cwd=folder.folder.parent).out
     assert "node 0, last 60 s: 1 GPU, 97% busy" in shown
-    assert "it is too hot (sw_thermal)" in " ".join(shown.split())
+    assert "too hot (sw_thermal)" in " ".join(shown.split())
     assert shown.count("Xid 79") == 1, "beside a script of the user's own no event tells it"
     assert max(map(len, shown.splitlines())) <= 80
     event = {"event": "gpu_error", "node": 0, "gpu": 0, "xid": 79, "meaning": "it is off the bus", "time": 2}

@@ -187,7 +187,7 @@ def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: py
     slow = Measured(0, 0, 0, "h", "NVIDIA H200", (Figure("matmul bf16", 300.0, "TFLOP/s"),))
     report = Report((slow,), {}, quick=True, torch="2", time=0.0, seconds=1.0)
     options = program.Options(strict=True, json=str(tmp_path / "it.json"))
-    with pytest.raises(UnfitError, match="is 300, 30 % of the peak 989"):
+    with pytest.raises(UnfitError, match="reaches 300 of 989: 30 %"):
         program._told(options, report, {contract.RUN_FOLDER: str(tmp_path / "run")})
     kept = json.loads((tmp_path / "run" / contract.BENCH).read_text())
     assert kept == json.loads((tmp_path / "it.json").read_text())

@@ -91,7 +91,7 @@ def test_the_newest_step_and_start_comes_first(tmp_path: Path) -> None:
         ["step-00000003", "0002-0000"],
     ]
     assert checkpoint.load(str(tmp_path), 7)["loop"]["start"] == "0001-0003"
-    with pytest.raises(CheckpointError, match="no usable checkpoint of step 8: there is none"):
+    with pytest.raises(CheckpointError, match="no usable checkpoint of step 8: none exists"):
         checkpoint.load(str(tmp_path), 8)
 
 

@@ -83,7 +83,7 @@ def test_what_arrives_damaged_is_not_kept(cloud: GoogleCloud, tmp_path: Path) ->
     folder = Objects("gs://my-bucket")
     (one,) = folder.objects("images/a/1.jpg")
     assert (one.size, one.version) == (3, str(blob.generation))
-    with pytest.raises(OutputError, match=r"images/a/1.jpg arrives damaged: its checksum is not AAAAAA=="):
+    with pytest.raises(OutputError, match=r"images/a/1.jpg was damaged in transit: its checksum is not AAAAAA=="):
         folder.fetch(one._replace(crc32c="AAAAAA=="), io.BytesIO())
     sink = io.BytesIO()
     folder.fetch(one, sink)

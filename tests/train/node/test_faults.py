@@ -331,6 +331,7 @@ def test_which_failures_no_restart_can_repair(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(faults.CODE, str(tmp_path))
+    monkeypatch.setattr(faults, "step", None)
     assert faults.fault_of(error).permanent == permanent
     monkeypatch.setattr(faults, "step", 3)
     assert not faults.fault_of(error).permanent

@@ -60,7 +60,7 @@ def planned(ranks: Ranks = GPU, accumulates: bool = False, **config: Any) -> com
     [
         ((9, 0), {"cc"}, "regional", "3 identical blocks"),
         ((8, 0), {"gcc"}, "regional", "3 identical blocks"),
-        ((8, 9), set(), "off", "there is no C compiler (cc, gcc, clang) here"),
+        ((8, 9), set(), "off", "needs a C compiler (cc, gcc or clang); none found"),
         ((7, 5), {"gcc"}, "off", "worthwhile on Ampere or newer GPUs only"),
     ],
 )
@@ -80,7 +80,7 @@ def test_auto_compiles_where_it_can(
 
 def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
     resnet = planned(model={"name": "resnet50", "width": 4}, data="synthetic", compile=True)
-    assert resnet.choices == (("compile", "whole", "its blocks aren't alike"),)
+    assert resnet.choices == (("compile", "whole", "the model's blocks differ"),)
     wide = planned(model={**CONFIG["model"], "n_embd": 16, "vocab_size": 10_000}, compile=True)
     assert wide.choices == (("compile", "whole", "most parameters are outside its blocks"),)
     single = planned(model={**CONFIG["model"], "n_layer": 1}, compile=True)
@@ -93,7 +93,7 @@ def test_cuda_graphs_hold_a_whole_pass() -> None:
     assert plan.choices[1] == ("cuda graphs", "true", "set in the spec")
     refused = planned(compile=True, cuda_graphs=True, accumulates=True, model={**CONFIG["model"], "n_embd": 64})
     assert refused.mode == "regional"
-    assert refused.choices[1] == ("cuda graphs", "false", "gradients of several passes add up")
+    assert refused.choices[1] == ("cuda graphs", "false", "gradients accumulate over micro-batches")
 
 
 # --- In a run ---------------------------------------------------------------------------------------------------------

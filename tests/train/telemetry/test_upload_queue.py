@@ -301,7 +301,7 @@ def test_a_name_that_is_taken_gets_a_variant(outbox: Spool, bucket: Bucket) -> N
 
 @pytest.mark.parametrize("name", ["", "../x", "/x", "a//b"])
 def test_a_bad_name_is_refused_at_once(outbox: Spool, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         outbox.put(name, b"")
 
 

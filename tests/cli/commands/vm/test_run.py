@@ -50,7 +50,7 @@ def test_preempted_it_goes_on_elsewhere(job: Job, site: VmSite) -> None:
     site.does = [is_preempted, exits(0)]
     ran = job.launch(*RUN)
     assert "attempt   2: spot in us-central1-" in ran.err
-    assert "taken away" in ran.err
+    assert "preempted" in ran.err
     assert len(inserts(job.cloud)) == 2
 
 
