@@ -1,4 +1,4 @@
-"""What a run learns from. The samples of a step depend on seed and step alone, however many ranks share them."""
+"""Training data. The samples of a step depend only on seed and step, not on the number of ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Batch", "Source", "open_data"]
 
 _CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 IMAGE_SIZE, MASKED, TOKENS, LABELS = 224, 0.15, 256, 2
-"""Where neither the model nor the spec says: height and width, the hidden share, and how many tokens and classes
-synthetic data has (a model of transformers has 2 unless told)."""
+"""Defaults if neither the model nor the spec sets them: image height and width, the hidden share, and the numbers of
+tokens and classes of synthetic data (2 classes is transformers' default)."""
 
 
 def open_data(config: Config, ranks: Ranks) -> Source:
-    """The source that `config.data` names. The first process of each node prepares it, the others wait.
+    """Open the source for `config.data`. The first process of each node prepares it while the others wait.
 
-    Raises on every rank alike. UsageError: nothing at the path, too little of it, data that the model can't take, or
-    nodes that read different data; UnfitError: this machine can't get it, or has no room for it.
+    Raises on all ranks: UsageError if the data does not exist, is too small, doesn't fit the model, or differs between
+    nodes; UnfitError if this machine can't download or store it.
     """
     path = config.data.path
     if _CODE.fullmatch(path):
@@ -42,7 +42,7 @@ def open_data(config: Config, ranks: Ranks) -> Source:
     return _images(config, *found)
 
 
-# --- Of each kind -----------------------------------------------------------------------------------------------------
+# --- One function per kind of data ------------------------------------------------------------------------------------
 
 
 def _own(config: Config, ranks: Ranks) -> Source:
@@ -96,7 +96,7 @@ def _images(config: Config, train: Any, held_out: Any) -> Source:
 
 
 def _prepared(config: Config) -> tuple[Any, Any]:
-    """Text as (corpus, None), or the lists of images: what is trained with, what is held out (None: a part of it)."""
+    """Return (corpus, None) for text, or the listings of training and held-out images (None: part of the former)."""
     name, cache = config.data.path, cache_folder()
     path = _local(name, cache)
     if _sees(config, path):
@@ -122,7 +122,7 @@ def _local(path: str, cache: Path) -> str:
 
 
 def _sees(config: Config, path: str) -> bool:
-    """Whether the model is for images. Of the user's own that is not known: by what the path shows."""
+    """Return whether the data is images: by the model's task, or, for custom models, by the files at `path`."""
     model = config.model
     if not isinstance(model, Foreign) or model.task != "auto":
         return isinstance(model, ResNet) or (isinstance(model, Foreign) and model.task == "image-classification")
@@ -131,11 +131,11 @@ def _sees(config: Config, path: str) -> bool:
     return holds_images(Path(path).expanduser())
 
 
-# --- What the model and the spec say ----------------------------------------------------------------------------------
+# --- Settings from the model and the spec -----------------------------------------------------------------------------
 
 
 def _hides(config: Config) -> bool:
-    """Whether the model learns what was hidden, rather than what comes next."""
+    """Return whether the model predicts hidden tokens rather than the next token."""
     return isinstance(config.model, Bert) or (isinstance(config.model, Foreign) and config.model.task == "masked-lm")
 
 

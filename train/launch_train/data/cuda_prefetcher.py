@@ -1,4 +1,4 @@
-"""The way to a GPU: copies go over a stream of their own, one batch ahead of the step that uses it."""
+"""Copy batches to the GPU on a separate stream, one batch ahead of the step that uses it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POLL_SECONDS = 0.1
 
 
 class Ahead:
-    """An iterator over batches that are on the GPU, or on their way there behind what it computes.
+    """An iterator over batches that are on the GPU, or being copied there while it computes.
 
-    Those of which `wanted` says no stay in the host's memory: the ones for training that come while an evaluation is
-    on, up to all that the processes have ahead.
+    Batches that `wanted` rejects stay in host memory: training batches that arrive during an evaluation, possibly all
+    that the workers have prefetched.
     """
 
     def __init__(self, source: Iterator[Made], device: torch.device, wanted: Callable[[Key], bool]) -> None:
@@ -35,8 +35,10 @@ class Ahead:
         return self
 
     def __next__(self) -> Made:
-        """The device waits for the copy, this thread doesn't. What is on the GPU then belongs to the stream that
-        computes: its memory isn't used again before that one is done with it."""
+        """Return the next batch without blocking this thread on its copy; the GPU stream waits instead.
+
+        Tensors on the GPU are recorded on the computing stream, so that their memory is not reused before it is done.
+        """
         came = self._ready.get()
         if isinstance(came, BaseException):
             raise came
@@ -59,7 +61,7 @@ class Ahead:
                     with torch.cuda.stream(self._stream):
                         made = Made(made.key, move_to(made.batch, self._device), made.error)
                 self._put((made, self._stream.record_event()))
-            except BaseException as error:  # noqa: BLE001 - it is the training thread's
+            except BaseException as error:  # noqa: BLE001 - re-raised in the training thread
                 self._put(error)
                 return
 

@@ -1,7 +1,7 @@
-"""Loaded by the process that loader processes are forked from: what they all need, once.
+"""Preloaded by the fork server of the worker processes: imports what they all need, once.
 
-It leaves the process group of its rank: a signal to that group (Ctrl-C, a preemption that torchrun passes on) must not
-take the data from a rank that still has steps to do. Without its rank it ends by itself.
+The fork server leaves its rank's process group: a signal to the group (Ctrl-C, a preemption that torchrun forwards)
+must not stop the data of a rank that still has steps to do. The fork server exits when its rank does.
 """
 
 from __future__ import annotations

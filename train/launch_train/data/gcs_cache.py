@@ -1,4 +1,4 @@
-"""Data in a bucket: downloaded once on each node, by generation, so that a changed object is read anew."""
+"""Download data from a bucket once per node. Cached by object generation: changed objects are downloaded again."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from launch_train.common.text import si
 from launch_train.data.token_file import temporary, unfit
 
 THREADS = 16
-"""Downloads at once."""
+"""Concurrent downloads."""
 
 ROOM = 0.98
-"""The part of what is free on the disk that may be filled."""
+"""Share of the free disk space that downloads may use."""
 
 TELL_SECONDS = 10.0
+"""Seconds between two progress lines."""
 
 
 def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
-    """The local copy of gs://BUCKET/NAME (a file), or of all below gs://BUCKET/FOLDER (a folder, its layout kept).
+    """Download gs://BUCKET/NAME (a file) or everything in gs://BUCKET/FOLDER (a folder), and return the local path.
 
-    Once it is there, it costs one list of the bucket. Raises UsageError: nothing there, or no right to read it;
-    UnfitError: the disk is too small, or the bucket can't be reached.
+    If it is cached, only a list request is made. Raises UsageError if it does not exist, or may not be read;
+    UnfitError if the disk is too small, or the bucket can't be reached.
     """
     bucket, _, path = url.removeprefix("gs://").partition("/")
     path = path.strip("/")
@@ -47,14 +48,17 @@ def fetch(url: str, cache: Path, say: Callable[[str], None] = print) -> Path:
 
 
 class _Cache:
-    """Objects by name and generation, and trees of links to them: what didn't change is not downloaded again."""
+    """A cache of objects, by name and generation, and of folders with hard links to them.
+
+    Unchanged objects are not downloaded again.
+    """
 
     def __init__(self, bucket: str, folder: Objects, cache: Path, say: Callable[[str], None]) -> None:
         self._bucket, self._folder, self._say = bucket, folder, say
         self._objects, self._trees = cache / "objects", cache / "trees"
 
     def tree(self, path: str, found: list[Object]) -> Path:
-        """Where the data lies: a file, if `path` is an object's name."""
+        """Return the local file, if `path` is an object's name, or folder; download missing objects."""
         names = [one.name.removeprefix(path).lstrip("/") or Path(one.name).name for one in found]
         single = len(found) == 1 and found[0].name == path
         versions = "\n".join(f"{one.name} {one.version}" for one in found)
@@ -71,7 +75,7 @@ class _Cache:
         return self._objects / hashlib.sha256(f"{self._bucket}/{one.name} {one.version}".encode()).hexdigest()[:40]
 
     def _download(self, missing: list[Object]) -> None:
-        """All of them or an error; what has come stays for the next time."""
+        """Download all objects or raise. Objects downloaded before an error stay cached."""
         self._room(sum(one.size for one in missing))
         told = _Told(len(missing), self._say)
         pool = ThreadPoolExecutor(THREADS, "download")
@@ -79,7 +83,7 @@ class _Cache:
             for size in pool.map(self._one, missing):
                 told.more(size)
         finally:
-            self._folder.stopped = True  # after an error; what is large would go on for minutes
+            self._folder.stopped = True  # after an error, large downloads would continue for minutes
             pool.shutdown(cancel_futures=True)
 
     def _one(self, one: Object) -> int:
@@ -104,7 +108,7 @@ class _Cache:
             )
 
     def _link(self, tree: Path, found: dict[str, Object]) -> None:
-        """The layout of the bucket, made of links, all at once."""
+        """Create the folder with the bucket's layout from hard links, atomically."""
         self._trees.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self._trees))
         try:
@@ -124,12 +128,12 @@ def _appear(making: Path, tree: Path) -> None:
     try:
         making.rename(tree)
     except OSError:
-        if not tree.is_dir():  # it is, if another process was first
+        if not tree.is_dir():  # another process may have created it first
             raise
 
 
 class _Told:
-    """A line now and then about how far a download is."""
+    """Print the progress of a download every TELL_SECONDS."""
 
     def __init__(self, count: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._say, self._clock = count, say, clock

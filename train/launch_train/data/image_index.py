@@ -1,4 +1,4 @@
-"""Which images there are: a list made once on each node, kept in the cache and memory-mapped by all who read it."""
+"""Index of the images in a dataset: built once per node, cached, and memory-mapped by all processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from launch_train.data.token_file import temporary
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 HELD_OUT_FOLDERS = ("val", "validation", "eval")
 _LABELS = ("cls", "class", "label")
-"""Keys of a shard's JSON that a label is looked for under."""
+"""JSON keys in a shard that may hold the label, in order of precedence."""
 
 
 class Listing:
-    """Images and their labels. A row is (name, shard, offset, size, label); shard -1: the image is a file of its own.
+    """Images and their labels. A row is (name, shard, offset, size, label); shard -1: the image is a separate file.
 
-    It travels to other processes by the path of its file.
+    Pickled without its rows: other processes map the index file.
     """
 
     def __init__(self, name: str, root: Path, path: Path, shards: tuple[str, ...], labels: tuple[str, ...]) -> None:
-        """`labels` are the names of the classes of a folder; a shard has numbers only."""
+        """`labels`: class names of a folder; empty for shards, which have only class numbers."""
         self.name, self._root, self._path, self._shards, self.labels = name, root, path, shards, labels
 
     @cached_property
@@ -46,7 +46,7 @@ class Listing:
 
     @property
     def sha256(self) -> str:
-        """Of the list: names, sizes and labels."""
+        """Return the digest of the index: names, sizes and labels."""
         return self._path.stem
 
     @property
@@ -54,13 +54,13 @@ class Listing:
         return len(self.labels) or int(self._rows["label"].max()) + 1
 
     def where(self, index: int) -> str:
-        """The image's file, or its name in its shard."""
+        """Return the image's path, or its shard and its name in the shard."""
         row = self._rows[index]
         name = os.fsdecode(row["name"])
         return str(self._root / name) if row["shard"] < 0 else f"{self._root / self._shards[row['shard']]}: {name}"
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The bytes of an image, and its label. Raises OSError."""
+        """Return the encoded bytes of an image, and its label. Raises OSError."""
         row = self._rows[index]
         if row["shard"] < 0:
             return (self._root / os.fsdecode(row["name"])).read_bytes(), int(row["label"])
@@ -70,7 +70,7 @@ class Listing:
 
 
 class Row(NamedTuple):
-    """One image."""
+    """One image of a Listing."""
 
     name: str
     shard: int
@@ -80,10 +80,10 @@ class Row(NamedTuple):
 
 
 def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]:
-    """The images at `root`, and those beside them that are held out, if there are such.
+    """Index the training images at `root`, and the held-out images if they are in a separate folder.
 
-    A folder of class folders, a folder of tar shards, one shard, or a folder that has train/ and val/ (validation/,
-    eval/) with any of these. Raises UsageError.
+    `root` is a folder of class folders, a folder of tar shards, one shard, or a folder with train/ and val/
+    (validation/, eval/) that contain any of these. Raises UsageError if there are no images, or classes don't match.
     """
     if not root.exists():
         raise UsageError(f"data: there is no file or folder {name} on this machine")
@@ -101,7 +101,7 @@ def listed(root: Path, cache: Path, name: str) -> tuple[Listing, Listing | None]
 
 
 def holds_images(root: Path) -> bool:
-    """Whether a file or folder looks like images rather than text."""
+    """Return whether a file or folder seems to hold images rather than text."""
     if root.is_file():
         return root.suffix == ".tar"
     if (root / "train").is_dir():
@@ -139,7 +139,7 @@ def _in_folders(root: Path, labels: tuple[str, ...]) -> list[Row]:
 
 
 def _images(folder: str) -> Iterator[tuple[str, int]]:
-    """Paths and sizes, also of deeper folders. os.scandir: a million files take seconds."""
+    """Yield paths and sizes of images, recursively. os.scandir lists a million files in seconds."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -154,7 +154,7 @@ def _images(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
-    """The list of all images of all shards, found by reading each shard once."""
+    """Return the index file of all shards. Each shard is read once; the result is cached."""
     known = cache / f"{_identity(shards)}.shards.json"
     try:
         path: Path = cache / json.loads(known.read_text())["rows"]
@@ -171,13 +171,16 @@ def _sharded(shards: list[Path], cache: Path, name: str) -> Path:
 
 
 def _identity(shards: list[Path]) -> str:
-    """Of the files as they are: a changed one has another size or time."""
+    """Return a digest of the shards' paths, sizes and modification times."""
     found = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def scanned(shard: Path, number: int) -> list[Row]:
-    """The images of a shard: KEY.jpg (png, webp) with KEY.cls or KEY.json. Raises UsageError."""
+    """Return the images of a tar shard: KEY.jpg (png, webp) with KEY.cls or KEY.json.
+
+    Raises UsageError if the shard is damaged or truncated, or a label is missing or invalid.
+    """
     images, labels = dict[str, tarfile.TarInfo](), dict[str, int]()
     try:
         with tarfile.open(shard, "r:") as tar:
@@ -197,14 +200,17 @@ def scanned(shard: Path, number: int) -> list[Row]:
 
 
 def _ends(shard: Path) -> bool:
-    """Two blocks of zeros (POSIX.1-2001, pax): without them what came last may be missing, which tarfile takes."""
+    """Return whether the shard ends with two blocks of zeros (POSIX.1-2001, pax).
+
+    If not, it may be truncated, which tarfile doesn't report.
+    """
     with shard.open("rb") as file:
         file.seek(-min(shard.stat().st_size, 2 * tarfile.BLOCKSIZE), os.SEEK_END)
         return file.read() == bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _key(name: str) -> tuple[str, str]:
-    """`a/b.c.jpg` is (`a/b`, `.jpg`): a key ends at the first dot of a file's name."""
+    """Split a name into key and suffix: `a/b.c.jpg` into (`a/b`, `.jpg`). A key ends at the file name's first dot."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0], Path(file).suffix.lower()
 
@@ -221,11 +227,11 @@ def _label(content: bytes, where: str) -> int:
     return said
 
 
-# --- Keeping --------------------------------------------------------------------------------------------------------
+# --- Saving ---------------------------------------------------------------------------------------------------------
 
 
 def _kept(rows: list[Row], cache: Path, name: str = "") -> Path:
-    """The rows in a file that is named by them."""
+    """Save rows in a cache file that is named by their digest, and return its path. Raises UsageError if empty."""
     if not rows:
         raise UsageError(f"data: {name} holds no images ({', '.join(SUFFIXES)})")
     names = [os.fsencode(row.name) for row in rows]

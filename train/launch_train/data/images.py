@@ -1,4 +1,4 @@
-"""Images in folders of classes or in tar shards: decoded, cut and turned on the CPU, normalised on the device."""
+"""Images from class folders or tar shards: decoded, cropped and flipped on the CPU, normalised on the device."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from launch_train.data.map_dataset import Samples
 from launch_train.data.source import AUGMENT, HELD_OUT_PART, HELD_OUT_SHARE, Batch, generator, order
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue, from 0 to 1: what published models are trained with."""
+"""Mean and standard deviation of ImageNet's red, green and blue (range 0 to 1), as used by published models."""
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-"""Of a random cut: its part of the image, and width to height (Szegedy et al. 2014; torchvision's defaults)."""
+"""Ranges of a random crop: share of the area, and aspect ratio (Szegedy et al. 2014; torchvision's defaults)."""
 
 CENTRE = 224 / 256
-"""The part of the shorter side that is looked at in evaluation."""
+"""Side of the centre crop for evaluation, relative to the image's shorter side."""
 
 
 class Images(Samples):
-    """uint8 [batch, size, size, 3] travels to the device; float32 [batch, 3, size, size] is what a model gets."""
+    """A source of images: uint8 [batch, size, size, 3] on the CPU, float32 [batch, 3, size, size] after `finish`."""
 
     unit = "images"
 
@@ -42,13 +42,13 @@ class Images(Samples):
 
 @lru_cache(maxsize=1)
 def _scale(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Kept there: to bring them each time, the host would wait for the GPU."""
+    """Return mean and deviation on the device. Cached: copying them for each batch would synchronise with the GPU."""
     mean, deviation = ((torch.tensor(one) * 255).to(device) for one in (MEAN, DEVIATION))
     return mean, deviation
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels, and whether it is turned left to right."""
+    """A crop of an image, in pixels. `flip`: mirrored left to right."""
 
     left: float
     top: float
@@ -58,7 +58,7 @@ class Box(NamedTuple):
 
 
 class Pictures:
-    """The images of a list, or those at `places` in it. `changes`: cut and turned at random, else the centre."""
+    """The images of a listing, or those at the indices `places`. `changes`: random crop and flip, else centre crop."""
 
     def __init__(
         self, listing: Listing, size: int, seed: int, *, changes: bool, places: NDArray[np.int64] | None = None
@@ -77,7 +77,7 @@ class Pictures:
         try:
             content, label = self._listing.read(self._at(index))
             return decoded(content, self._size, numbers), label
-        except Exception as error:  # Pillow's decoders raise what they come to
+        except Exception as error:  # Pillow's decoders may raise anything
             text = re.sub(r"<[^>]* object at 0x\w+>", "it", " ".join(str(error).split())) or type(error).__name__
             raise UsageError(f"data: {self.where(index)} is no image that can be read: {text}") from error
 
@@ -86,7 +86,7 @@ class Pictures:
 
 
 def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tuple[Pictures, Pictures]:
-    """What is trained with and what is held out: a list of its own, or the last 10 % in an order of the seed's."""
+    """Return the training and the held-out images: a separate listing, or 10 % chosen by the seed."""
     if held_out is not None:
         return Pictures(train, size, seed, changes=True), Pictures(held_out, size, seed, changes=False)
     if len(train) < 2:
@@ -100,9 +100,11 @@ def parts(train: Listing, held_out: Listing | None, size: int, seed: int) -> tup
 
 
 def decoded(content: bytes, size: int, numbers: np.random.Generator | None) -> NDArray[np.uint8]:
-    """[size, size, 3]. Raises OSError, SyntaxError or ValueError: Pillow can't read it.
+    """Decode an image, crop it (at random if `numbers` is given), and resize it to [size, size, 3].
 
-    A JPEG is decoded no larger than is needed, in steps of its format (an eighth to the whole).
+    A JPEG is decoded at reduced resolution if that is enough; the format allows 1/8, 1/4, 1/2 and 1.
+
+    Raises OSError, SyntaxError or ValueError if Pillow can't read it.
     """
     with Image.open(BytesIO(content)) as image:
         width, height = image.size
@@ -122,8 +124,10 @@ def centre(width: int, height: int) -> Box:
 
 
 def cut(width: int, height: int, numbers: np.random.Generator) -> Box:
-    """A random part, of whole pixels, and perhaps turned. After ten parts that don't fit: as much of the centre as the
-    bounds of the ratio allow."""
+    """Return a random crop in whole pixels, flipped with probability 1/2.
+
+    If ten candidates don't fit into the image, return the largest centre crop that RATIO allows.
+    """
     flip = bool(numbers.integers(2))
     for _ in range(10):
         area = width * height * numbers.uniform(*AREA)
@@ -145,7 +149,7 @@ def open_images(
     steps: int,
     facts: dict[str, Any],
 ) -> Images:
-    """The source of listed images."""
+    """Return the source for listed images. Without `held_out`, part of `train` is held out."""
     first, second = parts(train, held_out, size, seed)
     about = {**facts, "data_classes": train.classes, "data_sha256": train.sha256}
     source = Images(first, second, seed=seed, batch_size=batch_size, facts=about, steps=steps)

@@ -1,4 +1,4 @@
-"""Documents out of files of JSON lines: one object a line, its text under the key `text`."""
+"""Read documents from JSON Lines files: one object per line, with the text under the key `text`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from launch_train.common.errors import UsageError
 
 SUFFIXES: Final = (".jsonl", ".ndjson")
 KEYS: Final = 5
-"""Keys of a record that are named."""
+"""Maximum number of a record's keys listed in an error."""
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file for reading, unpacked if it is packed."""
+    """Open a file for reading; .gz files are decompressed."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def are_in(path: Path) -> bool:
-    """Whether a file has a record a line, by its name, packed or not."""
+    """Return whether the file is JSON Lines, by its name, compressed or not."""
     return _name(path).endswith(SUFFIXES)
 
 
 def refuse_json(path: Path) -> None:
-    """Raise UsageError for a file of plain JSON, whose syntax nobody means to train on."""
+    """Raise UsageError for a plain JSON file: training on its syntax is surely a mistake."""
     if _name(path).endswith(".json"):
         raise UsageError(
             f'data: {path} is JSON; records are read from .jsonl, one {{"text": …}} a line. For an array: '
@@ -36,7 +36,7 @@ def refuse_json(path: Path) -> None:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """The texts of a file, in their order; empty lines are passed over. Raises UsageError with the line's number."""
+    """Yield the texts of a file in order, skipping empty lines. Raises UsageError with the line number."""
     try:
         with opened(path) as file:
             for number, line in enumerate(file, start=1):

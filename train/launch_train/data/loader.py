@@ -1,4 +1,4 @@
-"""The batches of a run, in their order, on the device when they are asked for."""
+"""Provide a run's batches in order, on the device."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from launch_train.data.source import Batch, Source
 from launch_train.data.workers import Job, Key, Pool, made, start_server, untravelled
 
 MOST = 8
-"""Loader processes of a rank, unless the spec says more."""
+"""Upper bound for the default number of worker processes per rank."""
 
 SHM, SHM_PART = "/dev/shm", 0.8  # noqa: S108 - where processes share memory
-"""Batches travel in shared memory; NCCL needs some of it, too."""
+"""Workers pass batches through shared memory. The rest of it is left for NCCL."""
 
 
 class Feed:
     """Provides this rank's share of each global batch. Slow data is prepared ahead by worker processes."""
 
     def __init__(self, source: Source, share: slice, device: torch.device, loader: Loader) -> None:
-        """Raises UsageError if the first sample can't be made."""
+        """Raises UsageError if the first sample can't be prepared."""
         self._source, self._share, self._device = source, share, device
         self._waited = 0.0
         self._pool: Pool | None = None

@@ -1,4 +1,4 @@
-"""A dataset with places 0 to n - 1 as a source: each epoch has an order of its own, and batches run across epochs."""
+"""Map-style datasets (indices 0 to n - 1) as sources. Each epoch is shuffled differently; batches may span epochs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from launch_train.data.source import ORDER, Batch, SourceDefaults, order
 
 
 class Items(Protocol):
-    """What samples are taken from. It can be pickled: other processes take some of them."""
+    """A map-style dataset. It must be picklable, because worker processes read it."""
 
     name: str
-    """As messages call it."""
+    """Name in messages."""
 
     def __len__(self) -> int: ...
 
     def item(self, index: int, epoch: int) -> Tree:
-        """Input and target of a sample: tensors, arrays and numbers, or trees of them, without the batch's dimension.
-        A pure function of both. Raises UsageError."""
+        """Return the input and target of a sample: tensors, arrays and numbers, or trees of them, without a batch
+        dimension. A pure function of both arguments. Raises UsageError if the sample can't be read."""
 
     def where(self, index: int) -> str:
-        """Which sample that is, in words."""
+        """Describe the sample for messages, such as its file."""
 
 
 class Samples(SourceDefaults):
-    """Sample k of a run (from 0) is number k mod n in the order of epoch k div n."""
+    """A source of shuffled samples: sample k of a run (from 0) is number k mod n in the order of epoch k div n."""
 
     unit = "samples"
     slow = True
@@ -59,7 +59,7 @@ class Samples(SourceDefaults):
         return collated(self._train, self._places(step)[share])
 
     def held_out(self, index: int, count: int, share: slice) -> Batch:
-        """Evenly spread over all of them, or, if they are fewer than are wanted, again from the first."""
+        """Return samples evenly spread over the held-out part; if it has too few, they repeat from the first."""
         if self._held_out is None:
             raise UsageError("data: nothing is held out")
         total, items = count * self._batch_size, self._held_out
@@ -68,25 +68,25 @@ class Samples(SourceDefaults):
         return collated(items, [(k * there // total if total <= there else k % there, 0) for k in numbers])
 
     def drawn(self, step: int) -> list[int]:
-        """The places in the dataset."""
+        """Return the indices into the dataset."""
         return [index for index, _ in self._places(step)]
 
     def _places(self, step: int) -> list[tuple[int, int]]:
-        """Place and epoch of each sample of a global batch."""
+        """Return index and epoch of each sample of a global batch."""
         first, count = (step - 1) * self._batch_size, len(self._train)
         numbers = (divmod(k, count) for k in range(first, first + self._batch_size))
         return [(int(order(self._seed, ORDER, epoch, count)[at]), epoch) for epoch, at in numbers]
 
 
 def collated(items: Items, places: list[tuple[int, int]]) -> Batch:
-    """Samples as one batch. Raises UsageError where they don't go together."""
+    """Read samples and stack them into one batch. Raises UsageError if their structures or shapes differ."""
     made = [items.item(index, epoch) for index, epoch in places]
     whole: Batch = batch(made, lambda number: items.where(places[number][0]))
     return whole
 
 
 def batch(made: list[Tree], where: Any) -> Tree:
-    """Trees of one shape as one tree of stacked tensors; `where` names the sample of a number for messages."""
+    """Stack trees of the same structure into one tree of tensors. `where(number)` names a sample for messages."""
     first = made[0]
     for number, one in enumerate(made):
         if type(one) is not type(first) or _layout(one) != _layout(first):
@@ -106,7 +106,7 @@ def batch(made: list[Tree], where: Any) -> Tree:
 
 
 def _layout(one: Any) -> Any:
-    """What must be the same in all samples at this place of the tree."""
+    """Return the properties of a tree node that must be the same in all samples."""
     if isinstance(one, Mapping):
         return set(one)
     if isinstance(one, tuple | list):
@@ -117,7 +117,7 @@ def _layout(one: Any) -> Any:
 
 
 def tensor(one: Any, where: str) -> Tensor:
-    """A leaf. Numbers of Python become torch's usual ones: float32 and int64."""
+    """Convert a leaf to a tensor. Python numbers get torch's default types. Raises UsageError for other types."""
     if isinstance(one, Tensor):
         return one.detach()
     if isinstance(one, np.ndarray | np.generic):
@@ -131,7 +131,7 @@ def tensor(one: Any, where: str) -> Tensor:
 
 
 def told(one: Any) -> str:
-    """What a part of a sample is, in words."""
+    """Describe a part of a sample for messages, for example `float32[3, 224, 224]`."""
     if isinstance(one, Tensor | np.ndarray):
         dtype = str(one.dtype).removeprefix("torch.")
         return f"{dtype}[{', '.join(map(str, one.shape))}]"
@@ -143,7 +143,7 @@ def told(one: Any) -> str:
 
 
 def size(tree: Tree) -> int:
-    """Bytes of a batch."""
+    """Return the size of a batch in bytes."""
     total = 0
 
     def add(one: Tensor) -> Tensor:

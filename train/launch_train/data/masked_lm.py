@@ -1,4 +1,4 @@
-"""Masked language: some tokens of a text are hidden, and are what is to be found out."""
+"""Masked language modelling: some tokens of a text are hidden, and the model predicts them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launch_train.data.batch import to_tensor
 from launch_train.data.source import IGNORED, MASK, MASK_HELD_OUT, Batch, Source, SourceDefaults, philox
 
 SHOWN_AS_MASK, SHOWN_AS_ANOTHER = 0.8, 0.1
-"""Of the hidden tokens, so many are replaced by the mask, and so many by a random token; the others stay (Devlin et
-al. 2018, section 3.1)."""
+"""Shares of the hidden tokens that are replaced by the mask and by a random token; the rest is left unchanged (Devlin
+et al. 2018, section 3.1)."""
 
 
 class Rows(Source, Protocol):
-    """A source of windows, one token longer than a sample."""
+    """A source of token rows, each one token longer than a sample."""
 
     mask: int
     end: int | None
@@ -29,7 +29,7 @@ class Rows(Source, Protocol):
 
 
 class Rule(NamedTuple):
-    """The share that is hidden, how many tokens there are, the mask, and the token that is never hidden."""
+    """The share of hidden tokens, the vocabulary size, the mask token, and a token that is never hidden."""
 
     share: float
     tokens: int
@@ -38,8 +38,10 @@ class Rule(NamedTuple):
 
 
 class Masked(SourceDefaults):
-    """Windows of a text with a `hidden` share of their tokens replaced. Which ones, and by what, is a pure function of
-    (seed, step, sample)."""
+    """Rows of a text in which the share `hidden` of the tokens is hidden.
+
+    The hidden tokens and their replacements are a pure function of (seed, step, sample).
+    """
 
     def __init__(self, rows: Rows, hidden: float, seed: int, batch_size: int, device: torch.device) -> None:
         if rows.vocab_size is None:
@@ -68,8 +70,11 @@ class Masked(SourceDefaults):
 
 
 def bits(seed: int, stream: int, step: int, first: int, samples: int, length: int) -> NDArray[np.uint64]:
-    """64 random bits for each token of the samples `first` and following of a step: a sample's are the same whoever
-    asks for it. Philox makes four numbers at a time."""
+    """Return 64 random bits per token of `samples` samples, from index `first` on, as uint64 [samples, length].
+
+    The bits of a sample don't depend on the rank that draws them.
+    """
+    # Philox generates blocks of four numbers; each sample starts a new block.
     blocks = -(-length // 4)
     raw = philox(seed, stream, [first * blocks, 0, 0, step]).random_raw(samples * blocks * 4)
     return raw.reshape(samples, blocks * 4)[:, :length]
@@ -78,8 +83,11 @@ def bits(seed: int, stream: int, step: int, first: int, samples: int, length: in
 def hide(
     tokens: NDArray[np.int64], random: NDArray[np.uint64], rule: Rule
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs and targets. The highest 24 bits decide what is hidden, the next 16 how, the lowest 24 which token is
-    shown instead. At least one token of a sample is hidden: a loss over none would be no number."""
+    """Return inputs and targets; targets that are not hidden are IGNORED.
+
+    The highest 24 random bits decide whether a token is hidden, the next 16 how, and the lowest 24 choose the random
+    replacement. At least one token of each sample is hidden, because the mean loss of none is undefined.
+    """
     lot = (random >> np.uint64(40)).astype(np.int64)
     if rule.never is not None:
         lot[tokens == rule.never] = 1 << 24

@@ -96,7 +96,7 @@ def generator(seed: int, stream: int, index: int, step: int) -> np.random.Genera
 
 
 def philox(seed: int, stream: int, counter: list[int]) -> np.random.Philox:
-    """Return a stream from a position on. The first word of `counter` counts blocks of four 64-bit numbers."""
+    """Return a random stream that starts at `counter`, whose first word counts blocks of four 64-bit numbers."""
     return np.random.Philox(key=np.array([seed, stream], np.uint64), counter=np.array(counter, np.uint64))
 
 

@@ -1,4 +1,4 @@
-"""Data made from the seed, for trying a machine without any. There is something to learn in it: the loss falls."""
+"""Synthetic data, generated from the seed, to try a machine without a dataset. It is learnable: the loss falls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launch_train.data.source import HELD_OUT, HELD_OUT_SHARE, TRAIN, Batch, Sou
 
 
 class SyntheticTokens(SourceDefaults):
-    """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, round the vocabulary.
+    """Arithmetic progressions: each sample counts from a random start in steps of 1 to 4, modulo the vocabulary size.
 
-    Every token is as likely as any other. The mask is the first token beyond the vocabulary.
+    All tokens are equally likely. The mask is the first token beyond the vocabulary.
     """
 
     end: int | None = None
@@ -34,11 +34,11 @@ class SyntheticTokens(SourceDefaults):
         return self._batch(self.held_out_rows(index, count, share))
 
     def drawn(self, step: int) -> list[int]:
-        """The numbers that the samples were made from."""
+        """Return the random numbers that the samples are generated from."""
         return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, 4 * self._vocab)[::2]]
 
     def train_rows(self, step: int, share: slice) -> NDArray[np.int64]:
-        """Rows of block_size + 1 tokens."""
+        """Return rows of block_size + 1 tokens."""
         return self._rows(TRAIN, step, share)
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[np.int64]:
@@ -56,9 +56,9 @@ class SyntheticTokens(SourceDefaults):
 
 
 class SyntheticImages(SourceDefaults):
-    """Noise with a pattern for each class on top. The noise is drawn once: making it must not be what is measured.
+    """Noise plus a pattern per class. The noise is drawn once, so that speed measurements don't include drawing it.
 
-    Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise is held out.
+    Images are float32 [batch, 3, size, size], labels int64 [batch]. The last 10 % of the noise images are held out.
     """
 
     unit = "images"
@@ -78,7 +78,7 @@ class SyntheticImages(SourceDefaults):
         return self._samples(HELD_OUT, index, share, _POOL - _POOL // HELD_OUT_SHARE, _POOL)
 
     def drawn(self, step: int) -> list[int]:
-        """The numbers that the samples were made from."""
+        """Return the random numbers that the samples are generated from."""
         return [int(one) for one in draw(self._seed, TRAIN, step, 2 * self._batch_size, self._classes * _POOL)[::2]]
 
     def _samples(self, stream: int, step: int, share: slice, low: int, high: int) -> Batch:
@@ -90,4 +90,4 @@ class SyntheticImages(SourceDefaults):
 
 
 _POOL = 100
-"""Images of noise that are kept: 60 MB at 224 x 224."""
+"""Number of noise images in memory: 60 MB at 224 x 224."""

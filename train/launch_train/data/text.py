@@ -1,5 +1,5 @@
-"""Text as a row of tokens, memory-mapped, the last 10 % held out; and text as bytes: a file, a folder or Python's own
-standard library."""
+"""Text as a memory-mapped sequence of tokens whose last 10 % is held out. Also prepares text as bytes: a file, a folder
+or Python's standard library."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from launch_train.data.token_file import Corpus, cache_folder, measured, tempora
 __all__ = ["STDLIB_CAP", "Corpus", "Text", "cache_folder", "files_of", "opened", "prepare", "unigram_entropy"]
 
 STDLIB_CAP = 8 << 20
-"""Bytes of python-stdlib that are used: plenty for a small model, and quick to prepare."""
+"""Maximum bytes of python-stdlib: enough for a small model, and fast to prepare."""
 
 
 class Text(SourceDefaults):
-    """Windows of `block_size` tokens at random offsets; the targets are the same windows one token on."""
+    """Windows of `block_size` tokens at random offsets. Targets are the windows shifted by one token."""
 
     def __init__(self, corpus: Corpus, block_size: int, seed: int, batch_size: int, device: torch.device) -> None:
         self._seed, self._batch_size, self._device, self.per_sample = seed, batch_size, device, block_size
@@ -51,15 +51,15 @@ class Text(SourceDefaults):
         return self._batch(self.held_out_rows(index, count, share))
 
     def drawn(self, step: int) -> list[int]:
-        """The offsets of the windows."""
+        """Return the offsets of the windows."""
         return [int(start) for start in self._starts(step)]
 
     def train_rows(self, step: int, share: slice) -> NDArray[Any]:
-        """Windows of block_size + 1 tokens."""
+        """Return windows of block_size + 1 tokens."""
         return self._rows(self._train, self._starts(step)[share])
 
     def held_out_rows(self, index: int, count: int, share: slice) -> NDArray[Any]:
-        """Evenly spread over the whole part, so that each evaluation reads the same text."""
+        """Return windows spread evenly over the held-out part, so that each evaluation reads the same text."""
         last = len(self._held_out) - self.per_sample - 1
         starts = np.linspace(0, last, count * self._batch_size).astype(np.int64)
         return self._rows(self._held_out, starts[index * self._batch_size :][: self._batch_size][share])
@@ -72,7 +72,7 @@ class Text(SourceDefaults):
         return rows
 
     def _batch(self, rows: NDArray[Any]) -> Batch:
-        """One, two or four bytes a token travel to the device, and become int64 there."""
+        """Copy rows to the device in their compact type (1, 2 or 4 bytes per token), and convert to int64 there."""
         tokens = to_tensor(rows, self._device).long()
         return tokens[:, :-1], tokens[:, 1:]
 
@@ -95,9 +95,13 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def prepare(data: str, cache: Path, name: str = "") -> Corpus:
-    """The corpus of bytes that `data` names, called `name`. A single file is mapped where it is; several, a packed one
-    and one of records become one file in the cache, named by its content, so that no two runs disturb each other. A
-    record ends with a line feed. Raises UsageError if there is no text."""
+    """Prepare the text at `data` as a corpus of bytes, named `name`.
+
+    A single plain file is mapped in place. Several files, a compressed one and JSON Lines are joined into one cache
+    file named by its digest, so that concurrent runs don't conflict. A line feed follows each JSON record.
+
+    Raises UsageError if there is no text.
+    """
     files = files_of(data)
     single = len(files) == 1 and Path(data).expanduser().is_file() and files[0].suffix != ".gz"
     single = single and not jsonl.are_in(files[0])
@@ -108,7 +112,7 @@ def prepare(data: str, cache: Path, name: str = "") -> Corpus:
 
 
 def files_of(data: str) -> list[Path]:
-    """The files of the text, in their order. Raises UsageError if there are none."""
+    """Return the files of the text, sorted by path. Raises UsageError if there are none."""
     if data == "python-stdlib":
         return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
     root = Path(data).expanduser()
@@ -126,9 +130,9 @@ def files_of(data: str) -> list[Path]:
 
 
 def stdlib_files(root: Path) -> list[Path]:
-    """Python's source files, without tests, what was installed beside it, and tables made by programs.
+    """Return Python's source files, without tests, installed packages and generated tables.
 
-    Ordered by a hash of their names, so that the held-out end is a fair sample of all, and cut at STDLIB_CAP bytes.
+    Sorted by a hash of their names, so that the held-out end is a representative sample; at most STDLIB_CAP bytes.
     """
     parts = ((path, path.relative_to(root)) for path in root.rglob("*.py"))
     files = [(_digest(name), path) for path, name in parts if not _LEFT_OUT.intersection(name.parts)]
@@ -151,8 +155,8 @@ def _up_to(cap: int, files: Iterable[Path]) -> Iterator[Path]:
 
 
 def _is_text(path: Path) -> bool:
-    """A file whose beginning is UTF-8 without NUL bytes. The last bytes may be half a character. Records count
-    anyway: one that can't be read is refused, with its line."""
+    """Return whether the file starts with UTF-8 text without NUL bytes. Only the first 8192 bytes are read; the last of
+    them may be part of a character. JSON Lines always count: reading them reports errors with the line number."""
     if not path.is_file() or jsonl.are_in(path):
         return path.is_file()
     try:
@@ -167,7 +171,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _joined(files: list[Path], cache: Path) -> Path:
-    """All files, one after the other, in one file of the cache that appears whole or not at all."""
+    """Concatenate all files into one cache file, atomically."""
     digest = hashlib.sha256()
     with temporary(cache) as (joined, path):
         for each in files:
@@ -191,5 +195,5 @@ def _content(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:
-    """A file of the user's that can't be read."""
+    """Return the error for a data file that can't be read."""
     return UsageError(f"data: {path} can't be read: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Prepared text: one file of tokens of equal width, ready to be mapped, and where such files are kept."""
+"""Files of fixed-width tokens for memory mapping, their statistics, and the cache folder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Corpus:
-    """One file of tokens; a byte is one, too. `held_out` is the offset, in tokens, at which the held-out part begins.
+    """One file of tokens, which may be bytes. `held_out` is the offset, in tokens, at which the held-out part begins.
 
-    `bytes` is the size of the text, `length` its tokens, `mask` the token that hides another (perhaps the first one
-    beyond the vocabulary), `end` the one between documents.
+    `bytes` is the size of the text, `length` its number of tokens, `mask` the mask token (it may be the first one
+    beyond the vocabulary), `end` the token after each document.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Measured:
-    """What reading all of a file of tokens tells."""
+    """Statistics of a file of tokens."""
 
     length: int
     held_out: int
@@ -59,7 +59,7 @@ class Measured:
 
 
 def measured(path: Path, dtype: str = "uint8", vocab_size: int = 256) -> Measured:
-    """Sizes, digest and frequencies, read block by block: a corpus need not fit into memory."""
+    """Compute the statistics of a file of tokens, block by block: it may be larger than memory."""
     width = np.dtype(dtype).itemsize
     length = path.stat().st_size // width
     held_out = length - length // HELD_OUT_SHARE
@@ -79,19 +79,20 @@ def _blocks(file: Any, length: int) -> Iterator[bytes]:
 
 
 def unigram_entropy(train: NDArray[np.int64], held_out: NDArray[np.int64]) -> float:
-    """Nats per token of text with the counts `held_out`, coded by the frequencies of `train` (as many counts each).
+    """Return the cross-entropy, in nats per token, of counts `held_out` under the frequencies of `train`.
 
-    One is added to each count of `train`: a token it never saw costs much, but not infinitely much.
+    Both have one count per token of the vocabulary. One is added to each count of `train` (add-one smoothing), so that
+    unseen tokens have a finite cost.
     """
     likely = np.log((train + 1) / (train.sum() + len(train)))
     return float(-(held_out * likely).sum() / max(1, held_out.sum()))
 
 
-# --- Where it is kept -----------------------------------------------------------------------------------------------
+# --- Cache ----------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
-    """Where prepared data is kept: $XDG_CACHE_HOME or ~/.cache, or the temporary folder if there is no home to use."""
+    """Return the folder for prepared data: in $XDG_CACHE_HOME or ~/.cache, or a temporary one if not writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     folder = base / "launch" / "data"
     try:
@@ -103,8 +104,10 @@ def cache_folder() -> Path:
 
 @contextmanager
 def temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A file of `folder` to be written, and then renamed to what it is: it appears whole or not at all. What is still
-    there at the end goes. Raises UnfitError where it can't be written."""
+    """Open a temporary file in `folder`, for the caller to write and then rename: the target is complete or absent.
+
+    If it isn't renamed, it is deleted on exit. Raises UnfitError if it can't be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".tmp-", dir=folder)
@@ -121,5 +124,5 @@ def temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def unfit(error: OSError, path: Path) -> UnfitError:
-    """The disk is full, or can't be written: another machine's may be."""
+    """Return the error for a disk that is full or not writable: another machine may work."""
     return UnfitError(f"data: {path.parent} can't be written: {explain_disk_error(error, path)}")

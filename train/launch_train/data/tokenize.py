@@ -1,4 +1,4 @@
-"""Text made into tokens, once on each node: a file of numbers in the cache, named by what it was made of."""
+"""Tokenize text once per node, into a file in the cache that is named by a digest of its inputs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,30 @@ from launch_train.data.token_file import BLOCK, Corpus, Measured, measured, temp
 from launch_train.data.tokenizers import Tokenizer
 
 VERSION = "2"
-"""Of the way text becomes tokens: part of the name of what is kept."""
+"""Version of the tokenization procedure; part of the name of cached files."""
 
 PIECE = 1 << 18
-"""Characters of a document that are made into tokens at a time. It is cut behind the end of a line, where tokenizers
-cut, too."""
+"""Minimum characters of a piece of a document (except its last). Pieces end at line ends, as tokens do."""
 
 AT_ONCE = 1 << 23
-"""Characters that a tokenizer is given at a time: enough for all cores, little enough for the memory."""
+"""Characters passed to the tokenizer per call: enough to use all cores, few enough to fit into memory."""
 
 TELL_SECONDS = 10.0
-"""Between two lines about how far it is."""
+"""Seconds between two progress lines."""
 
 
 class Piece(NamedTuple):
-    """A part of a document, and whether it is the last one."""
+    """A part of a document. `ends`: it is the last one."""
 
     text: str
     ends: bool
 
 
 def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Corpus:
-    """The corpus of tokens that `data` (as in `launch_train.data.text`) holds, called `name`.
+    """Tokenize `data` (as in `launch_train.data.text`), unless it is cached, and return the corpus, named `name`.
 
-    A file of records (launch_train.data.jsonl) has a document a line; any other file is one. Either may be packed
-    (.gz).
-    Raises UsageError: no text, or text that is none.
+    A JSON Lines file (launch_train.data.jsonl) has one document per line; any other file is one document. Both may be
+    compressed (.gz). Raises UsageError if there is no text, or it can't be read.
     """
     files = files_of(data)
     key = _key(files, tokenizer)
@@ -79,7 +77,7 @@ def prepare(data: str, tokenizer: Tokenizer, cache: Path, name: str = "") -> Cor
 
 
 def _key(files: list[Path], tokenizer: Tokenizer) -> str:
-    """A digest of all that the tokens depend on."""
+    """Return a digest of everything that the tokens depend on."""
     digest = hashlib.sha256(f"{VERSION} {PIECE} {tokenizer.digest} {tokenizer.end}".encode())
     for path in files:
         digest.update(f"\0{''.join(path.suffixes[-2:])} {path.stat().st_size}\0".encode())
@@ -90,7 +88,7 @@ def _key(files: list[Path], tokenizer: Tokenizer) -> str:
 
 
 def _known(tokens: Path, about: Path, tokenizer: Tokenizer) -> tuple[Measured, int] | None:
-    """What is written about tokens that are there already, and the size of their text."""
+    """Return the statistics of cached tokens and the size of their text in bytes, or None if they are not cached."""
     try:
         said = json.loads(about.read_text())
         found, size = Measured(**said["tokens"]), int(said["bytes"])
@@ -107,11 +105,11 @@ def _note(about: Path, found: Measured, size: int) -> None:
         path.replace(about)
 
 
-# --- Making them ----------------------------------------------------------------------------------------------------
+# --- Writing tokens -------------------------------------------------------------------------------------------------
 
 
 def _write(tokens: Path, files: list[Path], tokenizer: Tokenizer) -> int:
-    """All tokens into one file. Returns how many bytes of text they were."""
+    """Write all tokens to one file, and return the size of the text in bytes."""
     told, size = Told(), 0
     with temporary(tokens.parent) as (sink, path):
         for batch in batches(pieces(files)):
@@ -126,7 +124,7 @@ def _write(tokens: Path, files: list[Path], tokenizer: Tokenizer) -> int:
 
 
 class Told:
-    """A line now and then about how far it is; none for what is quickly done."""
+    """Print progress every TELL_SECONDS; nothing for short work."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = print) -> None:
         self._clock, self._say = clock, say
@@ -134,7 +132,7 @@ class Told:
         self._documents = 0
 
     def more(self, documents: int, size: int) -> None:
-        """So many more documents; `size` bytes in all."""
+        """Add documents to the count. `size`: total bytes so far."""
         self._documents += documents
         now = self._clock()
         if now - self._told >= TELL_SECONDS:
@@ -144,7 +142,7 @@ class Told:
 
 
 def batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups of about AT_ONCE characters."""
+    """Group pieces into lists of about AT_ONCE characters."""
     batch, characters = list[Piece](), 0
     for piece in found:
         batch.append(piece)
@@ -157,7 +155,7 @@ def batches(found: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def pieces(files: Iterable[Path]) -> Iterator[Piece]:
-    """All documents of all files. Raises UsageError."""
+    """Yield the pieces of all documents of all files. Raises UsageError if a file can't be read."""
     for path in files:
         if jsonl.are_in(path):
             for text in jsonl.documents(path):
@@ -175,7 +173,7 @@ def pieces(files: Iterable[Path]) -> Iterator[Piece]:
 
 
 def _cut(text: IO[str]) -> Iterator[Piece]:
-    """A document in pieces of PIECE characters or somewhat more; an empty one is none."""
+    """Split a document into pieces of PIECE characters or slightly more; an empty document has none."""
     held = ""
     while more := text.read(PIECE):
         held += more
@@ -188,8 +186,10 @@ def _cut(text: IO[str]) -> Iterator[Piece]:
 
 
 def _line_end(text: str) -> int:
-    """Where the last line begins that begins with something to read: no token reaches over that. 0: too early to cut,
-    or nowhere; a text without lines is cut anywhere in the end."""
+    """Return the start of the last line that doesn't begin with whitespace: no token spans it.
+
+    Return 0 if the text is still too short or has no such line. A text of 16 pieces without one is cut anywhere.
+    """
     if len(text) < PIECE:
         return 0
     end = text.rfind("\n", 1) + 1

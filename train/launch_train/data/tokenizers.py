@@ -1,4 +1,4 @@
-"""Tokenizers: a file of Hugging Face's tokenizers, or an encoding of tiktoken."""
+"""Load tokenizers: a tokenizer.json of Hugging Face's tokenizers, or a tiktoken encoding."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from launch_train.common.errors import UnfitError, UsageError
 
 NETWORK_SECONDS = 60.0
-"""For tiktoken's table, of one or two megabytes."""
+"""Timeout for the download of tiktoken's vocabulary (1 to 2 MB)."""
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MASKS = ("[MASK]", "<mask>")
-"""How the tokenizers in use call the token at the end of a document, and the one that hides another, where no
-tokenizer_config.json beside the file says so."""
+"""Common names of the end-of-document token and the mask token, for tokenizers without a tokenizer_config.json in the
+same folder."""
 
 
 class Tokenizer(NamedTuple):
-    """`encode` takes texts and gives the tokens of each, on all cores. `end` comes behind each document."""
+    """A tokenizer. `encode` tokenizes a list of texts on all cores. `end` is appended to each document."""
 
     name: str
     digest: str
@@ -37,8 +37,10 @@ class Tokenizer(NamedTuple):
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """`tiktoken:ENCODING`, or the path of a tokenizer.json. Raises UsageError, and UnfitError without a network that
-    would be needed."""
+    """Load `tiktoken:ENCODING`, or a tokenizer.json by its path.
+
+    Raises UsageError if it is invalid or its package is missing, UnfitError if a needed download fails.
+    """
     if name.startswith("tiktoken:"):
         return _tiktoken(name)
     return _hugging_face(name)
@@ -54,7 +56,7 @@ def _hugging_face(name: str) -> Tokenizer:
     tokenizers = _imported("tokenizers", "train")
     try:
         made = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # tokenizers raises plain Exception
         raise UsageError(f"data: {name} is no tokenizer.json: {_line(error)}") from error
     made.no_truncation()
     made.no_padding()
@@ -70,12 +72,12 @@ def _hugging_face(name: str) -> Tokenizer:
 
 
 def _highest(tokenizer: Any) -> int:
-    """The highest token: a vocabulary may have holes."""
+    """Return the highest token id. A vocabulary may have gaps, so its size is not enough."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    """The names of special tokens in a tokenizer_config.json: texts, or objects with a `content`."""
+    """Return the fields of a tokenizer_config.json. Special tokens are strings, or objects with a `content`."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -107,13 +109,13 @@ def _tiktoken(name: str) -> Tokenizer:
 
 
 def _within(seconds: float, get: Callable[[], Any], encoding: str) -> Any:
-    """tiktoken waits for its server for ever. Raises UnfitError."""
+    """Return the result of `get`, or raise UnfitError after `seconds`: tiktoken's download has no timeout."""
     pool = ThreadPoolExecutor(1)
     try:
         return pool.submit(get).result(seconds)
     except TooLong:
         why = f"no answer within {seconds:g} s"
-    except Exception as error:  # noqa: BLE001 - requests' errors, those of a proxy, a table with another digest
+    except Exception as error:  # noqa: BLE001 - errors of requests or a proxy, or a digest mismatch
         why = _line(error)
     finally:
         pool.shutdown(wait=False)

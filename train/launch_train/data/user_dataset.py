@@ -1,4 +1,4 @@
-"""The user's own dataset: `my_pkg.data:build(split=…, **settings)`, a map-style one."""
+"""Custom map-style datasets, built by a user function: `my_pkg.data:build(split=…, **settings)`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from launch_train.distributed.process_group import Ranks, barrier, gather, run_o
 def open_own(
     name: str, settings: Mapping[str, Any], *, seed: int, batch_size: int, steps: int, ranks: Ranks
 ) -> OwnSamples:
-    """What the function `name` builds, on each rank. The first process of each node builds before the others, so that
-    what is downloaded is there. Raises UsageError on all ranks alike."""
+    """Build the dataset with the user function `name` on each rank.
+
+    The first process of each node builds first, so that the others find its downloads. UsageError is raised on all
+    ranks.
+    """
     built = dict[str, Any]()
 
     def work() -> None:
@@ -43,7 +46,10 @@ def open_own(
 
 
 class OwnSamples(Samples):
-    """The user's samples; what a model that isn't the user's takes of them (`suits`) is known once it is made."""
+    """A source of custom samples.
+
+    Batches are validated against `suits`, the inputs that the model accepts, which is set once the model is built.
+    """
 
     suits: Suits | None = None
 
@@ -67,31 +73,31 @@ class OwnSamples(Samples):
 
 
 def _listed(sizes: Sequence[tuple[int, int | None]]) -> str:
-    """12 (held out: 3), 12 (held out: none)."""
+    """Format the distinct sizes, for example `12 (held out: 3), 12 (held out: none)`."""
     said = [f"{train} (held out: {'none' if held_out is None else held_out})" for train, held_out in sizes]
     return ", ".join(dict.fromkeys(said))
 
 
 def _alike(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Work of every rank, whose error is raised on all of them."""
+    """Run `work` on every rank; if it fails on any rank, raise that error on all ranks."""
     error: TrainError | None = None
     try:
         work()
     except TrainError as caught:
         error = caught
-    barrier(ranks)  # it may take long
+    barrier(ranks)  # `work` may take long
     for theirs in gather(ranks, error):
         if theirs is not None:
             raise theirs
 
 
 def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[Own, Own | None, str]:
-    """Both parts; the second one may be missing, and then there is a reason."""
+    """Return the training part, and the held-out part or None with the reason why it is missing."""
     build = load(name, "data")
     train = Own(build(split="train", **settings), name, seed, TRAIN)
     try:
         found = build.function(split="held_out", **settings)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
         return train, None, describe_error(error)
     if found is None:
         return train, None, "it returns None"
@@ -99,10 +105,10 @@ def _built(name: str, settings: Mapping[str, Any], seed: int) -> tuple[Own, Own 
 
 
 class Own:
-    """A dataset of the user's; what it draws at random depends on (seed, epoch, index) alone."""
+    """A custom dataset whose random numbers depend on (seed, epoch, index) only."""
 
     def __init__(self, dataset: Any, name: str, seed: int, stream: int) -> None:
-        """Raises UsageError: it is none, it is empty, or its first sample is none."""
+        """Raises UsageError if `dataset` is not map-style, is empty, or its first sample is invalid."""
         self.name, self._dataset, self._seed, self._stream = name, dataset, seed, stream
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             what = "an iterable one" if hasattr(dataset, "__iter__") else type(dataset).__name__
@@ -137,8 +143,10 @@ class Own:
 
 @contextmanager
 def seeded(seed: int, stream: int, epoch: int, index: int) -> Iterator[None]:
-    """Inside, the generators of torch, NumPy and Python begin anew for this sample; outside they are as before: what
-    training draws must not depend on who makes its samples."""
+    """Return a context that seeds the generators of torch, NumPy and Python for one sample, and restores them on exit.
+
+    The random numbers of training must not depend on which process prepares the samples.
+    """
     state: Tensor = torch.get_rng_state()
     numbers, plain = np.random.get_state(), random.getstate()
     drawn = [int(one) for one in generator(seed, USER_DATASET + (stream << 8), index, epoch).integers(0, 2**32, 3)]

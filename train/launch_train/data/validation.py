@@ -1,5 +1,7 @@
-"""Whether batches of the user's own are what a model that isn't the user's takes: asked on the CPU, as a GPU that is
-given a token beyond its table stops without a word about which one."""
+"""Validate custom batches for a built-in or transformers model, on the CPU.
+
+On a GPU, a token beyond the vocabulary is an opaque device assert.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from launch_train.data.source import IGNORED, Batch
 
 
 class Suits(NamedTuple):
-    """What a model takes. `most`: tokens in a sample; `known`: how many tokens, or classes, it knows; None: any.
-    `judges`: by its own loss, so that the targets are its, too."""
+    """The batches that a model accepts. `most`: maximum tokens in a sample; `known`: number of tokens or classes; None:
+    unlimited. `judges`: the model computes the loss, so targets are validated, too."""
 
     name: str
     takes: Literal["tokens", "images"]
@@ -25,18 +27,18 @@ class Suits(NamedTuple):
 
 
 class Unsuited(NamedTuple):
-    """The sample of a batch (its number there) that the model can't take, and why."""
+    """The index in the batch of a sample that the model doesn't accept, and the reason."""
 
     sample: int
     why: str
 
 
 def unsuited(batch: Batch, suits: Suits) -> Unsuited | None:
-    """None: the model can take it. Inputs that are a mapping are looked at under `input_ids` and `pixel_values`."""
+    """Return the first problem of a batch, or None. Of mappings, only `input_ids` or `pixel_values` is validated."""
     inputs, targets = batch
     first = _main(inputs, suits)
     if not isinstance(first, Tensor):
-        return None  # what else a model may take by name
+        return None  # other inputs that a model may accept by name
     if wrong := (_tokens if suits.takes == "tokens" else _images)(first, suits):
         return wrong
     return _targets(targets, suits) if suits.judges and isinstance(targets, Tensor) else None

@@ -1,4 +1,4 @@
-"""Processes that make batches ahead of their use: how many, in which order, and how they end."""
+"""Worker processes that prepare batches in advance: their start, the order of batches, and their shutdown."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from launch_train.data.batch import Tree, map_tensors
 from launch_train.data.source import Batch, Source
 
 PATIENCE = 1.0
-"""Seconds that processes have to end by themselves, before they are killed."""
+"""Seconds that worker processes have to exit before they are killed."""
 
 
 class Key(NamedTuple):
-    """Which batch: that of a step (`of` is 0), or held-out number so and so of so many."""
+    """Identifies a batch: the batch of step `number` (`of` is 0), or held-out batch `number` of `of`."""
 
     number: int
     of: int = 0
 
 
 def made(source: Source, key: Key, share: slice) -> Batch:
-    """The batch of a key. A pure function: who makes it, and when, changes nothing."""
+    """Return the batch for a key. A pure function: the result doesn't depend on the process or the time."""
     return source.held_out(key.number, key.of, share) if key.of else source.train(key.number, share)
 
 
 class Made:
-    """A batch on its way, or what went wrong with it."""
+    """A batch from a worker process, or the error raised while preparing it."""
 
     def __init__(self, key: Key, batch: Tree = None, error: TrainError | None = None) -> None:
         self.key, self.batch, self.error = key, batch, error
 
     def pin_memory(self) -> Made:
-        """What the loader's own thread calls: from pinned memory a GPU takes it without waiting."""
+        """Return a copy in pinned memory, for asynchronous transfer to a GPU. Called by the DataLoader."""
         return Made(self.key, map_tensors(self.batch, lambda tensor: tensor.pin_memory()), self.error)
 
     def got(self) -> Any:
@@ -60,8 +60,10 @@ Wanted = Callable[[Key], bool]
 
 
 class Plan:
-    """In which order batches are made: step after step, in between an evaluation's when it is asked for. The loader
-    takes its keys from here some batches ahead."""
+    """The order in which batches are prepared: consecutive steps, interrupted by the batches of a requested evaluation.
+
+    The DataLoader's sampler: it draws keys several batches ahead.
+    """
 
     def __init__(self, step: int = 1) -> None:
         self._step, self._evaluation, self._lock = step, deque[Key](), Lock()
@@ -78,15 +80,17 @@ class Plan:
             return key
 
     def wants(self, key: Key) -> bool:
-        """Whether a batch that has come is for somebody; it is then no longer under way."""
+        """Return whether a received batch is still needed, and remove its key from the pending ones."""
         with self._lock:
             mine = key in self._issued
             self._issued.discard(key)
             return mine
 
     def ensure(self, key: Key) -> bool:
-        """Have this one made, if it isn't under way: go to its step, or begin the evaluation there. Whether that was a
-        jump in training: what was made for other steps is then of no use."""
+        """Schedule a batch unless it is pending: continue from its step, or start the evaluation at its number.
+
+        Return True if training jumped to another step: batches prepared for other steps are then obsolete.
+        """
         with self._lock:
             if key in self._issued or key in self._evaluation:
                 return False
@@ -99,7 +103,7 @@ class Plan:
 
 
 class Job(Dataset[Made]):
-    """What a loader process does."""
+    """The dataset that worker processes index by key."""
 
     def __init__(self, source: Source, share: slice) -> None:
         self._source, self._share = source, share
@@ -112,7 +116,7 @@ class Job(Dataset[Made]):
 
 
 class Pool:
-    """The processes of a rank. Each has `prefetch` batches ready, or under way."""
+    """The worker processes of a rank. Each keeps `prefetch` batches ready or in preparation."""
 
     def __init__(
         self,
@@ -124,8 +128,11 @@ class Pool:
         pin: bool = False,
         ahead: Callable[[Iterator[Made], Wanted], Iterator[Made]] = lambda batches, wanted: batches,
     ) -> None:
-        """They begin with the batch of `step`. `ahead` may stand between: it takes batches as they come, and gives them
-        on; it is told how to find out whether one is of the kind that is asked for now."""
+        """Start the processes at the batch of `step`.
+
+        `ahead` may wrap the iterator over received batches. Its second argument is a predicate: is this key of the kind
+        (training or held-out) that was requested last?
+        """
         self._plan, self._ready = Plan(step), dict[Key, Made]()
         before = set(active_children())
         start_server()
@@ -140,17 +147,20 @@ class Pool:
         return [one.pid for one in self._workers if one.pid]
 
     def get(self, key: Key) -> Batch:
-        """A batch: at once, if it is the next one and the processes are quick enough. Raises what went wrong with it,
-        and TrainError if a process has gone."""
+        """Return a batch; without delay if it is next in order and already prepared.
+
+        Raises the error that preparing it raised, OutOfMemoryError if it doesn't fit on the GPU, and TrainError if a
+        worker process died.
+        """
         self._evaluates = bool(key.of)
         if key not in self._ready and self._plan.ensure(key):
             self._ready = {one: batch for one, batch in self._ready.items() if one.of}
         while key not in self._ready:
             try:
                 came = next(self._came)
-            except torch.OutOfMemoryError as error:  # a RuntimeError, too
+            except torch.OutOfMemoryError as error:  # a subclass of RuntimeError
                 raise OutOfMemoryError(f"data: no memory for the next batch on the GPU: {_line(error)}") from error
-            except (RuntimeError, EOFError, OSError) as error:  # also if it died while it handed over a batch
+            except (RuntimeError, EOFError, OSError) as error:  # EOFError, OSError: died while sending a batch
                 raise TrainError(
                     f"data: a loader process has ended by itself ({str(error).partition('.')[0]}): killed, perhaps as "
                     "memory ran out; loader: {workers: 0} does without"
@@ -161,12 +171,12 @@ class Pool:
         return batch
 
     def close(self) -> None:
-        """End the processes, whatever they do, within about twice PATIENCE."""
+        """Stop the processes, by force if necessary, within about twice PATIENCE."""
         if stop := getattr(self._came, "stop", None):
             stop()
         self._came = iter(())
         self._ready.clear()
-        # With its last reference goes the iterator, which ends its processes. An error's traceback may hold another.
+        # Dropping the last reference to the iterator stops its processes. A traceback may hold another reference.
         ender = Thread(target=self._box.clear, name="loader's end", daemon=True)
         ender.start()
         ender.join(PATIENCE)
@@ -178,9 +188,9 @@ class Pool:
 
 
 def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> Iterator[Made]:
-    """One iterator for the whole run: its processes stay."""
+    """Return an iterator that serves the whole run with the same processes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # more processes than cores may be what was asked for
+        warnings.simplefilter("ignore")  # the spec may ask for more processes than cores
         return iter(
             DataLoader(
                 job,
@@ -192,16 +202,16 @@ def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> It
                 collate_fn=_as_it_is,
                 worker_init_fn=_alone,
                 multiprocessing_context=get_context("forkserver"),
-                generator=torch.Generator(),  # else it draws from training's
+                generator=torch.Generator(),  # the default generator is training's
             )
         )
 
 
 def untravelled(job: Job) -> str:
-    """Why it can't be sent to another process; "" if it can."""
+    """Return why the job can't be pickled; empty if it can."""
     try:
         ForkingPickler.dumps(job)
-    except Exception as error:  # noqa: BLE001 - the user's classes say how they travel; shared memory may be full
+    except Exception as error:  # noqa: BLE001 - custom __reduce__ may raise anything; shared memory may be full
         return _line(error) or type(error).__name__
     return ""
 
@@ -215,7 +225,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _alone(worker: int) -> None:
-    """Of a loader process, at its start. Its group is not the rank's, and Ctrl-C is the rank's to answer."""
+    """Initialise a worker process: leave the rank's process group, and ignore Ctrl-C, which the rank handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.setpgid(0, 0)
@@ -223,21 +233,26 @@ def _alone(worker: int) -> None:
 
 
 def _end_with_the_rank() -> None:
-    """torch looks whether a loader process's parent lives. Here that is the server, which lives as long as they do."""
+    """Exit when the rank exits.
+
+    torch's own watchdog checks the parent process, but that is the fork server, which lives as long as its workers.
+    """
     if rank := parent_process():
         wait([rank.sentinel])
         os._exit(1)
 
 
 def start_server() -> None:
-    """Start the process that the loader's are forked from, in the background: it imports torch once for all of them.
-    Forking this one instead would copy threads, CUDA and connections in the middle of their work."""
+    """Start the fork server in the background. It imports torch once for all worker processes.
+
+    Forking the rank itself would copy its threads, CUDA state and connections in an undefined state.
+    """
     forkserver.set_forkserver_preload(["launch_train.data.forkserver_preload"])
     root = str(Path(__file__).parents[2])
     paths = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     if root not in (*paths, sysconfig.get_paths()["purelib"]):
         paths.append(root)
-    # A rank that is killed leaves semaphores behind; the process that then removes them needn't tell.
+    # Suppress the resource tracker's warning about semaphores that a killed rank leaves behind.
     quiet = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")))
     with _environ(PYTHONPATH=os.pathsep.join(paths), PYTHONWARNINGS=quiet):
         forkserver.ensure_running()
@@ -245,7 +260,7 @@ def start_server() -> None:
 
 @contextmanager
 def _environ(**values: str) -> Iterator[None]:
-    """Inside, the environment that a process inherits has these values; empty ones are left out."""
+    """Set environment variables for processes started inside the context. Empty values are skipped."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({name: value for name, value in values.items() if value})
     try:
