@@ -1,4 +1,4 @@
-"""The models that the trainer can build: its own, those of transformers, and custom ones."""
+"""Build models: built-in, transformers and custom ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _foreign(shape: Foreign, config: Config, source: Source | None) -> nn.Module
 
 
 def _with_loss(model: nn.Module, config: Config) -> nn.Module:
-    """Add the custom loss, if there is one; it gets what the model returns without targets."""
+    """Add the custom loss, if there is one. It is called with the model's outputs, computed without targets."""
     if config.loss is None:
         return model
     from launch_train.models import user_model

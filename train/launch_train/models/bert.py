@@ -1,6 +1,8 @@
-"""BERT (Devlin et al. 2018) with its head for masked language, in the shape of google-research/bert and transformers'
-BertForMaskedLM: LayerNorm behind each part, learned positions, GELU by the error function, the decoder tied to the
-tokens. All tokens are of the first of the two types that the published model has; nothing is padded."""
+"""BERT (Devlin et al. 2018) with a masked-language-modelling head, as in google-research/bert and transformers'
+BertForMaskedLM: post-LayerNorm, learned positions, exact GELU, decoder weights tied to the token embedding.
+
+All tokens have the first of the published model's two token types, and there is no padding.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ NORM = 1e-12
 
 
 class BertForMasked(nn.Module):
-    """Tokens [batch, time] in; the mean cross-entropy in nats over the hidden ones out, or logits [batch, time, vocab]
-    without targets."""
+    """Maps tokens [batch, time] to logits [batch, time, vocab]; with targets, to the mean cross-entropy in nats of the
+    hidden tokens."""
 
     def __init__(self, shape: Bert) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over several heads, in both directions."""
+    """Bidirectional multi-head self-attention."""
 
     def __init__(self, shape: Bert) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class Attention(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal with 0.02, biases 0."""
+    """Initialise weights from a normal distribution with standard deviation 0.02, biases with 0."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
@@ -92,8 +94,11 @@ def _initialise(module: nn.Module) -> None:
 
 
 def flops_per_token(shape: Bert, model: nn.Module) -> float:
-    """Forward and backward of one token: 6 for each parameter but those that are only looked up (the tokens' are the
-    decoder's too), and 12 layers x width x time for attention (appendix B of the PaLM paper)."""
+    """Return the FLOPs of forward and backward per token: 6 per parameter, and 12 x layers x width x time for attention
+    (appendix B of the PaLM paper).
+
+    Position and type embeddings don't count, as they are only looked up; the token embedding is also the decoder.
+    """
     looked_up = (shape.block_size + 2) * shape.n_embd
     parameters = sum(p.numel() for p in model.parameters()) - looked_up
     return 6 * parameters + 12 * shape.n_layer * shape.n_embd * shape.block_size

@@ -1,4 +1,4 @@
-"""Whether Hugging Face's hub has a model, asked once and not for long."""
+"""Check that a model exists on the Hugging Face hub, with a short timeout."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final
 from launch_train.common.errors import UsageError
 
 PATIENCE: Final = 10.0
-"""Seconds for the first answer, names' resolution included. The hub's own client asks again and again."""
+"""Timeout in seconds, including DNS. The hub's own client retries many times."""
 
 
 def only_cached(name: str) -> bool:
-    """Whether the model `name` (org/name, or name) has to come from this machine's cache: the hub can't be reached.
+    """Return True if the hub can't be reached and the model `name` (org/name, or name) is in the local cache.
 
-    Raises UsageError: the hub has no such model, or not for this user; or it can't be reached, and nothing is cached.
+    Raises UsageError if the hub has no such model, the user may not access it, or the hub can't be reached and nothing
+    is cached.
     """
     from huggingface_hub import constants, errors, try_to_load_from_cache
 
@@ -40,7 +41,7 @@ _GIVE: Final = "give a token in HF_TOKEN (secrets)"
 
 
 def _asked(name: str) -> Exception | None:
-    """What kept the hub from telling about the model's config.json; None: it told."""
+    """Request the metadata of the model's config.json, and return the error, or None if it succeeds."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
     failed: list[Exception | None] = [TimeoutError(f"no answer within {PATIENCE:g} s")]
@@ -49,11 +50,11 @@ def _asked(name: str) -> Exception | None:
         try:
             get_hf_file_metadata(hf_hub_url(name, "config.json"), token=get_token(), timeout=PATIENCE)
             failed.append(None)
-        except Exception as error:  # noqa: BLE001 - the client's own kinds, its transport's, the system's
-            if "Timeout" not in type(error).__name__:  # of any of them: it is the same whoever noticed first
+        except Exception as error:  # noqa: BLE001 - errors of the client, its transport or the system
+            if "Timeout" not in type(error).__name__:  # all timeouts are reported as the error above
                 failed.append(error)
 
-    asking = Thread(target=ask, name="hub", daemon=True)  # a name server that is silent outlasts every timeout
+    asking = Thread(target=ask, name="hub", daemon=True)  # DNS resolution has no timeout
     asking.start()
     asking.join(PATIENCE)
     return failed[-1]

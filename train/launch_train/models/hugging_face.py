@@ -1,5 +1,5 @@
 """Models of Hugging Face's transformers: by the type of their config (hf:llama), or by their name on the hub
-(hf:org/name). The state of one loads back into transformers' own class without the `model.` before each name."""
+(hf:org/name). Without the prefix `model.` of its parameter names, a state dict loads into transformers' own class."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ HEADS: Final = {
     "masked-lm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
     "image-classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
 }
-"""The tasks: transformers' class that builds a model for it, and its table of the types that have one."""
+"""For each task, transformers' class that builds a model, and its table of model types with such a head."""
 
 LEGACY: Final = ("rope_theta", "rope_scaling")
-"""Older names that configs with `rope_parameters` still take."""
+"""Old setting names that configs with `rope_parameters` still accept."""
 NOT_THEIRS: Final = frozenset({"dtype", "architectures", "transformers_version", "return_dict", "output_hidden_states"})
-"""Fields of every config that are not the model's: parameters are float32 here, whatever the precision of a run."""
+"""Fields of every config that a spec may not set. Parameters are always float32, whatever the run's precision."""
 
 
 def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
-    """A model of transformers with the head for its task.
+    """Build a transformers model with the head for its task.
 
-    Raises UsageError: transformers isn't installed, doesn't know the type or a setting, has no such head for it, or the
-    model can't take what the source gives.
+    Raises UsageError if transformers isn't installed, doesn't know the type or a setting, has no such head for the
+    type, or the model doesn't fit the data.
     """
     library, name = _transformers(), shape.name.removeprefix("hf:")
     _look_less()
@@ -60,8 +60,10 @@ def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
 
 
 def task_of(shape: Foreign) -> str:
-    """Which of HEADS it gets. Raises UsageError, as `build` does: also for a setting that it hasn't, before anything is
-    done with the data, which may take long."""
+    """Return the model's task, a key of HEADS.
+
+    Raises UsageError like `build`, also for an unknown setting: before the data is prepared, which may take long.
+    """
     _transformers()
     _, kind = _tried(shape, lambda: _found(shape))
     known(shape, kind)
@@ -69,9 +71,9 @@ def task_of(shape: Foreign) -> str:
 
 
 class Hugged(nn.Module):
-    """transformers' model with our loss: targets are already the next tokens, and -100 counts for nothing.
+    """A transformers model with the trainer's loss: targets are already shifted, and targets of -100 are ignored.
 
-    Inputs are tokens [batch, time], images [batch, 3, height, width], or a mapping of all that the model takes by name.
+    Inputs are tokens [batch, time], images [batch, 3, height, width], or a mapping of the model's keyword arguments.
     """
 
     def __init__(self, model: nn.Module, takes: str) -> None:
@@ -102,9 +104,11 @@ def _transformers() -> Any:
 
 @cache
 def _look_less() -> None:
-    """transformers looks into the positions for several sequences in one row: for that the host waits for the GPU in
-    each pass, and a compiled model gets a mask in place of the causal kernel. Positions that are one row for all
-    samples (expanded: no stride) are those that a model counts itself, 0 to the end."""
+    """Patch transformers so that it doesn't search the positions for packed sequences.
+
+    The search synchronises with the GPU in each pass, and makes a compiled model use a mask instead of the causal
+    kernel. Positions that are one row expanded to all samples (stride 0) are the model's own 0 … n - 1, never packed.
+    """
     from transformers import masking_utils
 
     look = getattr(masking_utils, "find_packed_sequence_indices", None)
@@ -118,7 +122,7 @@ def _look_less() -> None:
 
 
 def _tried(shape: Foreign, work: Any) -> Any:
-    """What `work` returns. Raises UsageError with transformers' own words."""
+    """Return the result of `work`. Its errors are raised as UsageError with transformers' message."""
     try:
         return work()
     except UsageError:
@@ -128,16 +132,19 @@ def _tried(shape: Foreign, work: Any) -> Any:
         raise UsageError(f"model: {shape.name}: transformers can't build it: {text[:400]}") from error
 
 
-# --- Its config -----------------------------------------------------------------------------------------------------
+# --- Config ---------------------------------------------------------------------------------------------------------
 
 
 def _is_of_hub(shape: Foreign) -> bool:
-    """Whether the name is one of the hub. Some there have no organisation (distilgpt2), and only those have weights."""
+    """Return whether the name is a hub model rather than a type.
+
+    Some hub models have no organisation (distilgpt2); `pretrained` tells them from types, which have no weights.
+    """
     return shape.pretrained or "/" in shape.name
 
 
 def _found(shape: Foreign) -> tuple[bool, Any]:
-    """Whether it has to come from the cache, and the class of its config. The hub is asked once."""
+    """Return whether the model must be loaded from the local cache, and its config class. Queries the hub once."""
     name = shape.name.removeprefix("hf:")
     return _found_on_hub(name) if _is_of_hub(shape) else (False, _type(_transformers(), name))
 
@@ -150,7 +157,7 @@ def _found_on_hub(name: str) -> tuple[bool, Any]:
 
 
 def _type(library: Any, name: str) -> Any:
-    """The class of a type's config. Raises UsageError: transformers has no such type."""
+    """Return the config class of a model type. Raises UsageError if transformers has no such type."""
     types = library.models.auto.configuration_auto.CONFIG_MAPPING
     if name not in types:
         near = did_you_mean(name, types.keys())
@@ -163,8 +170,11 @@ def _type(library: Any, name: str) -> Any:
 
 
 def _task(shape: Foreign, kind: Any) -> str:
-    """Which head. auto: the first that there is; but encoders like BERT have one for causal language too, in which each
-    token would see the one that it is to tell."""
+    """Return the task of the model's head. Raises UsageError if the type has no such head.
+
+    auto: masked-lm if available, else the first task. Encoders like BERT also have a causal-lm head, but with it each
+    token would attend to the one to be predicted.
+    """
     heads = [task for task in HEADS if kind.model_type in _types(task)]
     if shape.task in heads:
         return shape.task
@@ -183,7 +193,7 @@ def _types(task: str) -> Mapping[str, Any]:
 
 
 def known(shape: Foreign, kind: Any) -> dict[str, Any]:
-    """Its settings. Raises UsageError: it has no such one, which transformers would take without a word."""
+    """Return the settings. Raises UsageError for an unknown one, which transformers would accept silently."""
     fields = {field.name: None for field in dataclasses.fields(kind) if field.name not in NOT_THEIRS}
     more = (*kind.attribute_map, "num_labels", *(LEGACY if "rope_parameters" in fields else ()))
     names = {**fields, **dict.fromkeys(more)}
@@ -195,7 +205,7 @@ def known(shape: Foreign, kind: Any) -> dict[str, Any]:
 
 
 def _from_data(task: str, config: Config, source: Source | None) -> dict[str, Any]:
-    """What the data says about the model where the spec doesn't."""
+    """Return settings derived from the data: number of classes and image size."""
     if task != "image-classification":
         return {}
     classes, size = getattr(source, "num_classes", None), config.data.image_size
@@ -210,7 +220,10 @@ def _config(library: Any, shape: Foreign, kind: Any, settings: Mapping[str, Any]
 
 
 def _prepare(shape: Foreign, theirs: Any, task: str) -> None:
-    """For training: nothing is kept from one token to the next; a causal model looks back only."""
+    """Set the config for training: no key-value cache; causal attention for causal-lm.
+
+    Raises UsageError for encoder-decoder models.
+    """
     if getattr(theirs, "is_encoder_decoder", False):
         raise UsageError(
             f"model: {shape.name} has an encoder and a decoder, which the trainer has no data for: a model of your own "
@@ -246,7 +259,10 @@ def _sees(shape: Foreign, theirs: Any, source: Source | None) -> None:
 
 
 def _made(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
-    """Fresh, or with the hub's weights: those that it lacks are fresh. Attention is torch's where the model has it."""
+    """Create the model, newly initialised or with the hub's weights (`name`); missing weights are newly initialised.
+
+    transformers uses torch's scaled_dot_product_attention if the model supports it.
+    """
     if name is None:
         return head.from_config(theirs, dtype=torch.float32)
     return head.from_pretrained(
@@ -255,5 +271,5 @@ def _made(head: Any, name: str | None, theirs: Any, cached: bool) -> Any:
         dtype=torch.float32,
         local_files_only=cached,
         trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # another number of classes: a fresh head
+        ignore_mismatched_sizes=True,  # a different number of classes gets a new head
     )

@@ -58,7 +58,7 @@ def count_flops(model: nn.Module, *batch: Any) -> float | None:
     def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    on_cpu: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}  # torch knows CUDA's alone
+    on_cpu: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}  # torch only counts CUDA's
     same: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     if any(tensor.is_meta for tensor in batch if isinstance(tensor, Tensor)):
         same = {key: nn.Parameter(one.to("meta"), one.requires_grad) for key, one in same.items()}
@@ -86,7 +86,6 @@ def check_vocabulary(vocabulary: int | None, source: Source | None) -> None:
 
 
 def check_samples_of(source: Source | None, suits: Suits) -> None:
-    """Validate samples of a custom dataset from now on (UsageError if the model can't take one). Other sources validate
-    theirs."""
+    """Make a custom dataset validate its samples: UsageError if the model doesn't accept one. Ignores other sources."""
     if isinstance(source, OwnSamples):
         source.suits = suits

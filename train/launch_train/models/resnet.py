@@ -1,5 +1,5 @@
-"""ResNet-50 v1.5 in torchvision's shape: bottlenecks whose stride sits in the 3 x 3 convolution (He et al. 2015; v1.5
-after NVIDIA's and torchvision's models). 25 557 032 parameters at 1000 classes."""
+"""ResNet-50 v1.5 as in torchvision: the stride of a bottleneck is in its 3 x 3 convolution (He et al. 2015; v1.5 as in
+NVIDIA's and torchvision's models). 25 557 032 parameters at 1000 classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resnet50(shape: Shape) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Images [batch, 3, height, width] in; the mean cross-entropy in nats out, or logits [batch, classes]."""
+    """Maps images [batch, 3, height, width] to logits [batch, classes]; with labels, to the mean loss in nats."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def _stages(width: int) -> list[nn.Module]:
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3, 1 x 1 around a shortcut, which is a 1 x 1 convolution where the shape changes."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut, which is a 1 x 1 convolution if the shape changes."""
 
     def __init__(self, before: int, inner: int, *, stride: int) -> None:
         super().__init__()
@@ -76,6 +76,8 @@ def _initialise(module: nn.Module) -> None:
 
 
 def flops_per_image(shape: Shape, model: nn.Module) -> float | None:
-    """Forward and backward of one image: at 224 x 224 the forward pass has 4.09 GMAC (torchvision's ResNet50_Weights
-    says 4.089), each of them two operations."""
+    """Return the FLOPs of forward and backward per image, two per multiply-add.
+
+    At 224 x 224 the forward pass has 4.09 GMAC (torchvision's ResNet50_Weights: 4.089).
+    """
     return count_flops(model, torch.empty(1, 3, shape.image_size, shape.image_size, device="meta"))

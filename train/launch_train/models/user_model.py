@@ -17,7 +17,10 @@ Loss = Tensor | tuple[Tensor, Tensor]
 
 
 def build(shape: Foreign, loss: str | None) -> nn.Module:
-    """What `my_pkg.model:build` makes of its settings. Raises UsageError: it fails, or makes no model."""
+    """Build a model with the user's function, such as `my_pkg.model:build`, and its settings.
+
+    Raises UsageError if the function fails, or doesn't return a trainable model.
+    """
     own = load(shape.name, "model")
     model = own(**shape.settings)
     if not isinstance(model, nn.Module):
@@ -30,7 +33,7 @@ def build(shape: Foreign, loss: str | None) -> nn.Module:
 
 
 def with_loss(model: nn.Module, loss: str) -> nn.Module:
-    """`model` with the user's own loss. Raises UsageError: there is no such function."""
+    """Return `model` with a custom loss. Raises UsageError if there is no such function."""
     own = load(loss, "loss")
     if isinstance(own.function, type):
         raise own.error("is a class; it must be a function (or a made object) of (outputs, targets)")
@@ -38,7 +41,7 @@ def with_loss(model: nn.Module, loss: str) -> nn.Module:
 
 
 class Whole(nn.Module):
-    """A model whose forward(inputs, targets) is the loss."""
+    """A model whose forward(inputs, targets) returns the loss."""
 
     def __init__(self, model: nn.Module, what: str) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class Whole(nn.Module):
 
 
 class Judged(nn.Module):
-    """A model whose forward(inputs) is judged by a function of the user's: loss(outputs, targets)."""
+    """A model whose outputs, forward(inputs), are passed to a custom loss(outputs, targets)."""
 
     def __init__(self, model: nn.Module, own: UserFunction) -> None:
         super().__init__()
@@ -75,9 +78,9 @@ CALLED = " (without `loss` the trainer calls model(inputs, targets))"
 
 
 def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
-    """What the user's code returns when it is first called with a batch: until then nobody knows that it works.
+    """Call the user's code with its first batch, and return the result.
 
-    Raises UsageError, in one line with the place, for whatever it raises but a lack of memory.
+    Any error except out of memory is raised as UsageError, in one line with its place in the user's code.
     """
     try:
         return call()
@@ -89,8 +92,11 @@ def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
 
 
 def staying(call: Callable[[], Any], what: str) -> Any:
-    """What the user's code returns with a later batch. What it raises is told as Python does; but if it leaves by
-    sys.exit(0), the run would look done. Raises UsageError."""
+    """Call the user's code with a later batch, and return the result.
+
+    Exceptions pass through with their traceback, except SystemExit, which is raised as UsageError: after sys.exit(0)
+    the run would seem to have finished.
+    """
     if torch.compiler.is_compiling():
         return call()
     try:
@@ -100,9 +106,9 @@ def staying(call: Callable[[], Any], what: str) -> Any:
 
 
 def checked(loss: Any, what: str) -> Loss:
-    """The loss, if it is one. It costs nothing to look at each: no value is asked for.
+    """Return the loss after validating its type and shape. No value is read, so this doesn't synchronise with the GPU.
 
-    Raises UsageError: it is no tensor of one number (or a pair of it and a count), or no gradient leads to it.
+    Raises UsageError if it is not a scalar tensor (or a pair of one and a count), or doesn't depend on a parameter.
     """
     if isinstance(loss, tuple) and len(loss) == 2:
         return _checked_sum(loss[0], what), _checked_count(loss[1], loss[0], what)
