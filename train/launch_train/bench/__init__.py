@@ -1,2 +1,1 @@
-"""What this machine can do, measured, and held against what its kind should give: `python -m launch_train.bench
---help`."""
+"""Measure this machine and compare it with the expected figures for its GPUs: `python -m launch_train.bench --help`."""

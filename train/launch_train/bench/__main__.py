@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Options(NamedTuple):
-    """The command line. `json` is a file, or - for stdout instead of the table."""
+    """Command-line options. `json` is a file, or - to print JSON instead of the table."""
 
     parts: tuple[str, ...] = PARTS
     quick: bool = False
@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
 
 def main() -> NoReturn:
-    """The command line is checked before torch, which takes seconds to load."""
+    """Run the benchmark. The command line is parsed before torch is imported, which takes seconds."""
     rank = int(os.environ.get("RANK") or 0)
     ranks: Ranks | None = None
 
@@ -50,8 +50,11 @@ def main() -> NoReturn:
 
 
 def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
-    """Whether this rank prints its error. A wrong command line is so on all ranks, and told without torch; which may
-    be what can't be loaded."""
+    """Return whether this rank prints its error.
+
+    Before the ranks are joined: an invalid command line, which all ranks have, is printed by rank 0 only; any other
+    error (torch may fail to import) by each rank.
+    """
     if ranks is None:
         return rank == 0 or not isinstance(error, UsageError)
     from launch_train.distributed import process_group
@@ -60,7 +63,7 @@ def _speaks(ranks: Ranks | None, rank: int, error: BaseException) -> bool:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Raises UsageError, in one line; SystemExit after --help."""
+    """Parse the command line. Raises UsageError, in one line; SystemExit after --help."""
     parser = _Parser(prog="python -m launch_train.bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="half a minute: less of everything")
     parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
@@ -83,7 +86,10 @@ def _parts(text: str) -> tuple[str, ...]:
 
 
 def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
-    """Measure, show and write. Raises, on all ranks alike, UnfitError where --strict finds a fault, and OutputError."""
+    """Measure, print and write the report.
+
+    Raises on all ranks: UnfitError if --strict finds a fault, OutputError if the report can't be written.
+    """
     import torch
 
     from launch_train.bench.report import Report
@@ -100,13 +106,13 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
 
 
 def _writable(path: str) -> None:
-    """Before anything is measured. Raises UsageError."""
+    """Raise UsageError if the folder of the output file does not exist. Called before anything is measured."""
     if path not in ("", "-") and not Path(path).parent.is_dir():
         raise UsageError(f"--json {path}: there is no folder {Path(path).parent}")
 
 
 def _told(options: Options, report: Report, env: Mapping[str, str]) -> None:
-    """On rank 0: print, write, and judge."""
+    """Print and write the report on rank 0; with --strict, raise UnfitError for faults."""
     from launch_train.bench.report import table, to_dict
     from launch_train.common.errors import UnfitError
 
@@ -135,7 +141,7 @@ def _say(part: str) -> None:
 
 
 def _mute(_part: str) -> None:
-    """The other ranks say nothing."""
+    """Print nothing: only rank 0 reports progress."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole training steps of a real model: in fp32, and with the mixed precision that the trainer would choose."""
+"""Benchmark complete training steps of real models: fp32, and the mixed precision that the trainer would choose."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from launch_train.common.config import Config, Gpt, ResNet
 from launch_train.performance import precision
 
 LARGE_GB: Final = 36.0
-"""GPUs with so much memory take larger batches: in small ones they wait for the host to start kernels."""
+"""GPUs with at least this memory get larger batches: small ones leave it waiting for kernel launches."""
 
 
 class Trial(NamedTuple):
-    """A model and how many samples it gets at a time."""
+    """A model and its batch size."""
 
     name: str
     shape: Gpt | ResNet
@@ -32,7 +32,7 @@ class Trial(NamedTuple):
 
 
 def trials(memory_gb: float | None, quick: bool) -> list[Trial]:
-    """What is tried on a GPU with that memory, or, where it is None, on a CPU. A quick run has the GPT alone."""
+    """Return the trials for a GPU with that memory, or for a CPU (None). A quick run only has the GPT."""
     if memory_gb is None:
         found = [Trial("GPT", Gpt(), 12), Trial("ResNet-50", ResNet(image_size=64, width=16), 8)]
     else:
@@ -43,7 +43,7 @@ def trials(memory_gb: float | None, quick: bool) -> list[Trial]:
 
 
 def measure(device: torch.device, budget: float, quick: bool) -> list[Figure]:
-    """Samples' units a second in fp32 (without TF32) and mixed, and how much faster that is."""
+    """Measure tokens or images per second in fp32 (without TF32) and in mixed precision, and the speed-up."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
     mixed = numbers(capability)
@@ -51,8 +51,10 @@ def measure(device: torch.device, budget: float, quick: bool) -> list[Figure]:
 
 
 def numbers(capability: tuple[int, int] | None) -> precision.PrecisionPolicy:
-    """What the trainer mixes on a GPU; bf16 on a CPU (None), and fp16 on a GPU without tensor cores, as there is
-    nothing else to compare there."""
+    """Return the mixed precision to compare with fp32.
+
+    On a GPU that is the trainer's choice, or fp16 if it chooses no mixed precision; on a CPU (None) it is bf16.
+    """
     if capability is None:
         return precision.POLICIES["bf16"]
     chosen = precision.choose("auto", "cuda", capability)
@@ -69,17 +71,17 @@ def _compared(trial: Trial, mixed: precision.PrecisionPolicy, device: torch.devi
 
 
 def _rate(trial: Trial, used: precision.PrecisionPolicy, device: torch.device, budget: float) -> float:
-    """Units a second, forward and backward and update."""
+    """Return tokens or images per second of steps with forward, backward and update."""
     per_sample = trial.shape.block_size if isinstance(trial.shape, Gpt) else 1
     with tf32(used.tf32):
         return trial.batch * per_sample / clock.seconds(_step(trial, used, device), device, budget)
 
 
 def _step(trial: Trial, used: precision.PrecisionPolicy, device: torch.device) -> Callable[[], None]:
-    """A step on a batch that is always the same."""
+    """Return a function that runs one training step, always on the same batch."""
     model: nn.Module = models.build_model(Config(model=trial.shape)).to(device)
     inputs, targets = _batch(trial, device)
-    if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both, so that the precision alone differs
+    if isinstance(trial.shape, ResNet) and device.type == "cuda":  # in both trials, so that only the precision differs
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

@@ -1,4 +1,4 @@
-"""GB/s (1e9 bytes) of the device's memory, and of the way between it and the host's."""
+"""Measure the bandwidth of device memory and of copies between host and device, in GB/s (1e9 bytes)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from launch_train.bench import clock
 from launch_train.bench.figures import Figure
 
 GPU_BYTES: Final = 1 << 29
-"""Of each array: 512 MiB are far more than any GPU's cache (B200 has 126 MB)."""
+"""Size of each array. 512 MiB is far larger than any GPU's cache (B200: 126 MB)."""
 CPU_BYTES: Final = 1 << 27
 HOST_BYTES: Final = 1 << 28
 
 
 def memory(device: torch.device, budget: float, size: int | None = None) -> list[Figure]:
-    """Copy (a = b) and triad (a = b + s c): the two of STREAM's kernels that differ. `size`: bytes of each array.
+    """Measure STREAM's copy (a = b) and triad (a = b + s c) kernels. `size`: bytes of each array.
 
     https://www.cs.virginia.edu/stream/ref.html
     """
@@ -29,7 +29,7 @@ def memory(device: torch.device, budget: float, size: int | None = None) -> list
 
 
 def host(device: torch.device, budget: float, size: int = HOST_BYTES) -> list[Figure]:
-    """To the GPU and back, from pinned and from pageable memory; nothing where the device is the CPU."""
+    """Measure copies to and from the GPU, with pinned and pageable host memory. Empty if the device is the CPU."""
     if device.type != "cuda":
         return []
     there = torch.ones(size // 4, device=device)
@@ -49,5 +49,5 @@ def _copied(name: str, to: Tensor, source: Tensor, budget: float) -> Figure:
 
 
 def gbs(name: str, moved: float, seconds: float) -> Figure:
-    """A figure in GB/s: bytes read and written, over the time."""
+    """Return a figure in GB/s. `moved`: bytes read and written."""
     return Figure(name, moved / seconds / 1e9, "GB/s")

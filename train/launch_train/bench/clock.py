@@ -1,4 +1,4 @@
-"""How long a piece of work takes: medians of repeats after a warm-up, by CUDA's own events on a GPU."""
+"""Time work: the median of repeats after a warm-up, measured with CUDA events on a GPU."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Work = Callable[[], object]
 
 LEAST: Final = 3
 MOST: Final = 1000
-"""Repeats. A product on a large GPU takes 1.5 ms: a few of them are over before its power limit is felt."""
+"""Bounds of the repeats. A matrix product on a large GPU takes 1.5 ms: a few would finish before power throttling."""
 WARM_SECONDS: Final = 0.25
-"""Of work before a GPU is measured: an idle one lets its clocks down, and needs some tenths to raise them."""
+"""Warm-up before measuring a GPU: an idle GPU lowers its clocks, and needs some tenths of a second to raise them."""
 
 
 def seconds(work: Work, device: torch.device, budget: float) -> float:
-    """The median time of one `work`: of as many repeats as fit `budget` seconds, at least 3 and at most 1000."""
+    """Return the median seconds of one `work`, from 3 to 1000 repeats, as many as fit into `budget` seconds."""
     return statistics.median(times(work, device, repeats(warm(work, device), budget)))
 
 
 def repeats(each: float, budget: float) -> int:
-    """How often work of `each` seconds is measured."""
+    """Return the number of repeats for work that takes `each` seconds."""
     return max(LEAST, min(MOST, round(budget / max(each, 1e-9))))
 
 
 def warm(work: Work, device: torch.device) -> float:
-    """Seconds of the last of some runs before it counts: one, and on a GPU as many as it takes to wake it up."""
+    """Warm up, on a GPU for WARM_SECONDS, and return the seconds of the last run."""
     began = time.perf_counter()
-    work()  # allocations, and the choice of kernels
+    work()  # includes allocations and kernel selection
     synchronize(device)
     while True:
         before = time.perf_counter()
@@ -44,12 +44,12 @@ def warm(work: Work, device: torch.device) -> float:
 
 
 def times(work: Work, device: torch.device, count: int) -> list[float]:
-    """Seconds of each of `count` runs."""
+    """Return the seconds of each of `count` runs."""
     return _on_gpu(work, device, count) if device.type == "cuda" else _on_host(work, count)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

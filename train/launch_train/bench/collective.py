@@ -1,4 +1,4 @@
-"""The all-reduce over all ranks, as training has it: bus bandwidth by size. And the links between a node's ranks."""
+"""Measure the bus bandwidth of all-reduce over all ranks, by size, and the links between a node's ranks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from launch_train.distributed.process_group import Ranks, gather
 
 SIZES: Final = (1, 4, 16, 64, 256)
 QUICK: Final = (1, 16, 64)
-"""MB (2^20 bytes). DDP's buckets have 25 of them."""
+"""Sizes in MB (2^20 bytes). DDP's buckets have 25 MB."""
 
 
 LINK: Final = "link to the next"
-"""The figure's name."""
+"""Name of the link's figure."""
 LINK_MB: Final = 256
-"""On GPUs, in each direction. The host takes 0.2 ms to start an exchange, in which NVLink carries 100 MB."""
+"""MB per direction on GPUs. Starting an exchange takes the host 0.2 ms, enough for NVLink to transfer 100 MB."""
 
 
 def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[Figure]:
-    """GB/s for each size, and of the link to the next rank; nothing for one rank alone.
+    """Measure GB/s of all-reduce for each size, and of the link to the next rank. Empty for a single rank.
 
-    Raises UnfitError on all ranks if one has no memory for it.
+    Raises UnfitError on all ranks if one has too little memory.
     """
     if ranks.world == 1:
         return []
@@ -40,25 +40,25 @@ def measure(ranks: Ranks, sizes: Sequence[int], budget: float) -> list[Figure]:
 
 
 def name(size: int) -> str:
-    """The figure's name; `size` in MB."""
+    """Return the figure's name. `size`: MB."""
     return f"all-reduce {size} MB"
 
 
 def bus_gbs(moved: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth in GB/s: what each rank's link carries, whatever their number. `moved`: bytes that were reduced.
+    """Return the bus bandwidth in GB/s, which doesn't depend on the number of ranks. `moved`: bytes that were reduced.
 
-    2 (n - 1) / n of them pass each link, once summed up and once handed out:
+    Each link transfers 2 (n - 1) / n of them, for reduce-scatter and all-gather:
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     return 2 * (ranks - 1) / ranks * moved / seconds / 1e9
 
 
 def _allocated(ranks: Ranks, count: int) -> torch.Tensor:
-    """Zeros, which stay what they are however often they are summed; on all ranks or on none."""
+    """Allocate zeros, which stay zero in repeated sums. Raises UnfitError on all ranks if one fails."""
     problem, buffer = "", torch.empty(0)
     try:
         buffer = torch.zeros(count, device=ranks.device)
-    except RuntimeError as error:  # torch.OutOfMemoryError among them
+    except RuntimeError as error:  # includes torch.OutOfMemoryError
         problem = f"rank {ranks.rank}: {error}".partition("\n")[0]
     problems = [one for one in gather(ranks, problem) if one]
     if problems:
@@ -67,14 +67,16 @@ def _allocated(ranks: Ranks, count: int) -> torch.Tensor:
 
 
 def _bus(ranks: Ranks, buffer: torch.Tensor, budget: float) -> float:
-    """Of the rank that took longest."""
+    """Return the bus bandwidth by the time of the slowest rank."""
     taken = _seconds(ranks, lambda: dist.all_reduce(buffer), budget)
     return bus_gbs(buffer.numel() * buffer.element_size(), max(gather(ranks, taken)), ranks.world)
 
 
 def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[Figure]:
-    """GB/s that each rank sends to the next one on its node while it receives as much from the one before it, all at
-    once: a slow link shows at both of its ends. Nothing where no node has two ranks."""
+    """Measure GB/s that each rank sends to the next rank of its node while it receives as much from the previous one.
+
+    All ranks exchange at the same time, and a slow link shows at both of its ends. Empty if no node has two ranks.
+    """
     firsts = gather(ranks, ranks.node_rank)
     if max(Counter(firsts).values()) == 1:
         return []
@@ -86,7 +88,7 @@ def _ring(ranks: Ranks, buffer: torch.Tensor, budget: float) -> list[Figure]:
 
 
 def neighbours(rank: int, beside: Sequence[int]) -> tuple[int, int]:
-    """The ranks after and before one of those that are `beside` each other, in a ring."""
+    """Return the next and the previous rank in the ring of the node's ranks, `beside`."""
     at = beside.index(rank)
     return beside[(at + 1) % len(beside)], beside[at - 1]
 
@@ -101,7 +103,7 @@ def _pass_on(ranks: Ranks, beside: Sequence[int], out: torch.Tensor, into: torch
 
 
 def _seconds(ranks: Ranks, work: clock.Work, budget: float) -> float:
-    """This rank's median. All ranks repeat it equally often: as rank 0's clock has it."""
+    """Return this rank's median seconds. All ranks run the same number of repeats, which rank 0 decides."""
     clock.times(work, ranks.device, 2)
     each = statistics.median(clock.times(work, ranks.device, 2))
     count = gather(ranks, clock.repeats(each, budget))[0]

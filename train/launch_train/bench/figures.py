@@ -1,4 +1,4 @@
-"""What was measured, as data. Standard library only: judged, shown and read without torch."""
+"""Data classes for measurements. Standard library only, so that they can be read and judged without torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 PARTS: Final = ("matmul", "memory", "host", "allreduce", "amp", "loader")
-"""What can be measured, in this order."""
+"""Parts of the benchmark, in the order in which they run."""
 
 SCHEMA: Final = 1
-"""Of the JSON."""
+"""Schema version of the JSON."""
 
 
 class Figure(NamedTuple):
-    """One figure: more is better, in every one of them."""
+    """One figure. Higher is always better."""
 
     name: str
     value: float
@@ -21,15 +21,17 @@ class Figure(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A part that could not be measured, and why, in a line."""
+    """A part that could not be measured, and the reason in one line."""
 
     part: str
     why: str
 
 
 class Measured(NamedTuple):
-    """What one rank measured. `gpu` is its number on its node; `pcie` the link's generation and lanes, where known;
-    `seconds` how long each part took."""
+    """Measurements of one rank.
+
+    `gpu`: index on its node; `pcie`: the link's generation and lanes, if known; `seconds`: duration of each part.
+    """
 
     rank: int
     node: int
@@ -42,7 +44,7 @@ class Measured(NamedTuple):
     seconds: Mapping[str, float] = {}
 
     def value(self, name: str) -> float | None:
-        """The figure of that name; None if it has none."""
+        """Return the figure's value, or None if it wasn't measured."""
         return next((figure.value for figure in self.figures if figure.name == name), None)
 
     @property
@@ -50,7 +52,7 @@ class Measured(NamedTuple):
         return self.device != "cpu"
 
     def to_dict(self) -> dict[str, Any]:
-        """For the JSON."""
+        """Return the data for the JSON."""
         return {
             "rank": self.rank,
             "node": self.node,
@@ -65,10 +67,10 @@ class Measured(NamedTuple):
 
 
 def names(ranks: Sequence[Measured]) -> dict[str, str]:
-    """All figures' names with their units, in the order in which they were measured."""
+    """Return the names of all figures with their units, in the order of measurement."""
     return {figure.name: figure.unit for rank in ranks for figure in rank.figures}
 
 
 def values(ranks: Sequence[Measured], name: str) -> list[float]:
-    """That figure of each rank that has it."""
+    """Return the figure's values from all ranks that have it."""
     return [value for rank in ranks if (value := rank.value(name)) is not None]

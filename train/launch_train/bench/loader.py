@@ -1,4 +1,4 @@
-"""Samples a second that a DataLoader gives, by its number of workers: JPEGs decoded, cut out and made a tensor."""
+"""Measure a DataLoader's samples per second by number of workers: JPEGs decoded, cropped and converted to tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from launch_train.bench.matmul import cores, threads
 from launch_train.common.text import plural
 
 SIZE: Final = (500, 375)
-"""Pixels across and down: the commonest size of ImageNet's photographs."""
+"""Width and height in pixels: the most common size in ImageNet."""
 CUT: Final = 224
 BATCH: Final = 8
 MOST_WORKERS: Final = 16
 
 
 def measure(budget: float, quick: bool) -> list[Figure]:
-    """For each number of workers, `budget` seconds. On one thread, as a worker has it, and a process of torchrun's too:
-    more of them only get in each other's way over one picture."""
+    """Measure `budget` seconds for each number of workers.
+
+    torch uses one thread, as in workers and under torchrun: more threads don't speed up decoding one image.
+    """
     data = Photographs(photograph())
     with threads(1):
         return [
@@ -35,14 +37,14 @@ def measure(budget: float, quick: bool) -> list[Figure]:
 
 
 def counts(quick: bool, most: int | None = None) -> tuple[int, ...]:
-    """No worker, then 1, 2, 4 … and as many as there are cores, but 16 at most; quick: none, and as many as cores."""
+    """Return the numbers of workers: 0, 1, 2, 4 … up to the cores, at most 16; quick: only the first and the last."""
     most = min(most or cores(), MOST_WORKERS)
     doubled = [1 << n for n in range(most.bit_length()) if 1 << n < most]
     return (0, most) if quick else (0, *doubled, most)
 
 
 class Photographs(Dataset[Tensor]):
-    """One JPEG, decoded anew for each sample."""
+    """A dataset of one JPEG, which is decoded again for each sample."""
 
     def __init__(self, jpeg: bytes) -> None:
         self._jpeg = jpeg
@@ -51,7 +53,7 @@ class Photographs(Dataset[Tensor]):
         return 1 << 30
 
     def __getitem__(self, index: int) -> Tensor:
-        """[3, 224, 224] in 0…1: another part of it for each index, so that none is cheaper than the others."""
+        """Return a crop [3, 224, 224] in the range 0 to 1; its position depends on the index."""
         from PIL import Image
 
         left, top = index % (SIZE[0] - CUT), index % (SIZE[1] - CUT)
@@ -61,7 +63,7 @@ class Photographs(Dataset[Tensor]):
 
 
 def photograph() -> bytes:
-    """A JPEG of quality 85: noise over a slope, of some 100 KB, as ImageNet's are."""
+    """Return a JPEG of quality 85: a gradient with noise, about 100 KB like ImageNet's images."""
     from PIL import Image
 
     across, down = SIZE
@@ -73,7 +75,7 @@ def photograph() -> bytes:
 
 
 def rate(data: Dataset[Tensor], workers: int, budget: float) -> float:
-    """Samples a second, after each worker's first two batches: the start of the workers doesn't count."""
+    """Return samples per second, measured after two batches per worker to exclude the start of the workers."""
     batches = iter(DataLoader(data, batch_size=BATCH, num_workers=workers))
     for _ in range(max(1, 2 * workers)):
         next(batches)

@@ -1,4 +1,4 @@
-"""Matrix products: TFLOP/s in each kind of number, and how much faster the GPU is than all of the CPU."""
+"""Measure matrix products: TFLOP/s per number format, and the speed-up of the GPU over the whole CPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from launch_train.bench.figures import Figure
 
 DTYPES: Final = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 GPU_SIZE: Final = 8192
-"""Rows and columns: a product of 1.1 TFLOP, large enough for every GPU to be busy as a whole."""
+"""Rows and columns. A product of 1.1 TFLOP is large enough to use every GPU fully."""
 CPU_SIZE: Final = 1024
 ON_CPU: Final = "matmul CPU fp32"
 SPEED_UP: Final = "GPU/CPU fp32"
 
 
 def measure(device: torch.device, budget: float, *, host: bool, size: int | None = None) -> list[Figure]:
-    """TFLOP/s of this process's device in each kind of number, for `budget` seconds each; with `host` also those of the
-    CPU, on all cores that this process may use, if the device is a GPU."""
+    """Measure TFLOP/s of this process's device in each number format, for `budget` seconds each.
+
+    With `host`, and if the device is a GPU, also measure the CPU, on all cores that this process may use.
+    """
     is_gpu = device.type == "cuda"
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
     found = [Figure(name(kind), tflops(device, kind, size, budget), "TFLOP/s") for kind in kinds(device)]
@@ -34,13 +36,15 @@ def measure(device: torch.device, budget: float, *, host: bool, size: int | None
 
 
 def name(kind: str) -> str:
-    """The figure's name."""
+    """Return the figure's name."""
     return f"matmul {kind}"
 
 
 def kinds(device: torch.device) -> tuple[str, ...]:
-    """fp32 first. bf16 and TF32 are there from Ampere on; older GPUs would only pretend. On a CPU bf16 is what the
-    processor makes of it."""
+    """Return the number formats to measure, fp32 first.
+
+    bf16 and TF32 need Ampere or newer; older GPUs only emulate them. A CPU may emulate bf16, too.
+    """
     if device.type != "cuda":
         return ("fp32", "bf16")
     ampere = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -48,9 +52,9 @@ def kinds(device: torch.device) -> tuple[str, ...]:
 
 
 def tflops(device: torch.device, kind: str, size: int, budget: float) -> float:
-    """10^12 floating-point operations a second of the product of two square matrices of `size`: 2 size^3 each.
+    """Measure the TFLOP/s of a product of two square matrices, which takes 2 size^3 operations.
 
-    Of random numbers: zeros take less power, so that a GPU would seem faster than it is.
+    The matrices are random: zeros take less power, so the GPU would seem faster than it is.
     """
     a, b = (torch.randn(size, size, device=device).to(DTYPES[kind]) for _ in range(2))
     out = torch.empty_like(a)
@@ -60,7 +64,7 @@ def tflops(device: torch.device, kind: str, size: int, budget: float) -> float:
 
 @contextmanager
 def tf32(wanted: bool) -> Iterator[None]:
-    """Inside, fp32 products on tensor cores as TF32, or not at all."""
+    """Allow or forbid TF32 for fp32 products inside the context."""
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if wanted else "highest")
     torch.backends.cudnn.allow_tf32 = wanted
@@ -73,7 +77,7 @@ def tf32(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch on so many threads of the CPU: under torchrun each process has one, elsewhere one for each core."""
+    """Set torch's number of CPU threads inside the context. The default is 1 under torchrun, else one per core."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -83,5 +87,5 @@ def threads(count: int) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,6 @@
-"""What each kind of GPU gives at best, by the name that CUDA has for it. A GPU that isn't in the table is unknown.
+"""Peak figures of each GPU type, by CUDA's device name. A GPU that isn't in the table is unknown.
 
-The table (peaks.csv) repeats the catalog's figures, because train imports nothing of launcher: a test holds them equal.
+The table (peaks.csv) repeats the catalog's figures, because train may not import launcher. A test compares the two.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ KINDS: Final = ("bf16", "fp16", "tf32", "fp32")
 
 
 class Card(NamedTuple):
-    """One kind of GPU. `tflops` is dense, by kind of number; `memory_gbs` its memory's GB/s, `nvlink_gbs` NVLink's in
-    one direction, where all GPUs of a machine reach each other by a switch. None is unknown, or not there.
+    """One GPU type. None: unknown or not available.
 
-    `floor` and `memory_floor` are the shares of these that a large matrix product and a large copy reach on a card that
-    is well. A card of 75 W or less can't hold its clocks in one: L4 reaches 35 to 49 %.
+    `tflops`: dense, by number format; `memory_gbs`: memory bandwidth; `nvlink_gbs`: NVLink bandwidth in one direction,
+    only for machines whose GPUs are all connected by a switch.
+
+    `floor` and `memory_floor`: shares of the peaks that a large matrix product and a large copy reach at least on a
+    healthy card. A card of 75 W or less can't sustain its clocks: L4 reaches 35 to 49 %.
     """
 
     name: str
@@ -36,13 +38,15 @@ class Card(NamedTuple):
 
 
 def of(device: str) -> Card | None:
-    """The card that CUDA calls `device` ("NVIDIA H100 80GB HBM3", "Tesla T4"); None if it is unknown."""
+    """Return the card for CUDA's device name ("NVIDIA H100 80GB HBM3", "Tesla T4"), or None if unknown."""
     return next((card for words, without, card in _table() if _fits(words, without, device)), None)
 
 
 def asked(gpu: str, device: str) -> Mapping[str, float | None]:
-    """The peaks that the request has (contract.GPU, JSON), if `device` is the GPU that was asked for, as a whole; else
-    none."""
+    """Return the peaks from the request (contract.GPU, JSON), by number format.
+
+    Empty if `device` isn't the requested GPU, or is only a part of one (MIG).
+    """
     try:
         facts: Any = json.loads(gpu or "{}")
     except ValueError:
@@ -53,7 +57,7 @@ def asked(gpu: str, device: str) -> Mapping[str, float | None]:
 
 
 def tflops(device: str) -> Mapping[str, float | None]:
-    """The peaks of a card by CUDA's name for it; none if it is unknown."""
+    """Return the peak TFLOP/s of a card by CUDA's device name; empty if unknown."""
     card = of(device)
     return card.tflops if card else {}
 

@@ -1,4 +1,4 @@
-"""All parts, one after the other, on all ranks at the same time: as they are used in training."""
+"""Run all parts of the benchmark in turn, on all ranks at the same time, as in training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ WHOLE: Final = 1.5
 def run(
     ranks: Ranks, parts: Sequence[str], *, quick: bool, env: Mapping[str, str], say: Callable[[str], None]
 ) -> list[Measured]:
-    """What each rank measured, in the order of the ranks, on all of them. `say` hears which part begins."""
+    """Measure the parts, and return the measurements of all ranks, in order, on every rank.
+
+    `say` is called with each part's name before it starts.
+    """
     figures: list[Figure] = []
     troubles: list[Trouble] = []
     seconds: dict[str, float] = {}
@@ -38,7 +41,7 @@ def run(
         except (RuntimeError, OSError, ImportError, UnfitError) as error:  # torch.OutOfMemoryError is a RuntimeError
             troubles.append(Trouble(part, " ".join(str(error).split())[:200]))
         if ranks.device.type == "cuda":
-            with suppress(RuntimeError):  # after some errors CUDA has nothing but them to say
+            with suppress(RuntimeError):  # after some CUDA errors every call fails
                 torch.cuda.empty_cache()
         seconds[part] = round(time.monotonic() - began, 2)
     barrier(ranks)
@@ -46,7 +49,7 @@ def run(
 
 
 def _part(part: str, ranks: Ranks, quick: bool) -> list[Figure]:
-    """One part's figures. What is the node's and not the rank's, its first rank measures while the others wait."""
+    """Measure one part. Figures of the node are measured by its first rank while the others wait."""
     device, budget, first = ranks.device, QUICK if quick else WHOLE, ranks.local_rank == 0
     match part:
         case "matmul":
@@ -85,7 +88,7 @@ def _measured(
 
 
 def pcie_of(device: torch.device) -> tuple[int, int] | None:
-    """Generation and lanes of the GPU's link at its best, as nvidia-smi says; None where it doesn't."""
+    """Return the maximum generation and lanes of the GPU's link from nvidia-smi, or None if unknown."""
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     query = ["nvidia-smi", "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader", "-i", uuid]
     try:
@@ -96,6 +99,6 @@ def pcie_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def link(text: str) -> tuple[int, int] | None:
-    """`4, 16` as numbers; None for `[N/A]`, as in some VMs."""
+    """Parse `4, 16`; return None for `[N/A]`, which nvidia-smi prints in some VMs."""
     parts = [part.strip() for part in text.split(",")]
     return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
