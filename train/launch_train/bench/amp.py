@@ -16,7 +16,7 @@ from launch_train.common.config import Config, Gpt, ResNet
 from launch_train.performance import precision
 
 LARGE_GB: Final = 36.0
-"""GPUs with at least this memory get larger batches: small ones leave it waiting for kernel launches."""
+"""GPUs with at least this memory get larger batches: with small ones they wait for kernel launches."""
 
 
 class Trial(NamedTuple):

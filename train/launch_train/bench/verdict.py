@@ -64,7 +64,7 @@ def marks(ranks: Sequence[Measured], rank: Measured, asked: Mapping[str, float |
         return {}
     card = peaks.of(rank.device)
     tflops = {**(card.tflops if card else {}), **{kind: peak for kind, peak in asked.items() if peak}}
-    floor = card.floor if card else 0.25  # not known whether it holds its clocks
+    floor = card.floor if card else 0.25  # unknown whether it can sustain its clocks
     found = {f"matmul {kind}": Mark(peak, floor) for kind, peak in tflops.items() if peak}
     if card and card.memory_gbs:
         found["memory copy"] = found["memory triad"] = Mark(card.memory_gbs, card.memory_floor)

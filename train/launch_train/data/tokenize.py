@@ -27,7 +27,7 @@ VERSION = "2"
 """Version of the tokenization procedure; part of the name of cached files."""
 
 PIECE = 1 << 18
-"""Minimum characters of a piece of a document (except its last). Pieces end at line ends, as tokens do."""
+"""Minimum characters of a piece of a document (except its last), cut at a line end, as tokenizers do."""
 
 AT_ONCE = 1 << 23
 """Characters passed to the tokenizer per call: enough to use all cores, few enough to fit into memory."""
