@@ -1,1 +1,1 @@
-"""What processes leave behind them: rows, files and text, kept on the machine's disk until the run folder has them."""
+"""Metrics, files and log text, kept on the machine's disk until they are in the run folder."""

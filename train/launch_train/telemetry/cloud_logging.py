@@ -1,7 +1,7 @@
-"""What a VM's node and its processes print, as entries of Cloud Logging: on Vertex AI the platform writes them.
+"""Send the output of a VM's node and its processes to Cloud Logging. On Vertex AI the platform does this.
 
-An extra, like the text in the run folder: a slow or closed Cloud Logging holds up nobody and ends nothing. By REST
-through google-auth, as the image has it: the client library of Cloud Logging brings gRPC and OpenTelemetry.
+Best effort: the run folder has the same text, so a slow or closed Cloud Logging never blocks or ends a run. Uses REST
+through google-auth, which the image contains; the Cloud Logging client library would add gRPC and OpenTelemetry.
 https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries/write
 """
 
@@ -21,33 +21,34 @@ from launch_train.telemetry.tee import Left
 
 ENDPOINT: Final = "https://logging.googleapis.com"
 BUFFER: Final = 1 << 24
-"""Bytes that may wait. They are in the run folder too, so the oldest go first: what is new is what somebody follows."""
+"""Bytes that may be queued. Beyond that the oldest are dropped: users follow the newest lines, and the run folder has
+all of them."""
 TAKEN: Final = 1 << 21
-"""Bytes that are made into entries at once."""
+"""Bytes that are turned into entries at a time."""
 ANSWER_S: Final = 10.0
 AGAIN_S: Final = 1.0
 LONGEST_AGAIN_S: Final = 30.0
 AGAIN_CLOSED_S: Final = 0.2
 PATIENCE_S: Final = 30.0
-"""After so long without an answer that is told."""
+"""Seconds without an answer after which a warning is printed."""
 LAST_S: Final = 10.0
-"""What the end of a run waits at most: all of it is in the run folder as well."""
+"""Longest wait in seconds at the end of a run."""
 
 
 class _AwayError(Exception):
-    """No answer, or one after which the same request may work."""
+    """No answer, or a retryable one."""
 
 
 class _ClosedError(Exception):
-    """Cloud Logging takes nothing from us, now or later."""
+    """Cloud Logging rejects every request; retrying does not help."""
 
 
 class _RefusedError(Exception):
-    """It takes what we send, but not this."""
+    """Cloud Logging rejects this request only."""
 
 
 class Journal:
-    """Takes what is printed, and a thread sends it every `every` seconds. Adding never waits."""
+    """Queues output and sends it from a thread every `every` seconds. `add` never blocks."""
 
     def __init__(
         self, source: Source, environ: Mapping[str, str], say: Callable[[str], None], every: float = 2.0
@@ -64,7 +65,7 @@ class Journal:
         self._thread.start()
 
     def add(self, data: bytes, number: int) -> None:
-        """Append whole lines, or a piece of one, of the descriptor `number`; the oldest that don't fit any more go."""
+        """Queue output written to file descriptor `number`; if the buffer is full, drop the oldest."""
         with self._news:
             if self._off:
                 return
@@ -78,13 +79,13 @@ class Journal:
                 self._news.notify()
 
     def end(self) -> None:
-        """Nothing is added any more: send what is there."""
+        """Close the queue; the thread sends the rest."""
         with self._news:
             self._closed = True
             self._news.notify()
 
     def close(self, left: Left) -> None:
-        """End, and wait until all was sent, while there is time."""
+        """Close the queue and wait until all is sent, for at most LAST_S and the time left."""
         self.end()
         until = time.monotonic() + LAST_S
         while self._thread.is_alive() and (seconds := min(left(), until - time.monotonic())) > 0:
@@ -102,11 +103,11 @@ class Journal:
                     return
         except _ClosedError as error:
             self._turn_off(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is: the run goes on without
+        except Exception as error:  # noqa: BLE001 - logging is optional; no error in it may end the run
             self._turn_off(f"{type(error).__name__}: {error}")
 
     def _take(self) -> tuple[list[Chunk], int, bool]:
-        """Wait until something is due; what it is, how many lines are missing before it, and whether it is all."""
+        """Wait for output; return its chunks, the number of lines dropped before them, and True if none follow."""
         with self._news:
             self._news.wait_for(lambda: self._chunks or self._closed, REST / SECOND)
             self._news.wait_for(lambda: self._size >= TAKEN or self._closed, self._every)
@@ -119,7 +120,7 @@ class Journal:
             return taken, missed, self._closed and not self._chunks
 
     def _deliver(self, batch: list[bytes]) -> None:
-        """Try until it has arrived. Raises _ClosedError."""
+        """Retry until the batch is delivered or rejected. Raises _ClosedError."""
         began, again = time.monotonic(), AGAIN_S
         while True:
             try:
@@ -138,13 +139,13 @@ class Journal:
                 time.sleep(AGAIN_CLOSED_S)
 
     def _complain(self, line: str) -> None:
-        """Once: it is an extra, and what is said is printed too."""
+        """Print a warning, but only the first: warnings are output too and would be sent."""
         if not self._complained:
             self._complained = True
             self._say(line)
 
     def _turn_off(self, why: str) -> None:
-        """From now on what is added is nothing, and no memory is kept for it."""
+        """Discard queued and future output, and print the reason."""
         with self._news:
             self._off = True
             self._chunks.clear()
@@ -153,7 +154,7 @@ class Journal:
 
 
 class Wire:
-    """entries.write."""
+    """Client of the entries.write method."""
 
     def __init__(self, source: Source, environ: Mapping[str, str]) -> None:
         self._source = source
@@ -163,7 +164,7 @@ class Wire:
         self._session: Any = None
 
     def send(self, entries: list[bytes]) -> None:
-        """Raises _AwayError, _ClosedError, _RefusedError."""
+        """Send entries in one request. Raises _AwayError, _ClosedError or _RefusedError."""
         from google.auth.exceptions import GoogleAuthError, RefreshError
         from requests.exceptions import RequestException
 
@@ -191,7 +192,7 @@ class Wire:
         return self._session.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=ANSWER_S)
 
     def _refusal(self, answer: Any) -> str:
-        """What is missing, and the command that gives it."""
+        """Return what is missing, with the command that fixes it."""
         message, reason = message_and_reason(answer)
         project = self._source.project
         if reason == "SERVICE_DISABLED":

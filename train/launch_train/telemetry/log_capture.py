@@ -1,8 +1,8 @@
-"""The text of a node: what it and its processes print, in create-only parts in the run folder (contract.text_part).
+"""Capture the output of a node and its processes as create-only parts in the run folder (contract.text_part).
 
-Text is an extra. It is taken off the pipes (train/launch_train/telemetry/tee.py) into a bounded buffer, which a thread
-of its own empties: a slow bucket, a broken network and a full disk hold up nobody, end nothing, and leave room on the
-disk for what matters more. What can't be kept is missed out with a line in its place.
+Log text is best effort. The tee (train/launch_train/telemetry/tee.py) reads it from pipes into a bounded buffer, which
+a separate thread empties. A slow bucket, a broken network or a full disk never blocks or ends a run, and some disk
+space stays free for checkpoints and metrics. A line in the log marks text that could not be stored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ T = TypeVar("T")
 PART: Final = 1 << 20
 """Bytes after which a part is written at once."""
 BUFFER: Final = 1 << 26
-"""Bytes that may wait in memory: less than a second of the fastest output, hours of a usual one."""
+"""Bytes that may be buffered: less than a second of the fastest output, hours of typical output."""
 RESERVE: Final = 1 << 30
-"""Bytes (but at most a tenth of the disk) that text leaves free for checkpoints and metrics."""
+"""Bytes of disk (at most a tenth of the disk) that are left free for checkpoints and metrics."""
 _AGAIN_S: Final = 5.0
 _LINE_S: Final = 60.0
 _SLICE_S: Final = 2.0
-"""Of a wait; between two, the node looks whether it was told to stop."""
+"""Longest uninterrupted wait in seconds; between two, the node checks for a stop request."""
 
 
 class Text:
-    """Taken from its making on, and kept from `keep` on. Without a run folder (`wanted`) it does nothing at all."""
+    """Captures output from construction on, and stores it once `keep` is called. Does nothing if not `wanted`."""
 
     def __init__(self, *, wanted: bool, every: float, say: Say, journal: Journal | None = None) -> None:
-        """`every`: seconds after which what has come is written as a part. A `journal` is told the same."""
+        """Write a part every `every` seconds. `journal` receives the same output."""
         self.heard = -math.inf
         """time.monotonic() of the newest output."""
         self._say = say
@@ -54,27 +54,26 @@ class Text:
         self._keeper: Keeper | None = None
         self._spool: Path | None = None
         if wanted:
-            with suppress(OSError):  # stdout or stderr is closed: there is no text
+            with suppress(OSError):  # stdout or stderr is closed: nothing to capture
                 self._tee = Tee(self._take)
 
     def keep(self, storage: Storage, attempt: int, node: int, spool: Path | None) -> None:
-        """Begin to write parts, what came before included."""
+        """Start to write parts, including the output so far."""
         self._spool = spool
         if self._tee:
             self._keeper = Keeper(self._buffer, storage, attempt, node, spool, self._say)
 
     def drop(self) -> None:
-        """The run folder can't be written, and somebody else says so."""
+        """Discard all text without a message: the caller reports that the run folder is not writable."""
         if self._keeper:
             self._keeper.drop()
 
     def flush(self) -> None:
-        """Write what has come: the processes are gone."""
+        """Write the buffered text now; called when the processes have exited."""
         self._buffer.hurry()
 
     def close(self, left: Left) -> None:
-        """Put stdout and stderr back and write what is left, while there is time. Nobody needs the spool folder any
-        more: it goes, if nothing is left in it."""
+        """Restore stdout and stderr, write the rest in the time left, and remove the spool folder if it is empty."""
         if self._tee:
             self._tee.close(left)
         if self._journal:
@@ -94,7 +93,7 @@ class Text:
 
 
 class Buffer:
-    """Bytes between the pipes and the keeper. Adding never waits."""
+    """Queue between the pipes and the keeper. `add` never blocks."""
 
     def __init__(self, every: float, size: int = BUFFER) -> None:
         self._every = every
@@ -106,7 +105,7 @@ class Buffer:
         self._news = threading.Condition()
 
     def add(self, data: bytes) -> None:
-        """Append; what doesn't fit is missed, and so is all that follows until the buffer is emptied."""
+        """Append. If the buffer is full, count bytes as missing until `take` empties it, so that there is one gap."""
         with self._news:
             if self._missed or self._size + len(data) > self._most:
                 self._missed += len(data)
@@ -119,19 +118,19 @@ class Buffer:
             self._size += len(data)
 
     def hurry(self) -> None:
-        """Give out what is there now."""
+        """Make the buffered text due now."""
         with self._news:
             self._hurried = self._size > 0
             self._news.notify()
 
     def close(self) -> None:
-        """Nothing is added any more."""
+        """Signal that nothing more will be added."""
         with self._news:
             self._closed = True
             self._news.notify()
 
     def take(self) -> bytes | None:
-        """Wait until a part is due and empty the buffer; None when it is closed and empty."""
+        """Wait until a part is due and return it; None once the buffer is closed and empty."""
         with self._news:
             while not self._due():
                 self._news.wait(self._first + self._every - time.monotonic() if self._size else None)
@@ -143,7 +142,7 @@ class Buffer:
         return block or None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was closed within so many seconds."""
+        """Wait up to `seconds`; return whether the buffer was closed."""
         with self._news:
             return self._news.wait_for(lambda: self._closed, seconds)
 
@@ -155,7 +154,7 @@ class Buffer:
 
 
 class Keeper:
-    """The thread that writes the parts."""
+    """Thread that writes the parts."""
 
     def __init__(self, buffer: Buffer, storage: Storage, attempt: int, node: int, spool: Path | None, say: Say) -> None:
         self._buffer = buffer
@@ -172,11 +171,11 @@ class Keeper:
         self._thread.start()
 
     def drop(self) -> None:
-        """Keep nothing, and say nothing of it."""
+        """Discard the rest without a message."""
         self._dropped = True
 
     def close(self, left: Left) -> None:
-        """Write the rest and wait until all has arrived, while there is time; what hasn't is said."""
+        """Write the rest and wait for the uploads in the time left; report what could not be stored."""
         self._buffer.close()
         while self._thread.is_alive() and (seconds := left()) > 0:
             self._thread.join(min(0.1, seconds))
@@ -199,7 +198,7 @@ class Keeper:
             self._until_done(partial(self._put, outbox, block))
 
     def _until_done(self, act: Callable[[], T]) -> T | None:
-        """Try until it works, or until the end, and then once more; None where that failed too."""
+        """Retry `act` until it succeeds, and once more after the buffer is closed; None if that fails as well."""
         said = False
         while not self._dropped:
             closed = self._buffer.wait(0.0)
@@ -218,7 +217,7 @@ class Keeper:
         return None
 
     def _open(self) -> Outbox:
-        """Parts go on after those that a container before this one wrote."""
+        """Open the outbox. Part numbers continue after those of an earlier container of this node."""
         begin = contract.text_part(self._attempt, self._node, 0).rpartition("-")[0]
         numbers = (name.removeprefix(f"{begin}-").split(".")[0].split("-")[0] for name in self._storage.list(begin))
         self._part = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
@@ -230,7 +229,7 @@ class Keeper:
         self._part += 1
 
     def _complain(self, error: Exception) -> bool:
-        """Say what is wrong, but not more than once a minute."""
+        """Report an error at most once a minute; return whether it was reported."""
         if time.monotonic() - self._said < _LINE_S:
             return False
         self._said = time.monotonic()
@@ -239,7 +238,7 @@ class Keeper:
 
 
 def _make_sure_of_room(folder: Path) -> None:
-    """Raises OutputError when the disk is so full that checkpoints and metrics need what is left of it."""
+    """Raise OutputError if the remaining disk space is reserved for checkpoints and metrics."""
     while not folder.exists():
         folder = folder.parent
     disk = shutil.disk_usage(folder)

@@ -1,4 +1,4 @@
-"""What a VM's node prints, made into entries of Cloud Logging. Pure, but for the clock that says how old a rest is.
+"""Convert the output of a VM's node into Cloud Logging entries. Pure, except for the clock.
 
 https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
 """
@@ -15,21 +15,21 @@ from typing import Any, Final, NamedTuple
 from launch_train.common import contract
 
 SECOND: Final = 10**9
-"""Times are Unix nanoseconds here."""
+"""All times in this module are Unix nanoseconds."""
 PIECE: Final = 60_000
-"""Characters (of up to four bytes) after which a line goes on in another entry; an entry may have about 256 KB:
-https://cloud.google.com/logging/quotas."""
+"""Characters (up to four bytes each) after which a line is split over several entries; the limit of an entry is about
+256 KB: https://cloud.google.com/logging/quotas."""
 ENTRIES: Final = 1000
 REQUEST: Final = 5_000_000
-"""Entries and bytes of one request; Google takes 10 MB."""
+"""Upper bounds of entries and bytes in one request; Google's limit is 10 MB."""
 REST: Final = 10 * SECOND
-"""How long the beginning of a line waits for its end: a progress bar has none for hours, and is one entry each time."""
+"""Longest wait for the end of a line. A progress bar may not end its line for hours; it becomes an entry each time."""
 LONGEST_REST: Final = 1 << 16
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where entries come from: the labels of the resource (a gce_instance) and those of each entry."""
+    """Origin of entries: the labels of the resource (a gce_instance) and the labels of each entry."""
 
     project: str
     resource: Mapping[str, str]
@@ -37,11 +37,11 @@ class Source:
 
     @property
     def instance(self) -> str:
-        """The VM's number."""
+        """Return the VM's numeric id."""
         return self.resource["instance_id"]
 
     def head(self) -> dict[str, Any]:
-        """What holds for all entries of a request."""
+        """Return the fields that all entries of a request share."""
         return {
             "logName": f"projects/{self.project}/logs/{contract.LOG}",
             "resource": {"type": "gce_instance", "labels": dict(self.resource)},
@@ -51,7 +51,7 @@ class Source:
 
 
 class Chunk(NamedTuple):
-    """Bytes that were written to the descriptor `number` (1 or 2), at `time`."""
+    """Bytes written to file descriptor `number` (1 or 2) at `time`."""
 
     time: int
     number: int
@@ -59,7 +59,7 @@ class Chunk(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A line, without its newline."""
+    """A line without its newline."""
 
     time: int
     severity: str
@@ -67,8 +67,10 @@ class Said(NamedTuple):
 
 
 class Entries:
-    """Chunks made into entries. Each has an id of its own, so that one that is sent twice counts once, and their order
-    is that of their ids where their time is the same."""
+    """Converts chunks into entries.
+
+    Each has a unique id: Cloud Logging drops duplicates, and orders entries of the same time by id.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -76,7 +78,7 @@ class Entries:
         self._rests: dict[int, Chunk] = {}
 
     def made(self, chunks: Iterable[Chunk], missed: int = 0, *, last: bool) -> Iterator[bytes]:
-        """Entries as JSON. The beginning of a line waits for its end, for a while or until the `last` chunks."""
+        """Yield entries as JSON. An incomplete line is held until it ends, until REST has passed, or until `last`."""
         if missed:
             text = f"launch: {missed} lines are missing here: Cloud Logging took them too slowly"
             yield from self._entry(Said(time.time_ns(), "WARNING", text))
@@ -97,21 +99,21 @@ class Entries:
             self._rests[chunk.number] = Chunk(since, chunk.number, rest)
 
     def _entry(self, line: Said) -> Iterator[bytes]:
-        """One, or for a very long line several."""
+        """Yield one entry, or several for a very long line."""
         for start in range(0, max(1, len(line.text)), PIECE):
             self._count += 1
             entry = {
                 "timestamp": rfc3339(line.time),
                 "severity": line.severity,
                 "insertId": f"{self._prefix}-{self._count:010d}",
-                # Not a textPayload: an empty one is none, and an empty line is a line.
+                # jsonPayload, because Cloud Logging treats an empty textPayload as missing, and would lose empty lines.
                 "jsonPayload": {"message": line.text[start : start + PIECE]},
             }
             yield json.dumps(entry, ensure_ascii=False).encode()
 
 
 def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Requests' worth of entries."""
+    """Group entries into requests of at most ENTRIES entries and about REQUEST bytes."""
     batch: list[bytes] = []
     size = 0
     for entry in entries:
@@ -125,12 +127,12 @@ def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def spoken(time: int, number: int, line: bytes) -> Said:
-    """A line as a terminal shows it when it was written over and over; severities are as Vertex AI's."""
+    """Return the text after the last carriage return, as a terminal shows it. Severities are those of Vertex AI."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     return Said(time, "ERROR" if number == 2 else "INFO", shown.decode("utf-8", "replace"))
 
 
 def rfc3339(time: int) -> str:
-    """Unix nanoseconds as RFC 3339."""
+    """Format Unix nanoseconds as RFC 3339."""
     whole, rest = divmod(time, SECOND)
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

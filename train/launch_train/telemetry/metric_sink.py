@@ -166,8 +166,10 @@ class Parts:
             raise OutputError(f"the last rows could not be written to {self._storage.url} in time")
 
     def _run(self) -> None:
-        """Write until the last marker. After an error the queue is still drained, so that nobody blocks; the next `put`
-        raises it."""
+        """Write until the last marker.
+
+        After an error, keep draining the queue so that `flush` and `close` do not block; the next `put` raises it.
+        """
         last = False
         while not last:
             rows, mark = _next_rows(self._queue, self._seconds)

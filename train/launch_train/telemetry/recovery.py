@@ -1,5 +1,4 @@
-"""What the processes of a node had not sent to the run folder when they died: it lies on the node's own disk
-(contract.SPOOL), and the node sends it."""
+"""Upload what dead processes of a node left in its spool folder (contract.SPOOL) on the node's disk."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from launch_train.common.storage import Storage
 from launch_train.telemetry.upload_queue import sweep
 
 _SLICE_S: Final = 10.0
-"""One try. Between two, the node looks whether it was told to stop."""
+"""Longest single try in seconds; between two, the node checks for a stop request."""
 
 
 class Leftovers:
-    """The spool folder of a node and all that its processes leave in it."""
+    """Spool folder of a node, with the files that its processes left in it."""
 
     def __init__(self, folder: Path, storage: Storage, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -31,11 +30,11 @@ class Leftovers:
         self._say = say
 
     def send(self, left: Callable[[], float]) -> int:
-        """Send what dead processes left, while `left` says that there are seconds; how many objects remain."""
+        """Upload files of dead processes while `left()` is positive; return the number of objects that remain."""
         while True:
             try:
                 count = sweep(self.folder, self._storage, max(0.1, min(_SLICE_S, left())))
-            except Exception as error:  # noqa: BLE001 - whatever it is: a run that went well ends well
+            except Exception as error:  # noqa: BLE001 - a failed upload must not fail a successful run
                 self._say(f"files left in {self.folder} could not be uploaded: {error}")
                 return 1
             seconds = left()
@@ -44,17 +43,17 @@ class Leftovers:
             time.sleep(min(0.5, seconds))
 
     def close(self, left: Callable[[], float]) -> None:
-        """Send the rest; what could not be sent stays, and its place is said."""
+        """Upload the rest; report files that remain, with their folder."""
         if count := self.send(left):
             files, lie = ("1 file", "lies") if count == 1 else (f"{count} files", "lie")
             self._say(f"{files} did not reach {self._storage.url} and {lie} in {self.folder}: keep this machine's disk")
 
 
 def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
-    """A folder of our own for the run folder `url` on this machine, made now.
+    """Create the node's spool folder for the run folder `url`, or a fresh one if that name is not safe to use.
 
-    The same one for each start, so that a node that was killed and starts again finds what it had left. Not in /tmp,
-    which may be memory; a spec's TMPDIR says where there is room.
+    The name is the same at each start, so that a restarted node finds the files of the killed one. The parent is
+    contract.SPOOL, TMPDIR, or /var/tmp; not /tmp, which may be in memory. Raises OutputError.
     """
     parent = Path(environ.get(contract.SPOOL) or environ.get("TMPDIR") or _temporary())
     folder = parent / f"launch-spools-{hashlib.sha256(url.encode()).hexdigest()[:16]}-{node:04d}"
@@ -68,18 +67,18 @@ def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
 
 
 def _temporary() -> str:
-    kept = "/var/tmp"  # noqa: S108 - for "temporary files preserved between reboots" (hier(7)); see _is_ours
+    kept = "/var/tmp"  # noqa: S108 - kept across reboots (hier(7)); _is_ours checks the owner
     return kept if os.access(kept, os.W_OK) else tempfile.gettempdir()
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can have prepared it: the name can be guessed."""
+    """Return whether only this user can have created the folder: its name is predictable."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def prune(folder: Path) -> None:
-    """Remove it, if there is nothing in it but empty folders."""
+    """Remove a folder that contains nothing but empty folders."""
     for below in sorted(folder.rglob("*"), reverse=True):
         if below.is_dir():
             with suppress(OSError):

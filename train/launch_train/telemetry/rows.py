@@ -1,4 +1,4 @@
-"""Rows of metrics, as strict JSON can hold them."""
+"""Convert rows of metrics to strict JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ Row = dict[str, Any]
 
 
 def plain(row: Mapping[str, Any]) -> Row:
-    """A row that strict JSON can hold: numbers of other kinds become float, nan and infinities null, and `nonfinite`
-    says which they are: nan, inf or -inf."""
+    """Return a copy of a row that strict JSON can represent.
+
+    Other numeric types become float. NaN and infinities become null, and the key `nonfinite` maps each of these names
+    to nan, inf or -inf.
+    """
     values = {key: _plain(value) for key, value in row.items()}
     lost = {key: str(float(row[key])) for key, value in values.items() if value is None and row[key] is not None}
     return {**values, **({"nonfinite": lost} if lost else {})}
@@ -32,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 def whole(step: Any) -> int:
-    """A step: also a number of numpy's, a tensor with one, or 3.0."""
+    """Return a step as int; accepts numpy numbers, one-element tensors and 3.0. Raises TypeError."""
     try:
         return int(step) if float(step).is_integer() and not isinstance(step, (str, bytes)) else operator.index(step)
     except (TypeError, ValueError, OverflowError):

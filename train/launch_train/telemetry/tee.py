@@ -1,9 +1,8 @@
-"""Stands between this process's stdout and stderr and where they led: all that it and its children write goes on as it
-comes, and is handed to `take` as well, with the number of its descriptor.
+"""Copy what this process and its children write to stdout and stderr to a callback, without holding it back.
 
-Pipes and threads of this process, not a program of its own: the node kills whatever descends from it when a generation
-is over. Bytes are never decoded. Lines stay whole: a pipe keeps writes of up to 4096 bytes in one piece (pipe(7)); of a
-read of as many, which may end inside of a longer write, the last line waits for its end.
+Uses pipes and threads of this process: a separate program would be killed with the node's other descendants at the end
+of a generation. Bytes are never decoded. Lines stay whole: a write of up to 4096 bytes to a pipe is atomic (pipe(7)).
+If a read returns at least that many bytes, it may end inside a longer write, so its last line waits for the rest.
 """
 
 from __future__ import annotations
@@ -20,30 +19,31 @@ from contextlib import suppress
 from typing import Final
 
 Take = Callable[[bytes, int], None]
-"""Bytes, and the descriptor to which they were written: 1 where both lead to one place."""
+"""Receives bytes and the file descriptor they were written to; 1 for both if they lead to the same file."""
 Left = Callable[[], float]
-"""Seconds that are left; it may shrink at once when the node is told to stop."""
+"""Returns the seconds left; the value may drop at any time when the node is asked to stop."""
 
 _BLOCK: Final = 1 << 16
-"""What a pipe holds (pipe(7)), so that one read empties it."""
+"""Capacity of a pipe in bytes (pipe(7)): one read empties it."""
 _REST_MS: Final = 100
-"""How long it waits."""
+"""Longest time in milliseconds that an incomplete line is held back."""
 
 
 class Tee:
-    """Both streams, from its making to `close`. Where they lead to one place, one pipe stands in for both: what is
-    written to them stays in its order."""
+    """Captures both streams until `close`. If both lead to the same file, they share one pipe to keep their order."""
 
     def __init__(self, take: Take) -> None:
-        """Raises OSError where stdout or stderr is closed."""
+        """Start to capture. Raises OSError if stdout or stderr is closed."""
         sys.stdout.flush()
         sys.stderr.flush()
         groups: list[tuple[int, ...]] = [(1, 2)] if os.path.sameopenfile(1, 2) else [(1,), (2,)]
         self._streams = [_Stream(numbers, take) for numbers in groups]
 
     def close(self, left: Left) -> None:
-        """Put stdout and stderr back, and pass on what was written until now. A process that still holds a pipe open is
-        not waited for; a reader that takes nothing is, for as long as `left` says."""
+        """Restore stdout and stderr, and pass on what was written so far.
+
+        Does not wait for processes that still hold a pipe open. Waits at most `left()` seconds for a blocked reader.
+        """
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -54,7 +54,7 @@ class Tee:
 
 
 class _Stream:
-    """A pipe in the place of the descriptors `numbers`, and a thread that empties it into where they led."""
+    """Pipe that replaces the descriptors `numbers`, and a thread that copies it to their original file."""
 
     def __init__(self, numbers: tuple[int, ...], take: Take) -> None:
         self._numbers = numbers
@@ -62,7 +62,7 @@ class _Stream:
         self._real = os.dup(numbers[0])
         self._pipe, into = os.pipe()
         for number in numbers:
-            os.dup2(into, number)  # inheritable, unlike all the others
+            os.dup2(into, number)  # inheritable, unlike the other descriptors
         os.close(into)
         self._wake, self._waker = os.pipe()
         self._thread = threading.Thread(target=self._run, name=f"tee-{numbers[0]}", daemon=True)
@@ -80,7 +80,7 @@ class _Stream:
     def _run(self) -> None:
         try:
             self._pump()
-        finally:  # who still writes to the pipe is told that it is gone
+        finally:  # processes that still write to the pipe get EPIPE
             for descriptor in (self._pipe, self._wake, self._real):
                 os.close(descriptor)
 
@@ -94,13 +94,13 @@ class _Stream:
             if self._wake in ready:
                 break
             block = os.read(self._pipe, _BLOCK) if ready else b""
-            if ready and not block:  # nobody holds the other end any more
+            if ready and not block:  # all writers have closed the pipe
                 break
             rest = self._pass(rest + block, cut=len(block) >= select.PIPE_BUF)
         self._drain(rest)
 
     def _drain(self, rest: bytes) -> None:
-        """What is in the pipe now, and no more: somebody may write for ever."""
+        """Pass on only what is in the pipe now: a process may keep writing forever."""
         waiting = array.array("i", [0])
         fcntl.ioctl(self._pipe, termios.FIONREAD, waiting)
         while waiting[0] > 0 and (block := os.read(self._pipe, min(_BLOCK, waiting[0]))):
@@ -109,18 +109,18 @@ class _Stream:
         self._pass(rest, cut=False)
 
     def _pass(self, data: bytes, *, cut: bool) -> bytes:
-        """Hand it on; with `cut` the beginning of the last line is kept back and returned."""
+        """Pass data on; with `cut`, return the incomplete last line instead of passing it on."""
         end = data.rfind(b"\n") + 1 if cut else 0
         whole, rest = (data[:end], data[end:]) if end else (data, b"")
         if whole:
             self._take(whole, self._numbers[0])
-            with suppress(OSError):  # a reader that has gone, a full disk: the job goes on
+            with suppress(OSError):  # the reader exited or the disk is full; the job continues
                 _write(self._real, whole)
         return rest
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of it, also where the descriptor doesn't block (a terminal that another program has set so)."""
+    """Write all of `data`, even if the descriptor is non-blocking (as some programs leave a terminal)."""
     view = memoryview(data)
     while view:
         try:

@@ -1,8 +1,8 @@
-"""TensorBoard's events of a run, in its folder `logs/`. Optional: without the package there are none.
+"""Write TensorBoard events of a run to its folder `logs/`. Optional: disabled if TensorBoard is not installed.
 
-Events are appended to a file, and objects of a bucket can't be appended to: for a bucket the file is written on this
-machine's disk and copied whole, and a new one is begun before it gets large. TensorBoard's own format writer is used
-rather than torch's, so that a script without torch needs none.
+Event files grow by appending, which bucket objects don't support. For a bucket, a file is written on the local disk and
+uploaded whole after each change; a new file is started before it gets large. TensorBoard's own record writer is used
+instead of torch's, so that scripts without torch work.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from launch_train.common.storage import LocalFolder, Storage
 from launch_train.telemetry.upload_queue import Outbox
 
 FILE_BYTES = 1 << 20
-"""A new file is begun when one is larger: each copy sends the whole file."""
+"""Size after which a new file is started: each upload sends the whole file."""
 
 Push = Callable[[Path], object]
 
 
 def open_board(storage: Storage, outbox: Outbox, start: str) -> Board | None:
-    """A board in the run folder, or None, with a line that says so, if TensorBoard is not installed or can't work.
+    """Open a board in the run folder; print a line and return None if TensorBoard is missing or fails.
 
-    `start` names this start of the run: its files come after those of the starts before it. The time sorts scripts
-    that know no attempt; what follows it keeps two of one moment apart.
+    `start` names this start of the run, so that its files sort after those of earlier starts. The time sorts scripts
+    that have no attempt number; the random suffix separates files of the same moment.
     """
     try:
         return _opened(storage, outbox, f"events.out.tfevents.{start}-{time.time():017.6f}-{secrets.token_hex(4)}")
     except ImportError:
         print("TensorBoard is not installed: no events are written", file=sys.stderr, flush=True)
-    except Exception as error:  # noqa: BLE001 - it is an extra: no trouble of it may end a run
+    except Exception as error:  # noqa: BLE001 - TensorBoard is optional; no error in it may end a run
         print(f"no TensorBoard events are written: {error}", file=sys.stderr, flush=True)
     return None
 
 
 def _opened(storage: Storage, outbox: Outbox, stem: str) -> Board:
     import tensorboard.compat.proto.event_pb2
-    import tensorboard.summary.writer.record_writer  # noqa: F401 - now, where it can still be said that there is none
+    import tensorboard.summary.writer.record_writer  # noqa: F401 - an ImportError must occur here, where it is handled
 
     if isinstance(storage, LocalFolder):
         folder = storage.folder / contract.LOGS
@@ -59,10 +59,10 @@ def _push(outbox: Outbox, path: Path) -> None:
 
 
 class Board:
-    """Scalars of rows: each number but the step and the time becomes a curve.
+    """Writes the numbers of rows as scalars, except the step and the time.
 
-    TensorBoard reads the files of a folder in the order of their names, each to its end before the next. `push` copies
-    a file to where it is read; without it the folder itself is read.
+    TensorBoard reads the files of a folder in order of their names, each to its end. `push` uploads a file; without it
+    TensorBoard reads `folder` itself.
     """
 
     def __init__(self, folder: Path, stem: str, push: Push | None = None) -> None:
@@ -98,7 +98,7 @@ class Board:
             self._push(self._file.path)
 
     def _end_file(self) -> None:
-        """A copied file isn't needed here any more."""
+        """Close the current file, and delete it if it was uploaded."""
         if self._file:
             self._copy()
             self._file.close()
@@ -108,7 +108,7 @@ class Board:
 
 
 class File:
-    """One file of events."""
+    """One event file."""
 
     def __init__(self, path: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -128,7 +128,7 @@ class File:
         self._records.write(event.SerializeToString())
 
     def flush(self) -> bool:
-        """Whether there was anything new."""
+        """Flush; return whether there were new events."""
         new = self.size > self._flushed
         self._file.flush()
         self._flushed = self.size
@@ -147,7 +147,7 @@ def _event(row: Mapping[str, Any], values: Mapping[str, float]) -> Any:
 
 
 def _session(row: Mapping[str, Any]) -> Any:
-    """The run goes on from here: TensorBoard forgets what an earlier start had drawn at this step and later ones."""
+    """Return the event that makes TensorBoard discard points of earlier starts at this step and later."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     log = SessionLog(status=SessionLog.START)
@@ -155,7 +155,7 @@ def _session(row: Mapping[str, Any]) -> Any:
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """What a row draws: `train/loss` and so on for a step, `eval/loss` for an evaluation, nothing for other events."""
+    """Return the scalars of a row by tag: train/… for a step, eval/… for an evaluation, none for other events."""
     if "step" not in row or row.get("event", "eval") != "eval":
         return {}
     group = row.get("event", "train")

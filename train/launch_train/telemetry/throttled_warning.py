@@ -1,4 +1,4 @@
-"""Warnings on stderr about a run folder that is not reachable, at most one a minute."""
+"""Warn on stderr about an unreachable run folder, at most once a minute."""
 
 from __future__ import annotations
 

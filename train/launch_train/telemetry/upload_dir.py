@@ -1,7 +1,7 @@
-"""A spool's folder: one file for each object, whose name says which object it is.
+"""Spool folder on disk: one file per object; the file name encodes the object's name.
 
-A file is there whole or not at all, at whatever moment its process is killed. The folder's lock is held as long as
-the process lives, so that others know what they may take over.
+Files are written atomically, so a killed process leaves no partial ones. The process locks its folder while it lives;
+other processes may take over an unlocked folder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from launch_train.common.storage.local import explain_disk_error
 
 PREFIX = "launch-spool-"
 LOCK = "lock"
-"""Locked by the living process; holds the address of the run folder."""
+"""File that the owner locks; contains the URL of the run folder."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a spool: the object's name, whether it is to be created rather than replaced, and its place among
-    the others."""
+    """A file of a spool: the object's name, its position in the queue, and whether to create or replace the object."""
 
     path: Path
     number: int
@@ -39,14 +38,14 @@ class Entry:
 
     @classmethod
     def of(cls, path: Path) -> Entry | None:
-        """The entry that a file is; None for the lock and for files that are not whole."""
+        """Parse a file name into an entry; None for the lock and for incomplete files."""
         number, _, rest = path.name.partition(".")
         kind, _, name = rest.partition(".")
         known = number.isdecimal() and kind in _KINDS
         return cls(path, int(number), unquote(name), kind == _KINDS[0]) if known else None
 
     def send(self, storage: Storage) -> None:
-        """To the run folder; sent twice it is there once. Raises GoneError, and what the storage raises."""
+        """Upload the object and delete the file. Idempotent. Raises GoneError and the errors of the storage."""
         try:
             data = self.path.read_bytes() if self.create else None
             self.path.stat()
@@ -59,12 +58,12 @@ class Entry:
         self.path.unlink(missing_ok=True)
 
     def size(self) -> int:
-        """Bytes; 0 if the file has gone."""
+        """Return the size in bytes; 0 if the file no longer exists."""
         return self.path.stat().st_size if self.path.exists() else 0
 
 
 class GoneError(Exception):
-    """The file isn't there any more: another process has sent it."""
+    """The file no longer exists: another process has uploaded it."""
 
 
 _KINDS = ("new", "last")
@@ -72,14 +71,14 @@ _KINDS = ("new", "last")
 
 @dataclass(eq=False)
 class Folder:
-    """A spool's folder, and its lock while it is open."""
+    """A spool folder and its open lock."""
 
     path: Path
     lock: IO[str]
     _next: int = field(default=0)
 
     def write(self, name: str, write: Callable[[Path], object]) -> None:
-        """Have `write` write an object to a file that is no entry yet. Raises OutputError."""
+        """Call `write` with a temporary path, which is not an entry yet. Raises OutputError."""
         try:
             write(self._half)
         except OSError as error:
@@ -89,7 +88,7 @@ class Folder:
             raise OutputError(f"{name} can't be kept in {self.path}: {reason}") from error
 
     def keep(self, name: str, *, create: bool, instead: Entry | None) -> Entry:
-        """Make what was written an entry, in the place of another if one is given."""
+        """Turn the temporary file into an entry, which replaces `instead` if given. Raises OutputError."""
         number = instead.number if instead else self._next
         path = self.path / f"{number:012d}.{_KINDS[not create]}.{quote(name, safe='')}"
         try:
@@ -101,7 +100,7 @@ class Folder:
 
     @property
     def last(self) -> int:
-        """The highest number in use."""
+        """Return the highest number in use, or -1."""
         return self._next - 1
 
     @property
@@ -109,12 +108,12 @@ class Folder:
         return self.path / ".half"
 
     def entries(self) -> list[Entry]:
-        """What is kept, in the order in which it was put."""
+        """Return the entries in the order in which they were queued."""
         found = (Entry.of(path) for path in self.path.iterdir())
         return sorted((entry for entry in found if entry), key=lambda entry: entry.number)
 
     def remove(self) -> None:
-        """With all that is in it."""
+        """Delete the folder with its content, and release the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.lock.close()
 
@@ -123,7 +122,7 @@ _OPEN: WeakSet[Folder] = WeakSet()
 
 
 def _let_go() -> None:
-    """In a forked process: a lock is held until all have closed it, and the child may live longer."""
+    """Close inherited locks in a forked child, which may outlive the parent: an open copy keeps the lock held."""
     for folder in _OPEN:
         folder.lock.close()
 
@@ -132,9 +131,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def new_folder(base: str | None, url: str) -> Folder:
-    """A folder of this process in `base` (None: where temporary files go). Raises OutputError.
+    """Create and lock a spool folder in `base` (None: the default temporary folder). Raises OutputError.
 
-    It gets its name once it is locked: nobody ever finds it without an owner.
+    The folder is renamed to its final name after it is locked, so that no process ever sees it without an owner.
     """
     try:
         if base:
@@ -154,10 +153,10 @@ def new_folder(base: str | None, url: str) -> Folder:
 
 @contextmanager
 def taken_over(path: Path, url: str) -> Iterator[Folder | None]:
-    """The spool of a process that has gone; None if it lives, or wrote to another run folder than `url`."""
+    """Lock and yield the spool of a dead process; None if its owner lives or it belongs to another run folder."""
     try:
         lock = (path / LOCK).open("r", encoding="utf-8")
-    except OSError:  # no spool, or another has just removed it
+    except OSError:  # not a spool, or another process has just removed it
         yield None
         return
     with lock:

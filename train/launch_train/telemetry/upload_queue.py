@@ -1,7 +1,7 @@
-"""What must reach the run folder in the end: put on this machine's disk at once, and sent from there by a thread.
+"""Queue objects on the local disk and upload them to the run folder from a thread.
 
-Who puts never waits for the network, and nothing that was put is lost while the disk lives: what a process that was
-killed has left in its spool, `sweep` sends. For a run folder on this machine there is no spool.
+Queuing an object never waits for the network, and the object survives while the disk does: `sweep` uploads the spool of
+a killed process. A run folder on the local disk needs no spool.
 """
 
 from __future__ import annotations
@@ -25,49 +25,56 @@ from launch_train.telemetry.throttled_warning import ThrottledWarning
 from launch_train.telemetry.upload_dir import PREFIX, Entry, Folder, GoneError, new_folder, taken_over
 
 SEND_SECONDS = 60.0
-"""For one object, and as long again as SLOWEST takes to carry it."""
+"""Timeout of one upload in seconds, plus the time to send the object at SLOWEST."""
 
 SLOWEST = 1e6
-"""Bytes a second."""
+"""Slowest expected upload speed, in bytes per second."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds between two tries: they double from the one to the other."""
+"""First and longest wait between two tries, in seconds; the wait doubles after each failure."""
 
 
 class Outbox(Protocol):
-    """Takes objects for the run folder. Any thread may put and wait."""
+    """Accepts objects for the run folder. Thread-safe."""
 
     @property
     def folder(self) -> Path | None:
-        """Where it keeps what has not arrived: what else is put there goes with it, also when its process is killed.
-        None: it keeps nothing."""
+        """Return the folder of objects that are not uploaded yet; None if there is no such folder.
+
+        Other files in it are removed with it, or by `sweep` if the process is killed.
+        """
 
     def put(self, name: str, data: bytes) -> None:
-        """Create an object; if its name is taken by other content, under the next free variant of the name.
+        """Create an object. If the name is taken by different content, use the next free variant of the name.
 
-        Raises OutputError if this machine's disk takes no more.
+        Raises OutputError if the local disk is full.
         """
 
     def put_file(self, name: str, path: Path) -> None:
-        """Replace an object by the file's content of now. Of several such, the last wins. Raises OutputError."""
+        """Replace an object with the file's current content. Only the last of several is sure to be uploaded.
+
+        Raises OutputError.
+        """
 
     def wait(self, seconds: float) -> bool:
-        """Whether all that was put before has arrived, after so many seconds at most. Trouble is tried again now."""
+        """Retry now and wait up to `seconds`; return whether all objects queued before are uploaded."""
 
     def close(self, seconds: float) -> None:
-        """Wait, then stop. Raises OutputError that says how much is left, and where it lies. May be called again.
-        Does nothing in a process that was forked: what is put belongs to the process that opened it."""
+        """Wait up to `seconds`, then stop. May be called again; does nothing in a forked child.
+
+        Raises OutputError that says how much is not uploaded, and where it is.
+        """
 
 
 def open_outbox(storage: Storage, env: Mapping[str, str]) -> Outbox:
-    """The outbox of this process: for a bucket a spool in `env`'s LAUNCH_SPOOL. Raises OutputError."""
+    """Open the outbox of this process; for a bucket, a spool in `env`'s LAUNCH_SPOOL. Raises OutputError."""
     if isinstance(storage, LocalFolder):
         return Direct(storage)
     return Spool(storage, new_folder(env.get(contract.SPOOL), storage.url))
 
 
 class Direct:
-    """Writes at once; errors are raised by who puts."""
+    """Writes synchronously; `put` and `put_file` raise the errors."""
 
     folder = None
 
@@ -87,9 +94,9 @@ class Direct:
 
 
 class Spool:
-    """Files on disk, and a thread that sends them in their order. In memory are their names only.
+    """Keeps objects as files and uploads them in order from a thread. Only their names are in memory.
 
-    An object that is refused lets the others pass and is tried again; while nothing can be reached, all wait.
+    A refused object does not block the others and is retried; while the storage is unreachable, all wait.
     """
 
     def __init__(self, storage: Storage, folder: Folder) -> None:
@@ -97,15 +104,15 @@ class Spool:
         self._fresh: OrderedDict[int, Entry] = OrderedDict()
         self._refused: OrderedDict[int, Entry] = OrderedDict()
         self._files: dict[str, Entry] = {}
-        """By name: the newest content of an object that is replaced."""
+        """The newest content of each replaceable object, by name."""
         self._sending: Entry | None = None
         self._all, self._others = Pause(), Pause()
-        """Until when nothing is tried, and none of what was refused."""
+        """Pause of all uploads, and pause of the refused ones."""
         self._warning = ThrottledWarning(folder.path, storage.url)
         self._closed = False
         self._putting = threading.Lock()
         self._news = threading.Condition()
-        # A daemon, so that a process which fails elsewhere can end; what it leaves is swept.
+        # A daemon, so that a process that fails elsewhere can exit; a sweep uploads the rest.
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -135,7 +142,7 @@ class Spool:
             self._news.notify_all()
             left = [*self._fresh.values(), *self._refused.values()]
         if left:
-            self._folder.lock.close()  # for who sweeps; the thread may still be at one of them, which does no harm
+            self._folder.lock.close()  # lets a sweep take over; uploading an object twice is harmless
             raise OutputError(_left_over(left, self._storage.url, self._folder.path, seconds))
         self._folder.remove()
 
@@ -152,12 +159,12 @@ class Spool:
                     self._news.notify_all()
 
     def _replaceable(self, name: str) -> Entry | None:
-        """An older content of the same object, if it isn't on its way."""
+        """Return the queued older content of the same object, unless it is being uploaded."""
         entry = self._files.get(name)
         return None if entry is None or self._sending == entry else entry
 
     def _first(self) -> float:
-        """The lowest number that has not arrived."""
+        """Return the lowest number that is not uploaded."""
         return min(next(iter(self._fresh), inf), min(self._refused, default=inf))
 
     def _run(self) -> None:
@@ -166,13 +173,13 @@ class Spool:
                 entry.send(self._storage.within(SEND_SECONDS + entry.size() / SLOWEST))
             except GoneError:
                 self._sent(entry)
-            except Exception as error:  # noqa: BLE001 - whatever it is: nothing is dropped, and training goes on
+            except Exception as error:  # noqa: BLE001 - the entry is kept and retried; training continues
                 self._failed(entry, error)
             else:
                 self._sent(entry)
 
     def _next(self) -> Entry | None:
-        """What is to be sent now; waits for it. None at the end."""
+        """Wait for the next entry to upload and return it; None when closed."""
         with self._news:
             while not self._closed:
                 queue = self._fresh or self._refused
@@ -211,7 +218,7 @@ class Spool:
         self._warning.failed(entry.name, error)
 
     def _drop(self, entry: Entry) -> None:
-        """While it was on its way newer content came, which it must not replace when it is tried again."""
+        """Drop an entry superseded while its upload ran: a retry would overwrite the newer content."""
         entry.path.unlink(missing_ok=True)
         self._fresh.pop(entry.number, None)
         self._refused.pop(entry.number, None)
@@ -220,7 +227,7 @@ class Spool:
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing is tried until a time of the monotonic clock; the next pause is `following` seconds long."""
+    """No uploads before `until` (monotonic clock); the next pause takes `following` seconds."""
 
     until: float = 0.0
     following: float = field(default_factory=lambda: FIRST_WAIT)
@@ -229,7 +236,7 @@ class Pause:
         return self.until - time.monotonic()
 
     def after_another(self) -> Pause:
-        """The pause after one more failure."""
+        """Return the pause after one more failure."""
         return Pause(time.monotonic() + self.following, min(2 * self.following, LONGEST_WAIT))
 
 
@@ -241,9 +248,9 @@ def _left_over(left: Sequence[Entry], url: str, folder: Path, seconds: float) ->
 
 
 def sweep(folder: Path, storage: Storage, seconds: float) -> int:
-    """Send what processes that have gone left in their spools in `folder`, for so many seconds at most.
+    """Upload what dead processes left in their spools in `folder`, for at most `seconds`.
 
-    Returns how many objects are still there. Spools of living processes and of other run folders are left alone.
+    Returns the number of objects that remain. Skips spools of living processes and of other run folders.
     """
     until = time.monotonic() + seconds
     spools = sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir()) if folder.is_dir() else []
@@ -261,7 +268,7 @@ def _swept(path: Path, storage: Storage, until: float) -> int:
 
 
 def _newest(entries: Sequence[Entry]) -> list[Entry]:
-    """Of each object that is replaced only the newest content: the files of the older are removed."""
+    """Return the entries without superseded content of replaceable objects, whose files are deleted."""
     newest = {entry.name: entry for entry in entries if not entry.create}
     old = [entry for entry in entries if not entry.create and newest[entry.name] != entry]
     for entry in old:
@@ -270,7 +277,7 @@ def _newest(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _arrives(entry: Entry, storage: Storage, until: float) -> bool:
-    """Whether it does while there is time."""
+    """Upload an entry before `until`; return whether that succeeded."""
     left = until - time.monotonic()
     if left <= 0:
         return False
