@@ -1,1 +1,1 @@
-"""What a machine does beside training, and what is wrong with its GPUs."""
+"""Monitor a machine during training, and report GPU faults."""

@@ -1,5 +1,5 @@
-"""What a container may use of its machine: its memory and its share of the CPUs, by Linux's control groups of both
-versions (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
+"""Read a container's memory and CPU limits and usage from Linux control groups, version 1 or 2
+(https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 UNLIMITED = 1 << 60
-"""Version 1 writes no limit as a number of about eight exabytes."""
+"""Version 1 represents "no limit" as a number of about eight exabytes."""
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The folders of this process's group and of those around it, innermost first; empty where there are none.
+    """Folders of this process's group and of its ancestors, innermost first; empty for a missing controller.
 
-    The outermost that a container sees is its own.
+    The outermost group that a container sees is its own.
     """
 
     memory: tuple[Path, ...] = ()
@@ -26,13 +26,13 @@ class Cgroup:
 
     @cached_property
     def memory_limit(self) -> int | None:
-        """Bytes; the least of all limits. None: no limit."""
+        """Return the lowest memory limit in bytes; None if there is none."""
         names = ("memory.max", "memory.limit_in_bytes")
         limits = [limit for folder in self.memory for name in names if (limit := _number(folder / name)) is not None]
         return min((limit for limit in limits if limit < UNLIMITED), default=None)
 
     def memory_used(self) -> int | None:
-        """Bytes, of the innermost group that has a limit, without files that the kernel can drop at once."""
+        """Return the memory use in bytes of the innermost limited group, without inactive file cache; None if no limit."""
         for folder in self.memory:
             current, limit = folder / "memory.current", folder / "memory.max"
             if not current.is_file():
@@ -44,11 +44,11 @@ class Cgroup:
 
     @cached_property
     def cpus(self) -> float | None:
-        """CPUs that may be used; None: all."""
+        """Return the number of CPUs that may be used; None if there is no quota."""
         return min((quota for folder in self.cpu for quota in _quotas(folder)), default=None)
 
     def cpu_seconds(self) -> float | None:
-        """Of CPU time that the group has used."""
+        """Return the CPU seconds used by the group, or None."""
         for folder in self.used_cpu:
             if (micros := _stat(folder / "cpu.stat").get("usage_usec")) is not None:
                 return micros / 1e6
@@ -58,8 +58,10 @@ class Cgroup:
 
 
 def find_cgroup(root: Path = Path("/")) -> Cgroup:
-    """The group of this process. A container that sees its own group as the outermost is in `/` or, by the host's
-    name, in a folder that isn't there."""
+    """Return the groups of this process.
+
+    In a container whose own group is the root, the path is `/`, or a host path that does not exist here.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -74,7 +76,7 @@ def find_cgroup(root: Path = Path("/")) -> Cgroup:
 
 
 def _places(lines: list[str]) -> Iterator[tuple[str, PurePosixPath]]:
-    """By the name of a controller, "" for version 2."""
+    """Yield the name of each controller ("" in version 2) and its path."""
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
@@ -99,7 +101,7 @@ def _quotas(folder: Path) -> Iterator[float]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file says, if it says a number."""
+    """Return the integer in a file, or None."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

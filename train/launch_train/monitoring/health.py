@@ -1,5 +1,5 @@
-"""What is wrong with a node's GPUs, by what nvidia-smi says of them. Pure: launch_train.node.health_check asks and
-adds the rest."""
+"""Find faults of a node's GPUs in the output of nvidia-smi. Pure; launch_train.node.health_check runs nvidia-smi and
+adds other checks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Final, NamedTuple
 from launch_train.monitoring.nvidia_smi import Card
 
 NEEDS: Final = {12: 525, 13: 580}
-"""By CUDA's major version, the least branch of the driver that runs it
+"""Oldest driver branch that runs each major version of CUDA
 (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 SWITCHED: Final = re.compile(r"A100-SXM|H100 80GB HBM3|H200(?! NVL)|G?B[23]00")
-"""Names of GPUs that reach each other by NVLink in each machine of the cloud, all pairs alike."""
+"""Names of GPUs for which every pair in a cloud machine is connected by NVLink."""
 
 FOREIGN_GB: Final = 1.0
-"""Used memory that a GPU without a process of ours may have: the driver's own share is less."""
+"""Memory use in GB above which another process must be on the GPU; the driver alone uses less."""
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong; `ends`: no training can go well with it."""
+    """A fault; `ends`: training cannot work with it."""
 
     text: str
     ends: bool = False
 
 
 def faults(cards: Sequence[Card], wires: Sequence[Sequence[str]] = ()) -> list[Fault]:
-    """What is wrong with these GPUs; each thing once, with the GPUs that have it."""
+    """Return the faults of these GPUs, each once with the GPUs that have it."""
     found: dict[Fault, list[int]] = {}
     for card in cards:
         for fault in _faults_of(card):
@@ -45,7 +45,7 @@ def _faults_of(card: Card) -> Iterator[Fault]:
 
 
 def _memory_faults(card: Card) -> Iterator[Fault]:
-    """A pending remapping harms no program, says NVIDIA; the action that the driver asks for is another matter
+    """Yield memory faults. According to NVIDIA, a pending remapping affects no program, unlike a recovery action
     (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html)."""
     if card.recovery in ("Reset", "Reboot"):
         yield Fault(f"it needs a {card.recovery.lower()}, says the driver: take another machine", ends=True)
@@ -106,10 +106,10 @@ def _gpus(indices: Sequence[int]) -> str:
 
 
 def cuda_fault(driver: str, supports: str, image: str) -> Fault | None:
-    """Whether a driver that supports CUDA up to `supports` can run an image with CUDA `image`; each may be unknown.
+    """Return a fault if a driver that supports CUDA up to `supports` cannot run an image with CUDA `image`.
 
-    Within one major version older drivers run newer CUDA. What the driver says counts more than its number: the
-    compatibility package of an image can make it support more.
+    An empty string means unknown. Within a major version, older drivers run newer CUDA. `supports` counts, not the
+    driver's version: a compatibility package in the image can raise it.
     """
     if not (driver and supports and image) or _major(supports) >= _major(image):
         return None
@@ -123,8 +123,7 @@ def _major(version: str) -> int:
 
 
 def is_gpu(asked: str, device: str) -> bool:
-    """Whether NVIDIA's name of a device, "NVIDIA H100 80GB HBM3" or "Tesla T4", is that of "h100-mega" or of "NVIDIA
-    H100 80GB Mega"."""
+    """Return whether a device name ("NVIDIA H100 80GB HBM3", "Tesla T4") is of the requested model ("h100-mega")."""
     model, words = (re.findall(r"[A-Z0-9]+", name.upper()) for name in (asked, device))
     model = [word for word in model if word not in _NO_MODEL and not re.fullmatch(r"\d+GB", word)]
     return bool(model) and set(model) <= set(words)

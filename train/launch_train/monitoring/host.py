@@ -1,4 +1,4 @@
-"""This node beside its GPUs: CPUs, memory, disk and network, by psutil; a container's limits count as the machine's."""
+"""Sample this node's CPUs, memory, disk and network with psutil. A container's limits count as the machine's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launch_train.monitoring.cgroup import Cgroup, find_cgroup
 from launch_train.monitoring.rates import Rates
 from launch_train.telemetry.rows import Row
 
-SHM = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
+SHM = Path("/dev/shm")  # noqa: S108 - only read
 PROC, NETWORKS = Path("/proc"), Path("/sys/class/net")
 
 
 def open_host(scratch: Path, pid: int) -> Host | None:
-    """The host with `scratch` on its disk and the processes under `pid`; None without psutil."""
+    """Return the host for the disk of `scratch` and the processes under `pid`; None if psutil is not installed."""
     try:
         import psutil
     except ImportError:
@@ -30,7 +30,7 @@ def open_host(scratch: Path, pid: int) -> Host | None:
 
 @dataclass
 class Host:
-    """Looks at it; what this machine doesn't say is left out."""
+    """Samples the host; values that this machine does not report are omitted."""
 
     psutil: Any
     scratch: Path
@@ -39,7 +39,7 @@ class Host:
     _rates: Rates = field(default_factory=Rates)
 
     def sample(self) -> Row:
-        """A row: shares from 0 to 1, gigabytes (1e9), megabytes and megabits a second. Rates come with the second."""
+        """Return a row: shares (0 to 1), GB (1e9 bytes), MB/s and Mbit/s. Rates start with the second sample."""
         rates = self._rates.of(dict(self._counters()), time.monotonic())
         row = self._cpu(rates) | self._memory() | self._disk()
         for name, unit in (("disk_read", 1e6), ("disk_write", 1e6)):
@@ -63,7 +63,7 @@ class Host:
         yield "net_tx", sum(cards[name].bytes_sent for name in names)
 
     def _cpu(self, rates: dict[str, float]) -> Row:
-        """`cpu` is the share of the `cpus` that may be used."""
+        """Return CPU use: `cpu` is the share of the `cpus` that may be used."""
         allowed, machine = self.cgroup.cpus, self.psutil.cpu_percent() / 100
         row: Row = {"cpus": allowed or os.cpu_count() or 1, "load": round(os.getloadavg()[0], 2)}
         if allowed and "cpu" in rates:
@@ -92,14 +92,16 @@ class Host:
 
 
 def physical(names: Any) -> list[str]:
-    """The network cards among these: a bridge counts the bytes of its cards again. In a container none has a device,
-    and all but the loopback are meant."""
+    """Return the physical network interfaces, since a bridge counts their bytes again.
+
+    In a container no interface has a device: there, return all but the loopback.
+    """
     others = [name for name in names if name != "lo"]
     return [name for name in others if (NETWORKS / name / "device").exists()] or others
 
 
 def family(pid: int, proc: Path = PROC) -> Iterator[int]:
-    """A process and all that come from it. Linux lists them; asking each process for its parent costs much more."""
+    """Yield a process and its descendants. Linux lists children; asking each process for its parent is far slower."""
     yield pid
     for path in (proc / str(pid) / "task").glob("*/children"):
         with suppress(OSError):
@@ -108,7 +110,7 @@ def family(pid: int, proc: Path = PROC) -> Iterator[int]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes in memory, those shared with others and all; 0 if it has gone."""
+    """Return a process's resident memory in bytes, shared pages included; 0 if it has exited."""
     try:
         return int((PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -1,5 +1,7 @@
-"""What nvidia-smi says of a node's GPUs, as data: `nvidia-smi -q -x`, whose elements have other names in older drivers,
-and the matrix of `nvidia-smi topo -m`. Pure."""
+"""Parse `nvidia-smi -q -x`, whose element names differ between driver versions, and the matrix of `nvidia-smi topo -m`.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 SLOWDOWNS: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-"""Reasons for lower clocks which no healthy GPU without work has."""
+"""Throttle reasons that a healthy idle GPU never has."""
 
 
 class Process(NamedTuple):
-    """One that computes on a GPU; `memory_gb` is None where the driver doesn't say."""
+    """A compute process on a GPU; `memory_gb` is None if the driver does not report it."""
 
     pid: int
     name: str
@@ -23,7 +25,7 @@ class Process(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One GPU. None and empty: nvidia-smi doesn't say, or this GPU has no such thing."""
+    """A GPU. None or empty means that nvidia-smi does not report the value, or that the GPU does not have it."""
 
     number: int
     name: str
@@ -34,9 +36,9 @@ class Card(NamedTuple):
     mig_devices: int = 0
     compute_mode: str = ""
     recovery: str = ""
-    """What the driver wants done: Reset, Reboot, Drain and Reset, Drain P2P."""
+    """Recovery action that the driver requests: Reset, Reboot, Drain and Reset, or Drain P2P."""
     uncorrectable: int = 0
-    """Uncorrectable errors of its memory since the driver was loaded."""
+    """Uncorrectable memory errors since the driver was loaded."""
     remap_pending: bool = False
     remap_failed: bool = False
     power_limit_w: float | None = None
@@ -45,12 +47,12 @@ class Card(NamedTuple):
     usual_clock_mhz: float | None = None
     slowed: tuple[str, ...] = ()
     fabric: str = ""
-    """Of a GPU behind NVSwitch: the state of its registration, Completed when it can be used."""
+    """Registration state of a GPU behind NVSwitch; Completed when it is ready."""
     processes: tuple[Process, ...] = ()
 
 
 class Report(NamedTuple):
-    """All of it: the driver's version, the CUDA that it supports, the GPUs, and nvidia-smi's lines about lost ones."""
+    """Driver version, highest supported CUDA version, GPUs, and nvidia-smi's lines about lost GPUs."""
 
     driver: str = ""
     cuda: str = ""
@@ -59,13 +61,13 @@ class Report(NamedTuple):
 
 
 def read(text: str) -> Report | None:
-    """What `nvidia-smi -q -x` printed, lines about lost GPUs before it and all; None if it is no such thing."""
+    """Parse the output of `nvidia-smi -q -x`, including lines about lost GPUs before the XML; None if it is neither."""
     from xml.etree.ElementTree import ParseError, fromstring
 
     lost = tuple(line.strip() for line in text.splitlines() if _LOST.search(line))
     begin = text.find("<nvidia_smi_log")
     try:
-        root = fromstring(text[begin:].strip()) if begin >= 0 else None  # noqa: S314 - the driver's own tool wrote it
+        root = fromstring(text[begin:].strip()) if begin >= 0 else None  # noqa: S314 - trusted: the driver's tool wrote it
     except ParseError:
         root = None
     if root is None:
@@ -121,7 +123,7 @@ def _number(text: str) -> float | None:
 
 
 def _gigabytes(text: str) -> float | None:
-    """From mebibytes, to the decimal gigabytes that train speaks of everywhere."""
+    """Convert a text in MiB to decimal GB, the unit used throughout."""
     number = _number(text)
     return None if number is None else round(number * 2**20 / 1e9, 2)
 
@@ -150,7 +152,7 @@ def _recovery(gpu: Element) -> str:
 
 
 def _uncorrectable(errors: Element | None) -> int:
-    """From Turing on each kind has a name with `uncorrectable` in it; before, there are sums of double-bit errors."""
+    """Return uncorrectable errors: counters named *uncorrectable* since Turing, double-bit totals before."""
     if errors is None:
         return 0
     texts = [child.text for child in errors if "uncorrectable" in child.tag] or [errors.findtext("double_bit/total")]
@@ -158,7 +160,7 @@ def _uncorrectable(errors: Element | None) -> int:
 
 
 def _processes(gpu: Element) -> Iterator[Process]:
-    """Those that compute; a desktop's (type G) are none."""
+    """Yield the compute processes, without graphics ones (type G)."""
     for one in gpu.findall("processes/process_info"):
         if "C" in _text(one, "type"):
             name = _text(one, "process_name") or "a process"
@@ -166,7 +168,7 @@ def _processes(gpu: Element) -> Iterator[Process]:
 
 
 def links(text: str) -> tuple[tuple[str, ...], ...]:
-    """The matrix of `nvidia-smi topo -m` between GPUs: NV18, PIX, PHB, SYS …; X for itself. Empty if there is none."""
+    """Parse the GPU matrix of `nvidia-smi topo -m`: NV18, PIX, PHB, SYS …; X on the diagonal. Empty without one."""
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     rows = [words[1:] for words in lines if words and re.fullmatch(r"GPU\d+", words[0]) and "X" in words]
     whole = all(len(row) >= len(rows) for row in rows)

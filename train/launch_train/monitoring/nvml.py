@@ -1,7 +1,7 @@
-"""This node's GPUs by NVML, the driver's own library: utilisation, memory, heat, power, clocks, errors.
+"""Sample this node's GPUs with NVML: utilisation, memory, temperature, power, clocks and errors.
 
-What a GPU or its driver doesn't say (MIG, an old driver, a virtual GPU) is left out. NVML says of utilisation only
-that some kernel ran. https://docs.nvidia.com/deploy/nvml-api
+Values that a GPU or its driver does not report (MIG, an old driver, a virtual GPU) are omitted. NVML's utilisation is
+the share of time in which any kernel ran. https://docs.nvidia.com/deploy/nvml-api
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ THROTTLES: Final = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
-"""nvmlClocksEventReason…: why the clocks are not higher."""
+"""Bits of nvmlClocksEventReason…: reasons why the clocks are not higher."""
 
 MOST_XIDS: Final = 64
-"""Events that one look takes."""
+"""Upper bound of events read per sample."""
 
 Nvml = Any
-"""The module pynvml, which has no types."""
+"""The module pynvml, which has no type annotations."""
 
 
 def open_gpus(environ: Mapping[str, str], nvml: Nvml = None) -> Gpus | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES shows; None without NVML, a driver or a GPU. May take seconds, or hang."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; None without NVML, a driver or a GPU. May take seconds, or hang."""
     try:
         nvml = nvml or _pynvml()
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except Exception:  # noqa: BLE001 - not installed, no driver, no permission: nothing that training needs
+    except Exception:  # noqa: BLE001 - not installed, no driver or no permission; training does not need it
         return None
     chosen = shown(names, environ.get("CUDA_VISIBLE_DEVICES"))
     return Gpus(nvml, [Gpu(index, handles[index]) for index in chosen]) if chosen else None
@@ -60,8 +60,10 @@ def _text(value: str | bytes) -> str:
 
 
 def shown(uuids: Sequence[str], visible: str | None) -> list[int]:
-    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES shows, by number or by the beginning of a name. With a MIG
-    instance in it all are looked at: an instance belongs to one of them."""
+    """Return the indices of the GPUs in CUDA_VISIBLE_DEVICES, given as numbers or UUID prefixes.
+
+    With a MIG instance in it, return all GPUs: the instance belongs to one of them.
+    """
     if visible is None or "MIG" in visible:
         return list(range(len(uuids)))
     found = (_place(uuids, entry.strip()) for entry in visible.split(","))
@@ -76,7 +78,7 @@ def _place(uuids: Sequence[str], entry: str) -> int | None:
 
 @dataclass
 class Gpu:
-    """One of them; `reads` are what it has an answer for."""
+    """A GPU; `reads` are the functions that it supports."""
 
     index: int
     handle: Any
@@ -85,14 +87,14 @@ class Gpu:
 
 
 class Gpus:
-    """Looks at them. Every call may hang while the driver does."""
+    """Samples the GPUs. Every call may hang if the driver hangs."""
 
     def __init__(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
         self._nvml, self._gpus = nvml, gpus
         self._events = self._event_set()
 
     def sample(self) -> list[Row]:
-        """A row of each GPU: see READS; `gpu` is its number, `xid` the errors since the last look."""
+        """Return a row per GPU (see READS); `gpu` is its index, `xid` lists the errors since the last sample."""
         rows = [self._row(gpu) for gpu in self._gpus]
         for index, xid in self._xids():
             place = next((row for row in rows if row["gpu"] == index), None)
@@ -111,20 +113,20 @@ class Gpus:
                     gpu.reads.remove(read)
                 elif error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                     return row | {"lost": True}
-            except AttributeError:  # an old pynvml, as some images have it, doesn't know what was asked
+            except AttributeError:  # an old pynvml, which some images have, lacks the function
                 gpu.reads.remove(read)
         moved: dict[str, float] = {name: row.pop(name) for name in ("pcie_rx", "pcie_tx") if name in row}
         rates = gpu.pcie.of(moved, time.monotonic())
         return row | {f"{name}_mb_s": round(rate / 1e6, 2) for name, rate in rates.items()}
 
     def _never(self, error: Any) -> bool:
-        """Whether this GPU, or its driver, will have no answer the next time either."""
+        """Return whether the GPU or its driver does not support the call at all."""
         nvml = self._nvml
         never = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NO_PERMISSION)
         return error.value in never
 
     def _event_set(self) -> Any:
-        """For Xid errors, of those GPUs that tell theirs; None where they can't be had."""
+        """Return an event set for Xid errors of the GPUs that report them; None if events are unavailable."""
         nvml = self._nvml
         with suppress(nvml.NVMLError, AttributeError):
             events = nvml.nvmlEventSetCreate()
@@ -135,8 +137,8 @@ class Gpus:
         return None
 
     def _xids(self) -> Iterator[tuple[int | None, int]]:
-        """The GPU, if it still says which it is, and the error."""
-        with suppress(self._nvml.NVMLError, AttributeError):  # at the latest a timeout: there are no more
+        """Yield the index of the GPU (None if unavailable) and the Xid of each pending event."""
+        with suppress(self._nvml.NVMLError, AttributeError):  # ends with a timeout when no event is pending
             for _ in range(MOST_XIDS if self._events is not None else 0):
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 yield self._index(event.device), int(event.eventData)
@@ -180,25 +182,25 @@ def _clocks(nvml: Nvml, handle: Any) -> Row:
 def _throttle(nvml: Nvml, handle: Any) -> Row:
     try:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (nvml.NVMLError, AttributeError):  # its name before driver 535
+    except (nvml.NVMLError, AttributeError):  # the name before driver 535
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return {"throttle": [name for bit, name in THROTTLES.items() if bits & bit]}
 
 
 def _ecc(nvml: Nvml, handle: Any) -> Row:
-    """Uncorrectable errors since the driver was loaded."""
+    """Return the uncorrectable errors since the driver was loaded."""
     kind, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return {"ecc_uncorrected": nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_boot)}
 
 
 def _ecc_ever(nvml: Nvml, handle: Any) -> Row:
-    """The same over the GPU's life."""
+    """Return the uncorrectable errors over the GPU's lifetime."""
     kind, ever = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     return {"ecc_uncorrected_ever": nvml.nvmlDeviceGetTotalEccErrors(handle, kind, ever)}
 
 
 def _counters(nvml: Nvml, handle: Any) -> Row:
-    """Bytes over PCIe and errors of NVLink, in one call: the one made for PCIe alone takes 20 ms for each direction."""
+    """Return PCIe bytes and NVLink errors in one call; the dedicated PCIe call takes 20 ms per direction."""
     values = _fields(nvml, handle, [number for numbers in _FIELDS.values() for number in _numbers(nvml, numbers)])
     sums: Row = {}
     for name, numbers in _FIELDS.items():
@@ -221,12 +223,12 @@ _FIELDS: Final = {
 
 
 def _numbers(nvml: Nvml, names: Sequence[str]) -> list[int]:
-    """Those that this pynvml knows."""
+    """Return the ids of the fields that this pynvml version knows."""
     return [number for name in names if (number := getattr(nvml, f"NVML_FI_DEV_{name}", None)) is not None]
 
 
 def _fields(nvml: Nvml, handle: Any, numbers: Sequence[int]) -> dict[int, int]:
-    """Those that this GPU has."""
+    """Return the values of the fields that this GPU supports, by id."""
     values = nvml.nvmlDeviceGetFieldValues(handle, list(numbers))
     return {value.fieldId: _whole(nvml, value) for value in values if value.nvmlReturn == nvml.NVML_SUCCESS}
 

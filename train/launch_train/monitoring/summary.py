@@ -1,4 +1,4 @@
-"""What a node's looks come to over the run."""
+"""Summarise a node's samples over the run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HOST_TOPS = {
     "processes_gb": "processes_max_gb",
     "shm_gb": "shm_max_gb",
 }
-"""A name of a row, and what its mean or its highest value is called at the end. Means are over all GPUs."""
+"""Names of values in a row, and the names of their mean or maximum in the summary. Means are over all GPUs."""
 
 NO_THROTTLE = ("idle", "application_clocks", "sync_boost", "display_clocks")
-"""Reasons for lower clocks which slow nothing down that has work, or which somebody wanted."""
+"""Throttle reasons that do not slow down a busy GPU, or that were set on purpose."""
 
 
 @dataclass
 class MonitorSummary:
-    """Of the rows so far. Whatever their number, it holds a few numbers."""
+    """Running summary of the rows so far, in constant memory."""
 
     looks: int = 0
     _totals: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class MonitorSummary:
     _gpu_looks: int = 0
 
     def add(self, row: Row) -> None:
-        """One look: see launch_train.monitoring.monitor."""
+        """Add a sample (a row of launch_train.monitoring.monitor)."""
         self.looks += 1
         self._take([row.get("host", {})], HOST_MEANS, HOST_TOPS)
         gpus = [gpu for gpu in row.get("gpus", ()) if "util" in gpu or "throttle" in gpu or "memory_gb" in gpu]
@@ -59,7 +59,7 @@ class MonitorSummary:
                 self._tops[tops[key]] = max(self._tops.get(tops[key], row[key]), row[key])
 
     def facts(self) -> dict[str, Any]:
-        """By name; `throttled` has the share of the looks at each GPU by reason. Empty before the first look."""
+        """Return the summary; `throttled` maps reasons to their share of GPU samples. Empty before the first sample."""
         if not self.looks:
             return {}
         facts: dict[str, Any] = {"looks": self.looks, **dict(sorted(self._numbers()))}
