@@ -1,1 +1,1 @@
-"""What bounds a run: a few steps recorded, and read in plain words."""
+"""Profile a few steps of a run, and explain what limits its speed."""

@@ -1,9 +1,9 @@
-"""Reads a trace of torch.profiler, and says in plain words what bounds the run.
+"""Analyse a trace of torch.profiler, and print what bounds the run.
 
 python -m launch_train.profiling.__main__ TRACE.json.gz
 
-The trainer reads its own traces by this program, in a process of its own: a trace has some 100,000 events, and reading
-them in a thread would hold up the thread that trains. Standard library only.
+The trainer runs this program on its own traces. It is a separate process because a trace has some 100,000 events, and
+reading them on a thread would slow down training. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_DEVICE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the verdict; 2 if the trace can't be read, or says nothing, and 141 if nobody reads what is printed."""
+    """Print the verdict; return 0, 2 if the trace is unusable, or 141 (SIGPIPE) if stdout is closed."""
     asked = _asked(arguments)
     os.nice(asked.nice)
     try:
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(text: str) -> int:
-    """Print it. Who reads no further (`… | head`) is no trouble."""
+    """Print the text and return the exit code. A closed pipe (`… | head`) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written once more at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
     return 0
 
@@ -76,7 +76,7 @@ def _setup(text: str) -> Setup:
 
 
 def judge(trace: Path, setup: Setup, steps: int | None = None) -> Verdict:
-    """The verdict on a trace. Raises OSError, and ValueError if there is nothing in it to judge."""
+    """Return the verdict on a trace. Raises OSError, and ValueError if the trace has nothing to analyse."""
     read = traces.read(trace)
     if setup.gpu and not read.device:
         raise ValueError(NO_DEVICE)
@@ -94,7 +94,7 @@ def pack(trace: Path) -> None:
 
 
 def words(data: Mapping[str, Any]) -> str:
-    """What `--json` has printed, with `which` steps it is about, as it is shown."""
+    """Format the output of `--json` as text; data["which"] has the numbers of the steps."""
     own = {name: data[name] for name in ("bound", "shares", "change", "advice", "steps", "which")}
     return shown(Verdict(sentences=tuple(data["sentences"]), seconds=data["step_s"], **own))
 

@@ -1,10 +1,10 @@
-"""What bounds a run, from a trace of a few steps: each moment of them is given to one cause. Standard library only.
+"""Find what bounds a run, from a trace of a few steps. Standard library only.
 
-On a GPU a moment belongs to what the device does then, the first of: computing, the optimizer's kernels, those that
-only move memory, speaking to the other ranks (exposed: nothing is computed meanwhile), copies to and from the host.
-What is left is idle, and belongs to what the host does then: it waits for data, for the driver's memory, or has waited
-for the device itself, so that this has run dry; else it launches one kernel after the other, too slowly. On a CPU a
-moment belongs to what the thread that trains does.
+Each moment is attributed to one cause. On a GPU, the first of these that the device does at that moment: computing,
+optimizer kernels, kernels that only move memory, communication (exposed: no computing at the same time), copies to and
+from the host. The rest is idle time, attributed to what the host does: it waits for data, allocates device memory, has
+waited for the device and thereby let it run out of work, or launches kernels too slowly. On a CPU, a moment is
+attributed to what the training thread does.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ Cause = Literal[
     "input", "compute", "communication", "memory", "launch_overhead", "host_sync", "optimizer", "allocation", "other"
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""communication: exposed; memory: moved by elementwise operators, norms and copies; allocation: of the device's memory
-by the driver; other: outside of the steps' own work."""
+"""communication: exposed; memory: elementwise operators, norms and copies; allocation: of device memory by the driver;
+other: outside the steps' own work."""
 
 TINY = 8.0
-"""Microseconds: an operator of the CPU that is done sooner has mostly been called rather than worked."""
+"""Microseconds; a CPU operator that takes less time is mostly call overhead."""
 
 
 class Analysis(NamedTuple):
-    """`shares` of the time by cause, which add up to 1; `steps` and the `seconds` of one; `gpu`: whether a device was
-    at work. Of the time that went into host_sync the share `sync_outside` lies outside of the model's own passes; of
-    `input` the share `copying` was spent in copies to the device."""
+    """Share of time by cause (sums to 1), the number of steps and the seconds of one; `gpu`: device work was recorded.
+
+    `sync_outside` is the share of host_sync time outside the forward, backward and optimizer passes; `copying` is the
+    share of input time spent in copies to the device.
+    """
 
     shares: Mapping[Cause, float]
     steps: int
@@ -40,16 +42,16 @@ class Analysis(NamedTuple):
     sync_outside: float = 0.0
     copying: float = 0.0
     launches: int = 0
-    """Of kernels, in a step."""
+    """Kernel launches per step."""
 
     @property
     def bound(self) -> Cause:
-        """What takes most of the time."""
+        """Return the cause with the largest share."""
         return max(CAUSES, key=lambda cause: self.shares[cause])
 
 
 def analyse(trace: Trace, steps: int | None = None) -> Analysis | None:
-    """Where the time of the first `steps` steps (None: of all) went; None if there is no whole one in the trace."""
+    """Attribute the time of the first `steps` steps (None: all). Returns None if the trace has no complete step."""
     if steps is not None:
         trace = trace.first(steps)
     if not trace.steps:
@@ -58,7 +60,7 @@ def analyse(trace: Trace, steps: int | None = None) -> Analysis | None:
 
 
 class _Account:
-    """Time that is given away, each moment once: to whom asks first."""
+    """Attributes time: each moment goes to the first cause that claims it."""
 
     def __init__(self, times: Times) -> None:
         self.whole = length(times)
@@ -66,14 +68,14 @@ class _Account:
         self.given: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
 
     def give(self, cause: Cause, times: Times) -> float:
-        """What is left of these times is this cause's. Returns how long that is."""
+        """Attribute these times, as far as they are unclaimed, to `cause`. Returns their length in microseconds."""
         part = length(intersect(self.left, times))
         self.left = subtract(self.left, times)
         self.given[cause] += part
         return part
 
     def shares(self) -> dict[Cause, float]:
-        """With what nobody has asked for as `other`. Of no time at all everything is."""
+        """Return the share of each cause; unclaimed time is `other`. If there is no time at all, `other` is 1."""
         other = length(self.left)
         whole = sum(self.given.values()) + other
         if not whole:
@@ -111,8 +113,11 @@ def _of_gpu(trace: Trace) -> Analysis:
 
 
 def _device_window(trace: Trace) -> tuple[Span, int]:
-    """From the first that the first step had the device do to that of the last step: so many whole periods, however far
-    the host runs ahead. With one step alone, to its end."""
+    """Return the analysed window on the device, and its number of steps.
+
+    It reaches from the first device event of the first step to that of the last step: whole periods, even if the host
+    runs ahead. With a single step, it reaches to the end of that step.
+    """
     firsts = [begin for begin in map(_first_on_device(trace), trace.steps) if begin is not None]
     if len(firsts) > 1 and firsts[-1] > firsts[0]:
         return Span(firsts[0], firsts[-1]), len(firsts) - 1
@@ -121,7 +126,7 @@ def _device_window(trace: Trace) -> tuple[Span, int]:
 
 
 def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:
-    """When the first of a step's own work began on the device."""
+    """Return a function from a step to the start of the first device event that it launched, or None."""
     launched = sorted(
         (trace.launches[event.correlation].begin, event.begin)
         for event in trace.device
@@ -131,7 +136,7 @@ def _first_on_device(trace: Trace) -> Callable[[Event], float | None]:
 
 
 def _by_kind(trace: Trace) -> dict[str, list[Span]]:
-    """When the device was busy, by kind. Kernels that the optimizer's range launched are its own, whatever they do."""
+    """Return the busy times of the device by kind. Kernels launched in the optimizer's range count as optimizer."""
     spans: dict[str, list[Span]] = {
         kind: [] for kind in ("compute", "optimizer", "memory", "communication", "to_device", "to_host")
     }
@@ -145,7 +150,7 @@ def _by_kind(trace: Trace) -> dict[str, list[Span]]:
 
 
 class _Within:
-    """Whether a moment is in a set of times."""
+    """Tests whether a moment is in a set of times."""
 
     def __init__(self, times: Times) -> None:
         self._begins = [begin for begin, _ in times]
@@ -157,7 +162,7 @@ class _Within:
 
 
 def _aside(trace: Trace) -> list[Span]:
-    """What is no training: from the first that such a range has the device do, to the range's end."""
+    """Return times outside training: from the first device event of such a range to the range's end."""
     ranges = [event for event in trace.host if event.name in ASIDE]
     first = _first_on_device(trace) if ranges else None
     begun = [(event, first(event) if first else None) for event in ranges]
@@ -165,15 +170,14 @@ def _aside(trace: Trace) -> list[Span]:
 
 
 def _calls(trace: Trace, names: Iterable[str]) -> list[Event]:
-    """Calls by these names, of the threads that also launch kernels: a loader's own threads hold nobody up."""
+    """Return the calls with these names by threads that launch kernels; a loader's threads delay nothing."""
     busy = {trace.launches[event.correlation].thread for event in trace.device if event.correlation in trace.launches}
     wanted = frozenset(names)
     return [call for call in trace.calls if call.name in wanted and (call.thread in busy or not busy)]
 
 
 def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Span]:
-    """The gaps before which the host waited for the device, which therefore had nothing left to do: the wait began
-    while the device was busy, and lasted until it wasn't."""
+    """Return the idle gaps that start during a host sync: the host waited, so the device ran out of work."""
     waits = union(sync.span for sync in syncs)
     begun = _Within(waits)
     return [gap for gap in idle if begun(gap.begin)]
@@ -184,7 +188,7 @@ def _loading(trace: Trace) -> list[Span]:
 
 
 def _working(trace: Trace) -> list[Span]:
-    """When the host was in a step's passes, in an operator, or in a call to CUDA."""
+    """Return the times in which the host was in a training pass, an operator or a CUDA call."""
     own = (event.span for event in trace.host if event.name in PHASES or "::" in event.name)
     return union([*own, *(call.span for call in trace.calls)])
 
@@ -210,8 +214,11 @@ def _of_cpu(trace: Trace) -> Analysis:
 
 
 def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
-    """The time of the thread that trains. While other threads talk to the ranks and it does nothing, it waits for
-    that; what passes before it reads a value is the price of reading it."""
+    """Attribute the time of the training thread.
+
+    While it is idle and other threads communicate, the time is communication. Idle time right before it reads a value
+    is the cost of that read (host_sync).
+    """
     spans: dict[Cause, list[Span]] = {cause: [] for cause in CAUSES}
     speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.talks(event.name)))
     own = [event for event in trace.host if event.thread == thread]
@@ -228,7 +235,7 @@ def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
 
 
 class _Overlap:
-    """Which part of a span lies in a set of times; asked in the order of the spans."""
+    """Splits spans into their parts inside and outside a set of times. Spans must be passed in order."""
 
     def __init__(self, times: Times) -> None:
         self._times, self._place = times, 0
@@ -244,8 +251,10 @@ class _Overlap:
 
 
 def _moments(events: Iterable[Event]) -> Iterator[tuple[Span, list[Event]]]:
-    """The time of one thread, cut where an event begins or ends: each piece with the events that it is in, the
-    innermost last. `events` are sorted, an outer one before those within it."""
+    """Split the time of one thread where events begin or end; yield each piece with its events, innermost last.
+
+    `events` must be sorted, outer events before inner ones.
+    """
     stack: list[Event] = []
     at = 0.0
     for event in events:
@@ -266,7 +275,7 @@ def _moments(events: Iterable[Event]) -> Iterator[tuple[Span, list[Event]]]:
 
 
 def _cause(stack: list[Event]) -> Cause:
-    """What a moment of the thread that trains was spent on, by the events that it lies in."""
+    """Return the cause of a moment of the training thread, given the events around it."""
     names = [event.name for event in stack]
     for cause, belongs in _FIRST:
         if any(map(belongs, names)):
@@ -292,9 +301,9 @@ def _operators(innermost: Event, names: Iterable[str]) -> Cause:
 
 
 def _calculates(stack: list[Event]) -> bool:
-    """autograd's own events only hold others; their own time is that of calling them."""
+    """Return whether the innermost event computes. Autograd's events only wrap others; their own time is overhead."""
     return stack[-1].name.startswith(("aten::", "mkldnn::", "quantized::", _COMPILED))
 
 
 _COMPILED = "Torch-Compiled Region"
-"""Inductor's loops have no events of their own."""
+"""Event of a compiled region; Inductor's loops have no events of their own."""

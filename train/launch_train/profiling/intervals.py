@@ -1,4 +1,4 @@
-"""Sets of times: sorted lists of spans that don't touch each other. Standard library only."""
+"""Sets of times, as sorted lists of disjoint spans. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """From `begin` up to `end`, which is later."""
+    """Half-open interval from `begin` to `end`, with begin < end."""
 
     begin: float
     end: float
 
 
 Times = Sequence[Span]
-"""A set of times, as `union` makes it: sorted, and each span ends before the next begins."""
+"""A set of times as `union` returns it: sorted, and each span ends before the next begins."""
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """All times that are in one of the spans, which may come in any order, overlap, or be empty."""
+    """Return the union of spans, which may be unsorted, overlapping or empty."""
     merged: list[Span] = []
     for begin, end in sorted(one for one in spans if one.end > one.begin):
         if merged and begin <= merged[-1].end:
@@ -29,7 +29,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(one: Times, other: Times) -> list[Span]:
-    """The times that are in both."""
+    """Return the times in both sets."""
     found: list[Span] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -44,7 +44,7 @@ def intersect(one: Times, other: Times) -> list[Span]:
 
 
 def subtract(one: Times, other: Times) -> list[Span]:
-    """The times of `one` that are not in `other`."""
+    """Return the times in `one` but not in `other`."""
     left: list[Span] = []
     j = 0
     for begin, end in one:
@@ -54,7 +54,7 @@ def subtract(one: Times, other: Times) -> list[Span]:
         while k < len(other) and other[k].begin < end:
             if other[k].begin > begin:
                 left.append(Span(begin, other[k].begin))
-            begin = max(begin, other[k].end)  # noqa: PLW2901 - what is left of it
+            begin = max(begin, other[k].end)  # noqa: PLW2901 - the rest of the span
             k += 1
         if begin < end:
             left.append(Span(begin, end))

@@ -1,9 +1,9 @@
-"""What a kernel or an operator is, by its name. Standard library only.
+"""Classify kernels and operators by name. Standard library only.
 
-The names are those that NVIDIA's libraries, PyTorch, Inductor and NCCL give: cuBLAS (gemm, nvjet on Hopper, xmma),
-CUTLASS, cuDNN (…fprop, …dgrad, …wgrad, implicit…), FlashAttention (flash_fwd, fmha), Inductor (triton_tem_: matrix
-products by templates; triton_poi_, triton_red_, triton_per_: pointwise and reductions, whatever the operators are that
-the rest of the name lists), NCCL (ncclDevKernel_…).
+The names come from NVIDIA's libraries, PyTorch, Inductor and NCCL: cuBLAS (gemm, nvjet on Hopper, xmma), CUTLASS, cuDNN
+(…fprop, …dgrad, …wgrad, implicit…), FlashAttention (flash_fwd, fmha), Inductor (triton_tem_: matrix products from
+templates; triton_poi_, triton_red_, triton_per_: pointwise and reductions, whichever operators follow in the name),
+NCCL (ncclDevKernel_…).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KERNEL_RULES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words i
 
 @lru_cache(maxsize=4096)
 def kernel(name: str) -> Kind:
-    """What a kernel, copy or fill on a device is. Unknown ones (the user's own) are taken to compute."""
+    """Return the kind of a kernel, copy or fill on a device. Unknown names (custom kernels) count as compute."""
     return next((kind for kind, rule in _KERNEL_RULES if rule.search(name)), "compute")
 
 
@@ -42,7 +42,7 @@ SYNCS = frozenset(
         *("hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream"),
     }
 )
-"""Calls in which the host waits until the device has done what it was given."""
+"""Calls in which the host waits for the device."""
 
 ALLOCATIONS = frozenset(
     {
@@ -50,10 +50,10 @@ ALLOCATIONS = frozenset(
         *("cuMemRelease", "cuMemSetAccess", "hipMalloc", "hipFree"),
     }
 )
-"""Calls that take memory from the driver or give it back. In a steady run PyTorch's allocator makes none."""
+"""Calls that allocate or free memory in the driver. In a steady run PyTorch's allocator makes none."""
 
 READS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
-"""Operators that bring a number to the host."""
+"""Operators that copy a number to the host."""
 
 VIEWS = frozenset(
     f"aten::{name}"
@@ -63,7 +63,7 @@ VIEWS = frozenset(
         *("reshape", "flatten", "expand_as", "view_as", "empty_strided", "result_type", "to", "resize_", "set_"),
     )
 )
-"""Operators that themselves move nothing, however long they take."""
+"""Operators that move no data themselves, however long they take."""
 
 _MATRIX = re.compile(
     r"^(aten|mkldnn|onednn|quantized|_c10d_functional)::_?(\w*(mm|bmm|addmv|matmul|linear|convolution\w*|conv\d?d\w*"
@@ -73,7 +73,7 @@ _MATRIX = re.compile(
 
 @lru_cache(maxsize=4096)
 def is_matrix(operator: str) -> bool:
-    """Whether an operator on the host multiplies matrices, convolves, or attends."""
+    """Return whether a host operator is a matrix product, a convolution or attention."""
     return bool(_MATRIX.match(operator))
 
 
@@ -82,10 +82,10 @@ _TALKS = re.compile(r"^(c10d::|gloo:|nccl:|mpi:|ucc:|record_param_comms|_c10d_fu
 
 @lru_cache(maxsize=4096)
 def talks(event: str) -> bool:
-    """Whether an event on the host is one of speaking to the other ranks, or of waiting for them."""
+    """Return whether a host event is communication with other ranks, or waiting for it."""
     return bool(_TALKS.match(event))
 
 
 def loads(event: str) -> bool:
-    """Whether an event on the host is one of waiting for a batch."""
+    """Return whether a host event is waiting for a batch."""
     return event == "data" or event.startswith("enumerate(DataLoader)")

@@ -1,7 +1,7 @@
-"""`profile:` records some steps, and says in plain words what bounds the run.
+"""Record some steps with torch's profiler (the setting `profile`), and report what bounds the run.
 
-Rank 0 alone records. All ranks do the same work, and what rank 0 waits for on the others' account is in its own trace;
-each further one that records would slow its node down, and all would wait for that.
+Only rank 0 records. All ranks do the same work, and rank 0's trace includes its waits for the others; recording on more
+ranks would slow down their nodes, and thereby all.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from launch_train.profiling.report import Recorded, Report
 from launch_train.telemetry.metric_sink import Sink
 
 END_SECONDS = 600.0
-"""How long a run that has ended waits for its verdict, and for the trace to reach the run folder."""
+"""Time limit at the end of a run for the verdict and the upload of the trace."""
 
 FAILED_SECONDS = 0.5
-"""The same after an error or a preemption: the node sends what is left."""
+"""Time limit after an error or a preemption; the node uploads the rest."""
 
 _NOTHING = nullcontext()
 
 
 class Profiler(Protocol):
-    """Records steps of the loop."""
+    """Records steps of the training loop."""
 
     @property
     def records(self) -> bool:
-        """Whether the step that is under way is slower for it: its time counts for nothing."""
+        """Return whether profiling slows down the current step, so that its duration must not be counted."""
 
     def start(self) -> None:
-        """The first step comes next."""
+        """Called before the first step."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
-        """A part of the step (launch_train.profiling.trace has their names), for the trace."""
+        """Mark a part of the step in the trace, with a name from launch_train.profiling.trace."""
 
     def stepped(self, step: int) -> None:
-        """A step has ended."""
+        """Called after each step."""
 
     def close(self) -> None:
-        """There are no more steps. Waits for the verdict."""
+        """Stop recording and wait for the verdict."""
 
 
 class Off:
@@ -73,10 +73,13 @@ class Off:
 def open_profiler(
     config: Config, ranks: Ranks, env: Mapping[str, str], sink: Sink, facts: Mapping[str, Any], *, accumulates: bool
 ) -> Profiler:
-    """The profiler of this process. `facts` are those of the start event; `accumulates`: a step has micro-batches."""
+    """Open the profiler of this process.
+
+    `facts` are those of the start event; `accumulates`: a step has several micro-batches.
+    """
     if config.profile is None or ranks.rank:
         return Off()
-    import torch._inductor.config  # noqa: F401 - the profiler does so as it starts: 2 s, which a step shall not take
+    import torch._inductor.config  # noqa: F401 - takes 2 s; else the profiler imports it in a step
 
     report = Report(env, sink, setup_of(config, ranks, env, facts, accumulates=accumulates))
     return Recording(config.profile, ranks.device, report)
@@ -85,7 +88,7 @@ def open_profiler(
 def setup_of(
     config: Config, ranks: Ranks, env: Mapping[str, str], facts: Mapping[str, Any], *, accumulates: bool
 ) -> Setup:
-    """What the run is set to, as far as advice depends on it."""
+    """Return the settings of the run that advice depends on."""
     chosen = {choice["what"]: str(choice["chosen"]) for choice in facts.get("choices", ())}
     gpu, precision = ranks.device.type == "cuda", str(facts.get("precision", "fp32"))
     tensor_cores = gpu and torch.cuda.get_device_capability(ranks.device) >= (7, 0)
@@ -107,15 +110,17 @@ def setup_of(
 
 
 class Recording:
-    """Leaves `wait` steps alone, warms torch's profiler up, records, and has a thread report: from then on the steps
-    are as fast as before. No trouble of it may end a run."""
+    """Skips `wait` steps, warms up torch's profiler, records, and reports from a thread.
+
+    Steps after the recording run at full speed. Errors are reported and do not end the run.
+    """
 
     def __init__(self, wanted: Profile, device: torch.device, report: Report) -> None:
         self._wanted, self._device, self._report = wanted, device, report
         self._profile: profile | None = None
         self._thread: Thread | None = None
         self._steps = self._last = 0
-        """Those that have ended here, and the number of the last."""
+        """Steps completed in this process, and the number of the last one."""
         self._over = self._exporting = False
 
     @property
@@ -141,7 +146,7 @@ class Recording:
             self._attempt(self._begin)
 
     def close(self) -> None:
-        """After an error it doesn't wait for a GPU that may never answer."""
+        """Stop. After an error, do not wait for a GPU that may never respond."""
         error = sys.exception()
         if error is None and not self._over:
             self._end_early()
@@ -152,31 +157,31 @@ class Recording:
             self._thread.join(END_SECONDS if error is None else FAILED_SECONDS)
 
     def _end_early(self) -> None:
-        """The run has ended before all was recorded: what there is will do."""
+        """Report the steps recorded so far: the run ended before the recording was complete."""
         if self._profile and self._recorded > 0:
             self._attempt(self._finish)
         else:
             self._drop()
-            if self._steps:  # else there was nothing left to do
+            if self._steps:  # else the run had no steps left
                 self._report.too_short(self._steps, sum(self._wanted))
 
     @property
     def _recorded(self) -> int:
-        """Steps that are in the trace as a whole."""
+        """Return the number of steps recorded completely."""
         return self._steps - self._wanted.wait - self._wanted.warmup
 
     def _attempt(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - an extra: whatever it is, training goes on without it
+        except Exception as error:  # noqa: BLE001 - profiling is optional; training continues without it
             self._drop()
             self._report.failed(error)
 
     def _begin(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines of its own to stderr
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else Kineto writes two lines to stderr
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a profile without warm-up is skewed, the user has chosen
+            warnings.simplefilter("ignore")  # about a skewed profile without warm-up, which the user chose
             self._profile = profile(
                 activities=activities,
                 schedule=schedule(wait=0, warmup=self._wanted.warmup, active=self._wanted.active, repeat=1),
@@ -184,7 +189,7 @@ class Recording:
             self._profile.start()
 
     def _finish(self) -> None:
-        """Torch has stopped recording with the last step; what it holds goes to the thread, which lets go of it."""
+        """Stop recording and hand the profile to a thread, which exports and releases it."""
         held, self._profile, self._over = self._profile, None, True
         if held is None:
             return
@@ -195,7 +200,7 @@ class Recording:
         self._thread.start()
 
     def _export(self, held: profile, path: str) -> None:
-        """What comes after it is another process's work, and slows no step."""
+        """Export the trace; after that, steps run at full speed because another process analyses it."""
         use_device(self._device)
         try:
             held.export_chrome_trace(path)

@@ -33,8 +33,10 @@ MOST_BYTES = 1 << 29
 
 
 class Recorded(NamedTuple):
-    """A recorded trace: `export` writes it to a path. It has `steps` steps, the last of them step `last`, and ends at
-    Unix time `seconds`."""
+    """A recorded trace.
+
+    `export` writes it to a path. `last` is the number of its last step, `seconds` the Unix time of its end.
+    """
 
     export: Callable[[str], object]
     steps: int
@@ -110,8 +112,10 @@ def _wrapped(text: str) -> str:
 
 
 def judged(trace: Path, setup: Setup, steps: int) -> tuple[dict[str, Any], str]:
-    """Analyse the trace and compress it, in a separate process with low priority. Return the verdict as data, or an
-    error message."""
+    """Analyse and compress the trace in a separate process with low priority.
+
+    Returns the verdict as data and an error message; one of them is empty.
+    """
     if trace.stat().st_size > MOST_BYTES:
         return {}, f"the trace has {trace.stat().st_size / 1e9:.1f} GB, too large to analyse: record fewer steps"
     command = [sys.executable, "-P", "-m", "launch_train.profiling.__main__", "--json", "--pack", "--nice", "10"]
@@ -144,7 +148,10 @@ def _written(folder: Path, data: Mapping[str, Any], text: str) -> dict[str, Path
 
 
 def trace_name(env: Mapping[str, str], seconds: float) -> str:
-    """Return the path of rank 0's trace in the run folder: one folder per start, named as TensorBoard's profiler plugin
-    expects (`*.pt.trace.json.gz`, see torch.profiler.tensorboard_trace_handler)."""
+    """Return the path of rank 0's trace in the run folder.
+
+    Each start has its own folder. The name is as TensorBoard's profiler plugin expects (`*.pt.trace.json.gz`, see
+    torch.profiler.tensorboard_trace_handler).
+    """
     start = contract.start_name(int(env.get(contract.ATTEMPT) or 1), int(env.get(contract.GENERATION) or 0))
     return f"{contract.PROFILE}/{start}/rank0.{int(seconds * 1e9)}.pt.trace.json.gz"

@@ -1,8 +1,8 @@
-"""A trace of torch.profiler in Chrome's format, read into what an analysis needs. Standard library only.
+"""Read a trace of torch.profiler in Chrome's format. Standard library only.
 
-Times are microseconds of one clock. Kineto writes an event's kind into `cat`: cpu_op and user_annotation for what a
-thread does (with the ranges of record_function), cuda_runtime and cuda_driver for its calls to CUDA, kernel, gpu_memcpy
-and gpu_memset for what the device does. A call and what it started on the device have the same `correlation`.
+Times are microseconds of one clock. Kineto's `cat` is an event's kind: cpu_op and user_annotation for work of a thread
+(including record_function ranges), cuda_runtime and cuda_driver for CUDA calls, kernel, gpu_memcpy and gpu_memset for
+work of the device. A call and the device work that it started have the same `correlation`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from launch_train.profiling.intervals import Span, union
 
 STEP = "ProfilerStep#"
-"""What torch.profiler calls a step: from one call of its step() to the next."""
+"""Prefix of torch.profiler's name for a step, which lasts from one call of its step() to the next."""
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = "data", "forward", "backward", "optimizer"
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 """Ranges that the training loop marks in each step."""
 
 ASIDE = ("evaluation", "checkpoint")
-"""Ranges that are no training: their time is left out."""
+"""Ranges outside training, excluded from the analysis."""
 
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
@@ -33,7 +33,7 @@ _HOST = frozenset({"cpu_op", "user_annotation"})
 
 
 class Event(NamedTuple):
-    """Something that a thread or a stream did. `correlation` is 0 where there is none."""
+    """Work of a thread or a stream; `correlation` is 0 if there is none."""
 
     name: str
     begin: float
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """The events of one process: what the host did, its calls to CUDA, and what its devices did."""
+    """Events of one process: host work, CUDA calls and device work."""
 
     def __init__(self, host: Iterable[Event], calls: Iterable[Event] = (), device: Iterable[Event] = ()) -> None:
         self.host = sorted(host, key=_order)
@@ -56,31 +56,31 @@ class Trace:
 
     @cached_property
     def steps(self) -> list[Event]:
-        """The steps that were recorded, in their order."""
+        """Return the recorded steps in order."""
         return [event for event in self.host if event.name.startswith(STEP)]
 
     def first(self, steps: int) -> Trace:
-        """The same, with so many of its steps only."""
+        """Return a trace with only the first `steps` steps."""
         late = frozenset(self.steps[steps:])
         return Trace([event for event in self.host if event not in late], self.calls, self.device)
 
     @cached_property
     def launches(self) -> dict[int, Event]:
-        """The call that started something on the device, by correlation."""
+        """Return the calls that started device work, by correlation."""
         return {call.correlation: call for call in self.calls if call.correlation}
 
     def ranges(self, *names: str) -> list[Span]:
-        """When a thread was in one of these ranges."""
+        """Return the times in which a thread was in one of these ranges."""
         return union(event.span for event in self.host if event.name in names)
 
 
 def _order(event: Event) -> tuple[float, float]:
-    """What holds another comes before it."""
+    """Sort by begin, outer events before the events inside them."""
     return event.begin, -event.end
 
 
 def read(path: Path) -> Trace:
-    """From a .json or .json.gz file. Raises OSError, and ValueError if it is no trace."""
+    """Read a .json or .json.gz file. Raises OSError, and ValueError if it is not a trace."""
     data = path.read_bytes()
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
@@ -99,7 +99,7 @@ def read(path: Path) -> Trace:
 
 
 def parse(events: Sequence[Mapping[str, Any]]) -> Trace:
-    """From the `traceEvents` of a trace; what is no whole event, and what is not looked at, is left out."""
+    """Parse the `traceEvents` of a trace; skip incomplete events and kinds that the analysis does not use."""
     host, calls, device = [], [], []
     for each in events:
         kind = each.get("cat")
