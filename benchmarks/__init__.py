@@ -1,4 +1,4 @@
-"""Measurements, each a module: `python -m benchmarks.startup`, `python -m benchmarks.planning`."""
+"""Benchmarks, one per module: for example `python -m benchmarks.startup`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The yardstick of `benchmarks.startup`: a Typer command with two parameters that reads a YAML file and prints it."""
+"""Baseline of `benchmarks.startup`: a Typer command with two parameters that reads a YAML file and prints it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What checkpoints and metrics cost, and how fast they travel, beside the plainest way to do the same.
+"""Measure the cost and speed of checkpoints and metrics, compared with simple equivalents.
 
     python -m benchmarks.checkpoints [save] [overhead] [pause] [resume] [--write]
 
-The bucket is tests/googlecloud, in a process of its own on this machine. What is compared takes turns, so that a slow
-moment of the machine weighs on both; medians are compared.
+The bucket is tests/googlecloud, in a separate process on this machine. The compared variants alternate, so that a slow
+moment of the machine affects both; medians are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PART, WORKERS = 16 << 20, 8
 
 @contextmanager
 def bucket(latency: float = 0.0) -> Iterator[dict[str, str]]:
-    """A loopback bucket; what a process needs in its environment to reach it."""
+    """Run a loopback bucket; yield the environment of a process that uses it."""
     command = [sys.executable, "-m", "tests.googlecloud", "--latency", str(latency)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -58,7 +58,7 @@ def _environ(server: subprocess.Popen[str]) -> dict[str, str]:
 
 
 def save(gigabytes: float, runs: int) -> list[str]:
-    """Bandwidth of a checkpoint to and from the bucket, beside eight threads that copy as many bytes."""
+    """Measure the bandwidth of a checkpoint to and from the bucket, and of eight threads that copy as many bytes."""
     with bucket() as env:
         os.environ.update({name: value for name, value in env.items() if name.startswith(("CLOUDSDK", "STORAGE"))})
         rounds = [_round(gigabytes, number) for number in range(runs + 1)][1:]
@@ -110,7 +110,7 @@ def _round(gigabytes: float, number: int) -> dict[str, float]:
 
 
 class _Plain:
-    """Eight threads and Google's client."""
+    """Baseline: eight threads with Google's client."""
 
     def __init__(self, number: int, size: int) -> None:
         from launch_train.common.storage.client import open_client
@@ -138,7 +138,7 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-# --- The cost beside training ----------------------------------------------------------------------------------------
+# --- Training overhead -----------------------------------------------------------------------------------------------
 
 STEPS = """
 import json, sys, time
@@ -165,7 +165,7 @@ CONFIG: dict[str, Any] = {
 
 
 def step_times(env: Mapping[str, str], **config: Any) -> list[float]:
-    """Unix time at which each step ended, in a process of its own on one thread."""
+    """Run training in a single-threaded process; return the Unix time at the end of each step."""
     own = {"LAUNCH_CONFIG": json.dumps({**CONFIG, **config}), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "train")}
     done = subprocess.run(
         [sys.executable, "-c", STEPS], env={**env, **own}, capture_output=True, text=True, check=True, cwd=ROOT
@@ -176,8 +176,7 @@ def step_times(env: Mapping[str, str], **config: Any) -> list[float]:
 
 
 def overhead(steps: int, runs: int) -> list[str]:
-    """Steps per second with a bucket that answers after 100 ms, a checkpoint every 30 s and all metrics, beside the
-    same training that writes nothing."""
+    """Measure training with a bucket (100 ms latency, a checkpoint every 30 s, all metrics) and without any output."""
     rates: dict[str, list[float]] = {"bucket": [], "nothing": []}
     with bucket(latency=0.1) as env:
         for number in range(runs):
@@ -200,7 +199,7 @@ def overhead(steps: int, runs: int) -> list[str]:
 
 
 def pause(steps: int) -> list[str]:
-    """How much longer the step takes in which a checkpoint's state is copied, and those beside which it is written."""
+    """Measure the extra time of the step in which a checkpoint's state is copied, and of steps during the upload."""
     model = {"name": "gpt", "n_layer": 6, "n_head": 8, "n_embd": 512, "block_size": 32}
     with bucket() as env:
         url = "gs://my-bucket/pause"
@@ -210,7 +209,7 @@ def pause(steps: int) -> list[str]:
             saves = _saves(url)
     took = [later - sooner for sooner, later in pairwise(times)]
     usual = median(took)
-    # A state is copied right after its step, so within the time of the next: took[0] is that of step 2.
+    # The state is copied right after its step, within the time of the next one: took[0] is that of step 2.
     extra = [took[step - 1] / usual - 1 for step, _ in saves if step < steps]
     return [
         f"| {len(extra)} checkpoints in {steps} steps of {usual:.2f} s (median) | in steps |",
@@ -223,7 +222,7 @@ def pause(steps: int) -> list[str]:
 
 
 def _saves(url: str) -> list[tuple[int, float]]:
-    """(step, seconds that training stood still) of each checkpoint of a run."""
+    """Return (step, seconds for which training was blocked) of each checkpoint of a run."""
     from launch_train.common.storage import open_storage
     from launcher.cli.flows.rehearsal_folder import read_results
 
@@ -247,7 +246,7 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def resume(runs: int) -> list[str]:
-    """From the start of a process to the end of its first step: fresh, and from a checkpoint."""
+    """Measure the time from process start to the end of the first step, fresh and from a checkpoint."""
     seconds: dict[str, list[float]] = {"fresh": [], "resumed": []}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(runs + 1):
@@ -272,7 +271,7 @@ def resume(runs: int) -> list[str]:
 
 
 def _as_if_more_was_to_do(manifest: Path) -> None:
-    """The checkpoint of a run of 5 steps as that of one of 10, which a resume would refuse otherwise."""
+    """Change a checkpoint's config from 5 steps to 10; otherwise the resume is refused."""
     from launch_train.checkpointing import manifest as manifests
     from launch_train.common.storage import LocalFolder
 
@@ -292,7 +291,7 @@ TITLES = {
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    """Measure and print; with --write, save the tables in benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--gigabytes", type=float, default=2.0)

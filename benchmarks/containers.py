@@ -1,11 +1,11 @@
-"""From an edit to a digest in the registry: appended by launch, beside an engine that builds and pushes.
+"""Measure the time from an edit to a digest in the registry, with launch and with docker build and push.
 
     python -m benchmarks.containers [hash] [edit] [cold --prune] [--runs N] [--write]
 
-`hash` needs nothing. The others need a Docker engine (DOCKER_HOST), the docker command, and a spec (--spec) whose
-image.repository is a registry on this machine and whose dependency image is there (`launch push SPEC` makes it). The
-engine gets the easiest way there is: a Dockerfile of three lines upon that dependency image. What is compared takes
-turns, and medians are compared.
+`hash` has no requirements. The others need a Docker engine (DOCKER_HOST), the docker command, and a spec (--spec) whose
+image.repository is a registry on this machine that has the dependency image (`launch push SPEC` creates it). The
+engine's case is the simplest possible: a Dockerfile of three lines on top of that image. The compared variants
+alternate, and medians are compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COPY --chown=1000:1000 code /workspace
 
 
 def hashing(runs: int) -> list[str]:
-    """Listing and hashing a folder of code with ignore rules, its pages in memory."""
+    """Measure listing and hashing a code folder with ignore rules, with its files in the page cache."""
     from launcher.workspace import code_files
     from launcher.workspace import content as files
 
@@ -66,7 +66,7 @@ def hashing(runs: int) -> list[str]:
 
 
 class Job:
-    """A copy of a spec's folder that can be edited, and both ways to its image."""
+    """A copy of a spec's folder to edit, and both ways to build its image."""
 
     def __init__(self, spec: Path, folder: Path) -> None:
         self.folder = shutil.copytree(spec.parent, folder / "job")
@@ -88,7 +88,7 @@ class Job:
         edited.write_text(f"number = {self._count}\ntime = {time.time_ns()}\n")
 
     def launch(self, command: str) -> dict[str, Any]:
-        """`launch COMMAND SPEC`, as data."""
+        """Run `launch COMMAND SPEC` and return its JSON output."""
         ran = subprocess.run(
             [LAUNCH, command, self.spec, "-o", "json"], capture_output=True, text=True, check=False, cwd=self.folder
         )
@@ -98,7 +98,7 @@ class Job:
         return found
 
     def docker(self) -> None:
-        """What a person does without launch."""
+        """Build and push the image with docker, without launch."""
         shutil.rmtree(self.context / "code", ignore_errors=True)
         shutil.copytree(self.folder, self.context / "code")
         name = f"{self.repository}/by-docker:{self._count}"
@@ -106,11 +106,11 @@ class Job:
             subprocess.run(["docker", *words], check=True, capture_output=True)
 
     def forget(self) -> None:
-        """Take all images away from the engine, as on a machine that has never seen them."""
+        """Delete all images of the engine, as on a new machine."""
         subprocess.run(["docker", "image", "prune", "--all", "--force"], check=True, capture_output=True)
 
     def compressed(self) -> int:
-        """Bytes of the code's files, each compressed by itself: the least that must travel."""
+        """Return the size in bytes of the code's files, each compressed: a lower bound of the upload."""
         return sum(len(gzip.compress(path.read_bytes())) for path in self.folder.rglob("*") if path.is_file())
 
 
@@ -121,7 +121,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def edit(spec: Path, runs: int) -> list[str]:
-    """An edit of one file -> a new digest in the registry; and nothing edited."""
+    """Measure the time from an edit of one file to a new digest in the registry, and the time without an edit."""
     seconds: dict[str, list[float]] = {"launch push, appended": [], "docker build && docker push": [], "nothing": []}
     sent = []
     with tempfile.TemporaryDirectory() as name:
@@ -152,7 +152,7 @@ def edit(spec: Path, runs: int) -> list[str]:
 
 
 def cold(spec: Path, runs: int) -> list[str]:
-    """The same edit where the engine has neither the image nor its base: it pulls what launch mounts."""
+    """Measure an edit when the engine has neither image nor base, and must pull the base that launch only mounts."""
     seconds: dict[str, list[float]] = {"launch": [], "docker": []}
     with tempfile.TemporaryDirectory() as name:
         job = Job(spec, Path(name))
@@ -171,7 +171,7 @@ def cold(spec: Path, runs: int) -> list[str]:
 
 
 def _layer_bytes(reference: str) -> int:
-    """The compressed layers of an image."""
+    """Return the total size in bytes of an image's compressed layers."""
     from launcher.images.registry import Registry, parse
 
     parsed = parse(reference)
@@ -184,7 +184,7 @@ TITLES = {"hash": "Listing and hashing", "edit": "An edit", "cold": "An edit on 
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    """Measure and print; with --write, save the tables in benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.containers", description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="*", help=f"{', '.join(TITLES)}; left out: all")
     parser.add_argument("--spec", type=Path, help="a spec whose image.repository is a registry on this machine")

@@ -1,4 +1,4 @@
-"""What the loops of `benchmarks.training` train, in the plain loop's words and in the trainer's."""
+"""Define the training jobs of `benchmarks.training`, for the plain loop and for the trainer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from benchmarks.tables import Loop
 
 STEPS = 1_000_000
-"""No loop comes to its end while it is measured."""
+"""Steps of a job; no loop finishes while it is measured."""
 
 Told = Mapping[str, Any]
 
 NANOGPT = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
-"""The small GPT of nanoGPT's README, for a CPU."""
+"""The small CPU GPT of nanoGPT's README."""
 
 HARDLY = {"n_layer": 4, "n_head": 2, "n_embd": 8, "block_size": 8}
-"""As many operators and parameters, and hardly any work: what is left of a step is what its loop costs."""
+"""Model with as many operators, but hardly any work: the time of a step is the loop's own overhead."""
 
 JOB: Told = {
     "steps": STEPS,
@@ -36,7 +36,7 @@ JOB: Told = {
 
 
 def config(told: Told, **more: Any) -> dict[str, Any]:
-    """A job in the trainer's words."""
+    """Return the trainer's run.config for a job."""
     optimizer = {key: told[key] for key in ("lr", "min_lr", "warmup_steps", "weight_decay", "grad_clip")}
     own = {"model": {"name": "gpt", **told["shape"]}, "data": told["text"], "optimizer": optimizer}
     rest = {key: told[key] for key in ("steps", "batch_size", "seed")}
@@ -45,7 +45,7 @@ def config(told: Told, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def text() -> Iterator[Path]:
-    """Two megabytes of Python's standard library."""
+    """Yield a file with two megabytes of text from Python's standard library."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text"
         files = sorted(Path(os.__file__).parent.glob("*.py"))
@@ -54,15 +54,15 @@ def text() -> Iterator[Path]:
 
 
 def plain(told: Told, ranks: int = 1, title: str = "plain loop") -> list[Loop]:
-    """The loop that the others are measured against, and the same once more: what these two differ by is noise."""
+    """Return the baseline loop twice; the difference between the two is noise."""
     return [Loop(title, "plain", told, ranks), Loop(f"{title}, again", "plain", told, ranks)]
 
 
 def trainer(title: str, run_config: Told, ranks: int = 1, *, writes: bool = True) -> Loop:
-    """The built-in trainer. `writes`: it has a run folder."""
+    """Return the built-in trainer. `writes`: it has a run folder."""
     return Loop(title, "trainer", {"writes": writes, "config": run_config}, ranks)
 
 
 def peers(told: Told, ranks: int) -> list[Loop]:
-    """Loops written with other packages, as their documentation has them."""
+    """Return loops that use other packages, written as in their documentation."""
     return [Loop("HF accelerate", "accelerate", told, ranks), Loop("Lightning Fabric", "fabric", told, ranks)]

@@ -1,4 +1,4 @@
-"""The training loops that `benchmarks.training` compares, as programs: the same model, optimizer and data in each.
+"""Training loops compared by `benchmarks.training`, with the same model, optimizer and data in each.
 
 python -m benchmarks.loops plain|trainer|accelerate|fabric JSON
 """
@@ -25,13 +25,13 @@ def main() -> None:
 
 
 def job(told: Mapping[str, Any]) -> Job:
-    """What is trained, as it was told."""
+    """Build the job from its JSON form."""
     own = {key: value for key, value in told.items() if key in Job.__dataclass_fields__}
     return Job(**{**own, "text": Path(told["text"]), "shape": Gpt(**told["shape"])})
 
 
 def place() -> tuple[int, int]:
-    """This rank, and their number."""
+    """Return this process's rank and the number of ranks."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -43,8 +43,10 @@ def plain(told: Mapping[str, Any]) -> None:
 
 
 def trainer(told: Mapping[str, Any]) -> None:
-    """The built-in trainer, as `python -m launch_train` is; `told["config"]` is run.config. It writes to the run
-    folder that its environment names, if any."""
+    """Run the built-in trainer like `python -m launch_train`.
+
+    `told["config"]` is run.config. It writes to the run folder of its environment, if there is one.
+    """
     from launch_train import __main__ as program
     from launch_train.common import contract
     from launch_train.trainer import train
@@ -61,7 +63,7 @@ def trainer(told: Mapping[str, Any]) -> None:
 
 
 def accelerate(told: Mapping[str, Any]) -> None:
-    """Hugging Face's, as its documentation has it."""
+    """Run a loop with Hugging Face Accelerate, written as in its documentation."""
     from accelerate import Accelerator
 
     (rank, world), what, mine = place(), job(told), turns.here()
@@ -85,7 +87,7 @@ def accelerate(told: Mapping[str, Any]) -> None:
 
 
 def fabric(told: Mapping[str, Any]) -> None:
-    """Lightning's, as its documentation has it."""
+    """Run a loop with Lightning Fabric, written as in its documentation."""
     from lightning_fabric import Fabric
 
     (rank, world), what, mine = place(), job(told), turns.here()

@@ -1,4 +1,4 @@
-"""On what a measurement was taken, in one line."""
+"""Describe the machine of a measurement in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def described(*packages: str) -> str:
-    """Python's version, the packages', the processor and its number of cores."""
+    """Return the versions of Python and of the packages, the number of cores and the processor."""
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"Python {platform.python_version()}, {versions}; {os.cpu_count()} × {_processor()}"
 

@@ -1,7 +1,7 @@
-"""The yardstick of `benchmarks.training`: a GPT's training loop written by hand, that does nothing but train.
+"""Baseline of `benchmarks.training`: a minimal handwritten training loop for a GPT.
 
-It shares the model's class and the order of the data with the built-in trainer, and no other line. Its losses are the
-trainer's to the last bit (tests/train/trainer/test_plain_loop.py).
+It shares only the model class and the data order with the built-in trainer. Its losses are identical to the trainer's,
+bit for bit (tests/train/trainer/test_plain_loop.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL = Gpt(n_layer=4, n_head=4, n_embd=128, block_size=64)
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: the small GPT of nanoGPT's README, for a CPU. `text`: a file, whose bytes are the tokens."""
+    """A training job; default: the small CPU GPT of nanoGPT's README. `text` is a file whose bytes are the tokens."""
 
     text: Path
     steps: int = 100
@@ -42,7 +42,7 @@ class Job:
 
 
 def train(job: Job, rank: int = 0, world: int = 1, each: Callable[[], None] = lambda: None) -> list[float]:
-    """This rank's losses. `each` is called before each step."""
+    """Train and return this rank's losses. Calls `each` before each step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build(job).to(device)
     optimizer = adamw(model, job)
@@ -65,7 +65,7 @@ def train(job: Job, rank: int = 0, world: int = 1, each: Callable[[], None] = la
 
 
 def there(tokens: Tensor, device: torch.device) -> Tensor:
-    """On the device. From pinned memory a GPU takes it while the host goes on, as in nanoGPT's train.py."""
+    """Move tokens to the device. On a GPU, uses pinned memory and an asynchronous copy, as nanoGPT's train.py does."""
     return tokens.contiguous().pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens
 
 
@@ -75,13 +75,13 @@ def build(job: Job) -> GPT:
 
 
 def wrapped(model: nn.Module, job: Job, world: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """In DDP, compiled, both, or neither."""
+    """Wrap the model in DDP if world > 1, and compile it if the job says so."""
     forward: nn.Module = DistributedDataParallel(model) if world > 1 else model
     return torch.compile(forward) if job.compile else forward
 
 
 def adamw(model: nn.Module, job: Job) -> torch.optim.AdamW:
-    """No decay for biases and norms."""
+    """Return the optimizer; biases and norms have no weight decay."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": job.weight_decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -90,7 +90,7 @@ def adamw(model: nn.Module, job: Job) -> torch.optim.AdamW:
 
 
 def rate(step: int, job: Job) -> float:
-    """A warm-up, then half a cosine."""
+    """Return the learning rate: linear warm-up, then cosine decay."""
     if step <= job.warmup_steps:
         return job.lr * step / job.warmup_steps
     done = (step - job.warmup_steps) / (job.steps - job.warmup_steps)
@@ -98,7 +98,7 @@ def rate(step: int, job: Job) -> float:
 
 
 def training_part(job: Job) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
-    """The text but for its last tenth."""
+    """Return the text without its last tenth."""
     size = job.text.stat().st_size
     return np.memmap(job.text, np.uint8, "r", shape=(size - size // 10,))
 
@@ -106,7 +106,7 @@ def training_part(job: Job) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
 def batch(
     text: np.memmap[tuple[int], np.dtype[np.uint8]], step: int, job: Job, rank: int, world: int
 ) -> tuple[Tensor, Tensor]:
-    """This rank's part of the batch of a step."""
+    """Return this rank's part of a step's batch: inputs and targets."""
     size, width = job.batch_size // world, job.shape.block_size
     starts = draw(job.seed, 0, step, job.batch_size, len(text) - width)[rank * size :][:size]
     rows = torch.from_numpy(text[starts[:, None] + np.arange(width + 1)].astype(np.int64))

@@ -1,4 +1,4 @@
-"""What a plan costs: 1,000 different specs planned in one process, CPU time of each.
+"""Measure the CPU time of a plan: 1,000 different specs, planned in one process.
 
 python -m benchmarks.planning [--specs 1000] [--write]
 """
@@ -36,7 +36,7 @@ PLACES: tuple[str | list[str], ...] = ("any", ["us-central1"], ["us-central1", "
 
 
 def texts() -> Iterator[bytes]:
-    """Specs without end, no two alike: machines, regions and settings take turns, the name and the seed count up."""
+    """Yield an endless sequence of different specs: machines, regions and settings rotate, name and seed count up."""
     for n, (gpu, gpus, nodes), regions in zip(count(), cycle(MACHINES), cycle(PLACES)):
         spec = {
             "name": f"bench-{n}",
@@ -53,14 +53,14 @@ def texts() -> Iterator[bytes]:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """CPU time of `work`."""
+    """Return the CPU time of `work` in milliseconds."""
     before = time.process_time_ns()
     work()
     return (time.process_time_ns() - before) / 1e6
 
 
 def measure(specs: int) -> tuple[list[float], list[float], int]:
-    """CPU milliseconds of reading and of planning each spec, and the number of attempts planned."""
+    """Return the CPU milliseconds of reading and of planning each spec, and the number of attempts planned."""
     known = catalog.load()
     context = Context(target="vertex", project="my-project", owner="me", version=__version__)
     reading: list[float] = []
@@ -75,13 +75,13 @@ def measure(specs: int) -> tuple[list[float], list[float], int]:
 
 
 def row(name: str, values: list[float]) -> str:
-    """One line of the table."""
+    """Return one row of the table."""
     most = max(values)
     return f"| {name} | {median(values):.2f} | {quantiles(values, n=100)[98]:.2f} | {most:.2f} | {sum(values):.0f} |"
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the table under benchmarks/results/."""
+    """Measure and print; with --write, save the table in benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__.partition("\n")[0])
     parser.add_argument("--specs", type=int, default=1000)
     parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")

@@ -1,4 +1,4 @@
-"""From torchrun to the end of the first step, beside scripts that do less."""
+"""Measure the time from torchrun to the end of the first step, compared with simpler scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.tables import start_table
 from benchmarks.turns import ROOT, turned
 
 MARK = "first step"
-"""What rank 0 prints then; of the trainer its own line about step 1."""
+"""Line that rank 0 prints then; the trainer prints its own line about step 1."""
 
 SAY = f"""
 import os
@@ -54,7 +54,10 @@ SCRIPTS: Mapping[str, str] = {
 
 
 def start(told: jobs.Told, rounds: int) -> list[str]:
-    """Two ranks, in turns. One round more is not counted: it finds no bytecode, and files that aren't in memory."""
+    """Measure with two ranks, alternating between the scripts.
+
+    One extra round is not counted: it has no bytecode and no files in the page cache.
+    """
     own = {**told, "steps": 1, "warmup_steps": 1}
     with tempfile.TemporaryDirectory() as folder:
         env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "train"), "XDG_CACHE_HOME": f"{folder}/cache"}
@@ -73,7 +76,7 @@ def start(told: jobs.Told, rounds: int) -> list[str]:
 
 
 def _until_first_step(title: str, script: Path, env: Mapping[str, str]) -> float:
-    """Raises RuntimeError if it doesn't come to one."""
+    """Return the seconds until the first step. Raises RuntimeError if the script does not get there."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     torchrun += ["--nproc-per-node=2", str(script)]
     began, took = time.perf_counter(), 0.0

@@ -1,9 +1,9 @@
-"""What a command costs before it does anything: CPU time (user + system) of fresh processes.
+"""Measure the start-up cost of commands: CPU time (user + system) of fresh processes.
 
     python -m benchmarks.startup [--runs 9] [--write]
 
-The commands take turns, so that a slow moment of the machine hits all of them; medians are compared. Every module
-is there as bytecode, as it is for who has installed launch.
+The commands alternate, so that a slow moment of the machine affects all of them; medians are compared. All modules have
+bytecode, as in an installation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RESULTS = Path(__file__).with_name("results")
 SPEC = ROOT / "job_specs" / "vertex-2xh100.yaml"
 PACKAGES = ("launcher", "launch_train", "benchmarks")
 LIMIT = 1.5
-"""How much more than the bare command `launch` may cost."""
+"""Upper bound of the ratio between `launch` and the bare command."""
 
 
 class Command(NamedTuple):
-    """A command line, and the title of the row that it is measured against ("" if none)."""
+    """A command line, and the title of its baseline ("" if it has none)."""
 
     title: str
     line: tuple[str, ...]
@@ -48,12 +48,12 @@ class Row(NamedTuple):
 
     @property
     def median(self) -> float:
-        """In seconds."""
+        """Return the median in seconds."""
         return median(self.seconds)
 
 
 def commands() -> list[Command]:
-    """All that is measured; gcloud only where it is installed."""
+    """Return all commands to measure; gcloud only if it is installed."""
     bare, launch = (sys.executable, str(Path(__file__).with_name("bare.py"))), _launch()
     gcloud = shutil.which("gcloud")
     return [
@@ -71,7 +71,7 @@ def commands() -> list[Command]:
 
 
 def _launch() -> tuple[str, ...]:
-    """The installed command beside this Python, else the module."""
+    """Return the installed command next to this Python, else the module."""
     script = Path(sys.executable).with_name("launch")
     return (str(script),) if script.exists() else (sys.executable, "-m", "launcher")
 
@@ -81,7 +81,7 @@ def _gcloud_help(gcloud: str) -> tuple[str, ...]:
 
 
 def measure(runs: int) -> list[Row]:
-    """Each command `runs` times, in turns, after one turn that isn't counted."""
+    """Run each command `runs` times, alternating, after one round that is not counted."""
     everything = commands()
     for package in PACKAGES:
         compileall.compile_dir(ROOT / package, quiet=1)
@@ -91,7 +91,7 @@ def measure(runs: int) -> list[Row]:
 
 
 def cpu_seconds(command: Command, config: str) -> float:
-    """User and system time of one run. Raises CalledProcessError if it fails."""
+    """Return the user and system time of one run in seconds. Raises CalledProcessError if it fails."""
     environment = {**os.environ, "CLOUDSDK_CORE_PROJECT": "my-project", "CLOUDSDK_CONFIG": config}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -101,7 +101,7 @@ def cpu_seconds(command: Command, config: str) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: medians, spread and ratios."""
+    """Return a Markdown table of medians, spread and ratios."""
     medians = {row.command.title: row.median for row in rows}
     reading = medians["bare Typer command, reads the spec"]
     lines = ["| command | CPU ms, median | least to most | × bare, reads the spec | × its own bare |"]
@@ -115,7 +115,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the table under benchmarks/results/."""
+    """Measure and print; with --write, save the table in benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=9, help="runs of each command")
     parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")

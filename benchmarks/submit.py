@@ -1,9 +1,9 @@
-"""From the command to the create request on the wire: CPU time (user + system), image known.
+"""Measure the CPU time (user + system) from the command to its create request, with the image already in the registry.
 
     python -m benchmarks.submit [--runs 7] [--write]
 
-A Vertex AI and a registry on loopback (tests/googlecloud, tests/registry) take the requests. The commands take turns;
-each is measured at the moment when its `customJobs.create` arrives, and to its end.
+Loopback servers (tests/googlecloud, tests/registry) take the requests. The commands alternate; each is measured up to
+the arrival of its `customJobs.create`, and up to its exit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.registry import OciRegistry
 RESULTS = Path(__file__).with_name("results")
 LAUNCH = Path(sys.executable).with_name("launch")
 LIMIT = 2.0
-"""How much more CPU time `launch vertex --detach` may take to its create than the import of the client alone."""
+"""Upper bound of the CPU time of `launch vertex --detach` up to its create, relative to importing the client alone."""
 IMPORT = "from google.cloud import aiplatform_v1"
 SDK = """
 import json, sys
@@ -61,7 +61,7 @@ output: gs://my-bucket/runs
 
 
 class Taken(NamedTuple):
-    """One run of a command: seconds of CPU and of the clock, to the create (None: it sends none) and to its end."""
+    """One run of a command: seconds of CPU and wall time, up to the create (None: it sends none) and in total."""
 
     cpu_to_create: float | None
     cpu: float
@@ -70,7 +70,7 @@ class Taken(NamedTuple):
 
 
 class Witness:
-    """Notes when a create arrives, and what the command has used up by then."""
+    """Records when a create arrives, and the CPU time of the command so far."""
 
     step: ClassVar[Step | None] = None
 
@@ -79,13 +79,13 @@ class Witness:
         self.seen: tuple[float, float] | None = None
 
     def __call__(self, call: Call, serve: Callable[[Request], Response]) -> Response:
-        """The cloud's own answer."""
+        """Record the first create, and return the cloud's own response."""
         self.seen = self.seen or (cpu_of(self.pid), time.perf_counter())
         return serve(call.request)
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and of all that descend from it, those included that have ended."""
+    """Return the CPU seconds of a process and its descendants, including those that have exited."""
     parents, used = {}, {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -102,7 +102,7 @@ def cpu_of(pid: int) -> float:
 
 
 def run(line: Sequence[str], environ: Mapping[str, str], folder: Path, witness: Witness) -> Taken:
-    """One run. Raises RuntimeError with its output if it fails."""
+    """Run a command once. Raises RuntimeError with its output if it fails."""
     witness.seen = None
     began = time.perf_counter()
     process = subprocess.Popen(line, env=dict(environ), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -118,7 +118,7 @@ def run(line: Sequence[str], environ: Mapping[str, str], folder: Path, witness: 
 
 
 def commands(folder: Path, url: str) -> dict[str, Callable[[int], list[str]]]:
-    """Each command for its n-th run: every run is a job of its own."""
+    """Return functions from the number of a run to the command line; every run submits a different job."""
     python, spec = sys.executable, str(folder / "job.yaml")
 
     def gcloud(number: int) -> list[str]:
@@ -138,7 +138,7 @@ def commands(folder: Path, url: str) -> dict[str, Callable[[int], list[str]]]:
 
 
 def prepare(folder: Path, image: str, environ: Mapping[str, str]) -> None:
-    """The spec, and what the others take: the request, and gcloud's file."""
+    """Write the spec, and its request in the forms that the other commands take."""
     (folder / "job.yaml").write_text(SPEC.replace("IMAGE", image))
 
     def plan(form: str) -> str:
@@ -150,7 +150,7 @@ def prepare(folder: Path, image: str, environ: Mapping[str, str]) -> None:
 
 
 def measure(runs: int) -> dict[str, list[Taken]]:
-    """Each command `runs` times, in turns, after one turn that isn't counted."""
+    """Run each command `runs` times, alternating, after one round that is not counted."""
     with tempfile.TemporaryDirectory() as name, GoogleCloud() as cloud, OciRegistry() as registry:
         folder, witness = Path(name), Witness()
         cloud.faults.add(Fault("aiplatform.projects.locations.customJobs.create", witness, times=None))
@@ -167,7 +167,7 @@ def measure(runs: int) -> dict[str, list[Taken]]:
 
 
 def table(taken: Mapping[str, list[Taken]]) -> str:
-    """Markdown: medians and ratios."""
+    """Return a Markdown table of medians and ratios."""
     base = median(one.cpu for one in next(iter(taken.values())))
     lines = ["| command | CPU s to the create | × the import | CPU s in all | wall s to the create | wall s in all |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
@@ -182,14 +182,14 @@ def table(taken: Mapping[str, list[Taken]]) -> str:
 
 
 def pinned(registry: OciRegistry) -> str:
-    """A small image in the registry, by its digest."""
+    """Put a small image into the registry, and return its reference with digest."""
     from tests.images.test_append import put_base
 
     return f"{registry.host}/p/train@{put_base(registry, name='p/train')}"
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the table under benchmarks/results/."""
+    """Measure and print; with --write, save the table in benchmarks/results/."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.submit", description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=7, help="runs of each command")
     parser.add_argument("--write", action="store_true", help="keep the table under benchmarks/results/")

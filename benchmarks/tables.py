@@ -1,7 +1,7 @@
-"""What was measured in rounds of turns, and the tables that are made of it: pure functions.
+"""Compare measurements of alternating loops, and format them as tables. Pure.
 
-Two loops are compared turn by turn, beside each other; of a round counts the median of its turns, and of all rounds the
-median, with the least and the most: what lies between these is noise.
+Two loops are compared turn by turn. The result of a round is the median of its turns; the overall result is the median
+of the rounds, given with their minimum and maximum, which show the noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Loop:
-    """One that takes part: its title, the program, what it is told (JSON), and its number of ranks."""
+    """A loop that is compared: its title, program, the program's JSON input, and the number of ranks."""
 
     title: str
     program: str
@@ -23,7 +23,7 @@ class Loop:
 
 
 class Turn(NamedTuple):
-    """Seconds for a step: wall, and CPU of all ranks."""
+    """Seconds per step: wall time, and CPU time of all ranks."""
 
     wall: float
     cpu: float
@@ -31,16 +31,16 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """The turns of a loop in each round."""
+    """The turns of a loop, by round."""
 
     loop: Loop
     rounds: Sequence[Sequence[Turn]]
     said: str = ""
-    """What its rank 0 printed in the last round."""
+    """Output of its rank 0 in the last round."""
 
 
 class Spread(NamedTuple):
-    """Over the rounds."""
+    """Median, minimum and maximum over the rounds."""
 
     middle: float
     least: float
@@ -48,33 +48,33 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Of one number a round."""
+    """Return the spread of one value per round."""
     found = list(values)
     return Spread(median(found), min(found), max(found))
 
 
 def wall(one: Measured) -> Spread:
-    """Seconds of a step."""
+    """Return the wall seconds of a step."""
     return spread(median(turn.wall for turn in turns) for turns in one.rounds)
 
 
 def cpu(one: Measured) -> Spread:
-    """CPU seconds of a step, of all ranks."""
+    """Return the CPU seconds of a step, summed over all ranks."""
     return spread(median(turn.cpu for turn in turns) for turns in one.rounds)
 
 
 def speed(one: Measured, other: Measured) -> Spread:
-    """How many times as fast as `other` it is."""
+    """Return the speed of a loop relative to `other`."""
     return _compared(one, other, lambda ours, theirs: theirs.wall / ours.wall)
 
 
 def more_wall(one: Measured, other: Measured) -> Spread:
-    """Seconds of a step beyond those of `other`."""
+    """Return the additional wall seconds of a step compared with `other`."""
     return _compared(one, other, lambda ours, theirs: ours.wall - theirs.wall)
 
 
 def more_cpu(one: Measured, other: Measured) -> Spread:
-    """The same in CPU time of all ranks."""
+    """Return the additional CPU seconds of a step compared with `other`, over all ranks."""
     return _compared(one, other, lambda ours, theirs: ours.cpu - theirs.cpu)
 
 
@@ -87,8 +87,10 @@ def _compared(one: Measured, other: Measured, how: Callable[[Turn, Turn], float]
 
 
 class Step(NamedTuple):
-    """What a step does on all ranks: how many units (tokens, images), and how many floating-point operations, on a
-    device that has `peak` a second at best; None: they are not known, or of no interest."""
+    """Work of a step on all ranks: its units (tokens, images) and floating-point operations.
+
+    `peak` is the device's peak rate in FLOP/s. None: unknown or irrelevant.
+    """
 
     units: int
     unit: str = "tokens"
@@ -97,7 +99,7 @@ class Step(NamedTuple):
 
 
 def steps_table(measured: Sequence[Measured], title: str, step: Step) -> list[str]:
-    """The speed of each loop, and beside the first one."""
+    """Return a table of each loop's speed, also relative to the first loop."""
     first = measured[0]
     head = [title, "ms a step", f"{step.unit}/s", f"× {first.loop.title}", "least to most", "CPU ms a step"]
     head += ["TFLOP/s"] * bool(step.flops) + ["MFU"] * bool(step.flops and step.peak)
@@ -115,8 +117,10 @@ def steps_table(measured: Sequence[Measured], title: str, step: Step) -> list[st
 
 
 def cost_table(measured: Sequence[Measured], title: str, step: float | None = None) -> list[str]:
-    """What a loop costs itself, beyond the first one: measured with a model that is hardly any work. `step`: seconds of
-    the first loop's step with a real model, which the cost is a share of."""
+    """Return a table of each loop's own overhead compared with the first loop, measured with a tiny model.
+
+    `step`: seconds of the first loop's step with a real model, used to express the overhead as a share.
+    """
     first = measured[0]
     head = [title, "µs a step", f"beyond {first.loop.title}", "least to most", "CPU beyond it", "least to most"]
     rows = []
@@ -130,7 +134,7 @@ def cost_table(measured: Sequence[Measured], title: str, step: float | None = No
 
 
 def start_table(seconds: Mapping[str, Sequence[float]], title: str, *, against: str, empty: str) -> list[str]:
-    """Seconds of each script in each round. Beside the script `against`, and how much is beyond the `empty` one."""
+    """Return a table of start times in seconds: relative to the script `against`, and minus those of `empty`."""
     head = [title, "s", f"× {against}", "least to most", f"s beyond {empty}"]
     rows = []
     for name, found in seconds.items():
@@ -142,6 +146,6 @@ def start_table(seconds: Mapping[str, Sequence[float]], title: str, *, against: 
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table, numbers to the right, and an empty one."""
+    """Return the lines of a table with right-aligned numbers, and an empty line."""
     under = ["---", *("---:" for _ in head[1:])]
     return [*(f"| {' | '.join(row)} |" for row in (head, under, *rows)), ""]

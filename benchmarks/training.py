@@ -1,9 +1,9 @@
-"""The built-in trainer beside a loop that was written by hand and does nothing but train, and beside its peers.
+"""Compare the built-in trainer with a minimal handwritten loop and with other packages.
 
     python -m benchmarks.training [--rounds 5] [--turns 4] [--steps 10] [--peers] [--start] [--write]
 
-Every loop has the same model, optimizer and data, and is in processes of its own. In each round all are started anew,
-and take turns of `--steps` steps.
+Every loop has the same model, optimizer and data, and its own processes. In each round all loops are restarted, and
+alternate in turns of `--steps` steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NOTE = (
 
 
 def loops(told: jobs.Told, ranks: int, *, peers: bool) -> list[Loop]:
-    """The plain loop comes first: the others are measured against it."""
+    """Return the loops to compare; the plain loop, the baseline, comes first."""
     ours = jobs.trainer("trainer", jobs.config(told), ranks)
     return [*jobs.plain(told, ranks), ours, *(jobs.peers(told, ranks) if peers else [])]
 
 
 def in_parts(told: jobs.Told, ranks: int) -> list[Loop]:
-    """The trainer without some of what it does."""
+    """Return the trainer without some of its features."""
     return [
         jobs.trainer("trainer, no monitor", jobs.config(told, monitor=0), ranks),
         jobs.trainer("trainer, writes nothing", jobs.config(told, monitor=0), ranks, writes=False),
@@ -45,7 +45,7 @@ def in_parts(told: jobs.Told, ranks: int) -> list[Loop]:
 
 
 def on_cpu(told: jobs.Told, ranks: int, amount: Amount, *, peers: bool) -> list[str]:
-    """Steps of a real model, and what the loops cost themselves."""
+    """Measure steps of a real model, and the loops' own overhead."""
     title = "one process" if ranks == 1 else f"gloo, DDP × {ranks}"
     real = measure(loops(told, ranks, peers=peers), amount)
     hardly = {**told, "shape": jobs.HARDLY, "batch_size": 2}
@@ -59,7 +59,7 @@ def on_cpu(told: jobs.Told, ranks: int, amount: Amount, *, peers: bool) -> list[
 
 
 def tiny(amount: Amount) -> Amount:
-    """For steps of a millisecond or two: more of them, in half the rounds, as a start takes longer than they do."""
+    """Return an amount for steps of 1 or 2 ms: more of them, in half the rounds, because starts take most time."""
     rounds = (amount.rounds + 1) // 2
     return replace(amount, rounds=rounds, turns=2 * amount.turns, steps=5 * amount.steps)
 
@@ -75,7 +75,7 @@ def cpu_result(options: argparse.Namespace, amount: Amount) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and with --write keep the tables under benchmarks/results/."""
+    """Measure and print; with --write, save the tables in benchmarks/results/."""
     options = parsed(sys.argv[1:])
     packages = ("torch", *(("accelerate", "lightning-fabric") if options.peers else ()))
     amount = amount_of(options, Amount(rounds=5, turns=4, steps=10))
@@ -94,13 +94,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def amount_of(options: argparse.Namespace, usual: Amount) -> Amount:
-    """What the command says, else what is usual."""
+    """Return the command line's values, and `usual` where it has none."""
     said = {name: getattr(options, name) for name in ("rounds", "turns", "steps")}
     return replace(usual, **{name: value for name, value in said.items() if value is not None})
 
 
 def conclude(name: str, amount: Amount, hardware: str, work: Callable[[], list[str]], *, write: bool) -> None:
-    """Do the work, and print it with its date, command, hardware and duration."""
+    """Do the work, and print its result with date, command, hardware and duration."""
     began, today = time.monotonic(), datetime.now(UTC).date().isoformat()
     lines = work()
     took = (time.monotonic() - began) / 60

@@ -1,8 +1,7 @@
-"""Training loops that take turns: each in processes of its own, so many steps at a time, while the others wait.
+"""Run training loops in turns: each in its own processes, some steps at a time, while the others wait.
 
-A slow moment of the machine hits all of them alike, and no loop's threads share an interpreter with another's. Where a
-process's memory happens to lie makes its steps some percent faster or slower for as long as it lives: in each round all
-loops are started anew.
+A slow moment of the machine thus affects all loops, and no loop shares an interpreter with another. The placement of a
+process in memory changes its speed by some percent for as long as it lives, so all loops are restarted in each round.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from benchmarks.tables import Loop, Measured, Turn
 
 ROOT = Path(__file__).parent.parent
 LINE = "BENCHMARK_LINE"
-"""The number of the descriptor by which a rank hears from whoever measures."""
+"""Environment variable with the file descriptor on which a rank talks to the measuring process."""
 
 Some = TypeVar("Some")
 
 
 class Turns:
-    """In the loop's process: `step` is called before each step, and returns when it may be done."""
+    """Used in the loop's process: call `step` before each step; it blocks until the step may run."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line, self._left, self._wall, self._cpu = line, 0, 0.0, 0.0
@@ -43,7 +42,7 @@ class Turns:
         self._left -= 1
 
     def _next(self) -> None:
-        """All ranks wait here: one that waited for the others inside a step would measure a long step."""
+        """Wait for the next turn. All ranks wait here: waiting for others inside a step would count as a long step."""
         if self._wall:
             _finished()
             wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
@@ -57,26 +56,28 @@ class Turns:
 
 
 def here() -> Turns:
-    """This process's."""
+    """Return the turns of this process."""
     return Turns(socket.socket(fileno=int(os.environ[LINE])))
 
 
 def _finished() -> None:
-    """A GPU has queued what it was told to do: wait until it's done."""
+    """Wait until the GPU has finished its queued work."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-# --- Whoever measures ------------------------------------------------------------------------------------------------
+# --- The measuring process -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is measured: in each of `rounds` each loop, started anew, has `turns` of `steps` steps, after a few that
-    don't count. `together`: all loops of a round live at once, and take turns; else one after the other has all its
-    turns, as on a GPU, whose memory has room for one."""
+    """Amount of measurement: each round restarts every loop and gives it `turns` of `steps` steps after a warm-up.
+
+    `together`: all loops of a round run at once and alternate. Otherwise one loop after the other has all its turns, as
+    on a GPU, whose memory has room for one loop only.
+    """
 
     rounds: int
     turns: int
@@ -86,8 +87,11 @@ class Amount:
 
 
 def measure(loops: Sequence[Loop], amount: Amount) -> list[Measured]:
-    """Raises RuntimeError if a loop ends by itself. Of loops that don't live together the others go on, and it is left
-    out, unless it is the first, which they are measured against."""
+    """Measure the loops. Raises RuntimeError if a loop exits early.
+
+    Of loops that do not run together, one that exits is dropped and the others continue, unless it is the first, which
+    is the baseline.
+    """
     with tempfile.TemporaryDirectory() as folder:
         rounds = [_round(loops, amount, number, Path(folder)) for number in range(amount.rounds)]
         said = [_output(loop, Path(folder)).read_text(encoding="utf-8", errors="replace") for loop in loops]
@@ -96,7 +100,7 @@ def measure(loops: Sequence[Loop], amount: Amount) -> list[Measured]:
 
 
 def _round(loops: Sequence[Loop], amount: Amount, number: int, folder: Path) -> list[list[Turn]]:
-    """The turns of each loop, which are started in another order each time."""
+    """Return the turns of each loop. The loops start in a different order in each round."""
     found: list[list[Turn]] = [[] for _ in loops]
     groups = [list(range(len(loops)))] if amount.together else [[place] for place in range(len(loops))]
     for group in turned(groups, number):
@@ -112,7 +116,7 @@ def _round(loops: Sequence[Loop], amount: Amount, number: int, folder: Path) -> 
 
 
 def _take_turns(pairs: Sequence[tuple[list[Turn], Running]], amount: Amount, number: int) -> None:
-    """Add the turns of a round to the lists of those who take them."""
+    """Run a round, and append each loop's turns to its list."""
     for _, one in pairs:
         one.take(amount.warm_up)
     for turn in range(amount.turns):
@@ -121,13 +125,15 @@ def _take_turns(pairs: Sequence[tuple[list[Turn], Running]], amount: Amount, num
 
 
 def _output(loop: Loop, folder: Path) -> Path:
-    """The file for what its rank 0 prints."""
+    """Return the file for the output of rank 0."""
     return folder / f"{re.sub(r'[^a-z0-9]+', '-', loop.title.lower())}.out"
 
 
 def turned(items: Sequence[Some], by: int) -> list[Some]:
-    """Begun with another one, and every second time backwards: to be the first, or behind a certain one, may be an
-    advantage."""
+    """Rotate the items, and reverse them every second time.
+
+    Running first, or after a certain loop, may be an advantage.
+    """
     start = by // 2 % len(items)
     found = [*items[start:], *items[:start]]
     return found[::-1] if by % 2 else found
@@ -135,7 +141,7 @@ def turned(items: Sequence[Some], by: int) -> list[Some]:
 
 @contextmanager
 def started(loops: Sequence[Loop], folder: Path) -> Iterator[list[Running]]:
-    """All of them, ready for their first step, until the block ends. They start at the same time."""
+    """Start all loops at once, and yield them when they are ready for their first step. Stop them at the end."""
     with ExitStack() as stack:
         running = [stack.enter_context(closing(Running(loop, folder))) for loop in loops]
         for one in running:
@@ -154,7 +160,7 @@ def _numbers(line: str) -> tuple[float, float]:
 
 
 class Running:
-    """The processes of a loop. A run folder, where it is told to write, and all caches are in `folder`."""
+    """The processes of a loop. Its caches, and its run folder if it writes one, are in `folder`."""
 
     def __init__(self, loop: Loop, folder: Path) -> None:
         self._loop = loop
@@ -178,7 +184,7 @@ class Running:
             self._lines.append(ours.makefile("rw"))
 
     def take(self, steps: int) -> Turn:
-        """One turn of so many steps. The slowest rank's time counts, and the CPU time of all."""
+        """Run one turn of `steps` steps; return the slowest rank's wall time and the CPU time of all."""
         for line in self._lines:
             line.write(f"{steps}\n")
             line.flush()
@@ -186,7 +192,7 @@ class Running:
         return Turn(max(walls) / steps, sum(cpus) / steps)
 
     def heard(self, read: Callable[[str], Some]) -> list[Some]:
-        """What each rank says next. Raises RuntimeError if one says nothing more."""
+        """Read a line from each rank. Raises RuntimeError if a rank has exited."""
         try:
             return [read(line.readline()) for line in self._lines]
         except (ValueError, ConnectionError) as error:
@@ -201,7 +207,7 @@ class Running:
 
 
 def _free_port() -> int:
-    """Below those that Linux gives to connections (32768 and up), which could take it before rank 0 listens there."""
+    """Return a free port below Linux's ephemeral range (32768 and up), so that no connection takes it before rank 0."""
     while True:
         port = random.randrange(20000, 30000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -209,7 +215,7 @@ def _free_port() -> int:
 
 
 def _as_torchrun(rank: int, world: int, port: int) -> dict[str, Any]:
-    """What torchrun sets, for several ranks."""
+    """Return the environment that torchrun sets, for several ranks."""
     if world == 1:
         return {}
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
