@@ -45,7 +45,7 @@ XIDS: Final = {
     171: Xid("an uncorrectable error of its memory", f"look for Xid 94 or 95; else {_MACHINE}", doubtful=True),
     172: Xid("an uncorrectable error of its caches", f"look for Xid 94 or 95; else {_MACHINE}", doubtful=True),
 }
-"""By number: the errors that can occur in a training run
+"""Xid errors that can occur in a training run, by number
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
 
 UNKNOWN: Final = Xid("see NVIDIA's list of Xid errors", "docs.nvidia.com/deploy/xid-errors")

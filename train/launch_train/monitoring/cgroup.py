@@ -32,7 +32,7 @@ class Cgroup:
         return min((limit for limit in limits if limit < UNLIMITED), default=None)
 
     def memory_used(self) -> int | None:
-        """Return the memory use in bytes of the innermost limited group, without inactive file cache; None if no limit."""
+        """Return the bytes used by the innermost limited group, without inactive file cache; None if unlimited."""
         for folder in self.memory:
             current, limit = folder / "memory.current", folder / "memory.max"
             if not current.is_file():

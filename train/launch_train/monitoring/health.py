@@ -45,7 +45,7 @@ def _faults_of(card: Card) -> Iterator[Fault]:
 
 
 def _memory_faults(card: Card) -> Iterator[Fault]:
-    """Yield memory faults. According to NVIDIA, a pending remapping affects no program, unlike a recovery action
+    """Yield memory faults. According to NVIDIA, a pending remapping needs no action; a recovery action does
     (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html)."""
     if card.recovery in ("Reset", "Reboot"):
         yield Fault(f"it needs a {card.recovery.lower()}, says the driver: take another machine", ends=True)

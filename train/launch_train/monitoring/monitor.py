@@ -207,7 +207,7 @@ class NodeMonitor:
         row = self._row()
         with self._lock:
             self._sums.add(row)
-        if not self._closing.is_set():  # after that nothing uploads it
+        if not self._closing.is_set():  # rows put after closing would not be uploaded
             self._rows.put([row])
         for alarm in [*self._alarms.check(row), *self._alarms.check_driver(self._gpus.blocked_seconds())]:
             say(alarm.line)

@@ -67,7 +67,7 @@ def read(text: str) -> Report | None:
     lost = tuple(line.strip() for line in text.splitlines() if _LOST.search(line))
     begin = text.find("<nvidia_smi_log")
     try:
-        root = fromstring(text[begin:].strip()) if begin >= 0 else None  # noqa: S314 - trusted: the driver's tool wrote it
+        root = fromstring(text[begin:].strip()) if begin >= 0 else None  # noqa: S314 - from the driver's own tool
     except ParseError:
         root = None
     if root is None:

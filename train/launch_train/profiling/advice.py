@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to change: a setting of run.config (or none), and the text of the advice."""
+    """Advice text, and the setting of run.config to change (empty if there is none)."""
 
     setting: str
     words: str

@@ -116,7 +116,7 @@ def _device_window(trace: Trace) -> tuple[Span, int]:
     """Return the analysed window on the device, and its number of steps.
 
     It reaches from the first device event of the first step to that of the last step: whole periods, even if the host
-    runs ahead. With a single step, it reaches to the end of that step.
+    runs ahead. With a single step, it reaches to the end of all work.
     """
     firsts = [begin for begin in map(_first_on_device(trace), trace.steps) if begin is not None]
     if len(firsts) > 1 and firsts[-1] > firsts[0]:

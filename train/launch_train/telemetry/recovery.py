@@ -53,7 +53,7 @@ def spool_folder(environ: Mapping[str, str], url: str, node: int) -> Path:
     """Create the node's spool folder for the run folder `url`, or a fresh one if that name is not safe to use.
 
     The name is the same at each start, so that a restarted node finds the files of the killed one. The parent is
-    contract.SPOOL, TMPDIR, or /var/tmp; not /tmp, which may be in memory. Raises OutputError.
+    contract.SPOOL, TMPDIR or /var/tmp, in preference to /tmp, which may be in memory. Raises OutputError.
     """
     parent = Path(environ.get(contract.SPOOL) or environ.get("TMPDIR") or _temporary())
     folder = parent / f"launch-spools-{hashlib.sha256(url.encode()).hexdigest()[:16]}-{node:04d}"

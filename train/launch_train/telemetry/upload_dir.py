@@ -1,7 +1,7 @@
 """Spool folder on disk: one file per object; the file name encodes the object's name.
 
-Files are written atomically, so a killed process leaves no partial ones. The process locks its folder while it lives;
-other processes may take over an unlocked folder.
+Entries are created atomically, so a killed process leaves no partial ones. A process locks its folder while it lives;
+others may take over an unlocked folder.
 """
 
 from __future__ import annotations
