@@ -20,7 +20,7 @@ NANOGPT = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 """The small CPU GPT of nanoGPT's README."""
 
 HARDLY = {"n_layer": 4, "n_head": 2, "n_embd": 8, "block_size": 8}
-"""Model with as many operators, but hardly any work: the time of a step is the loop's own overhead."""
+"""Model with as many operators and parameter tensors, but hardly any work: a step takes only the loop's overhead."""
 
 JOB: Told = {
     "steps": STEPS,

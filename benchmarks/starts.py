@@ -56,7 +56,7 @@ SCRIPTS: Mapping[str, str] = {
 def start(told: jobs.Told, rounds: int) -> list[str]:
     """Measure with two ranks, alternating between the scripts.
 
-    One extra round is not counted: it has no bytecode and no files in the page cache.
+    An extra first round is not counted, since it compiles bytecode and reads files from disk.
     """
     own = {**told, "steps": 1, "warmup_steps": 1}
     with tempfile.TemporaryDirectory() as folder:

@@ -75,7 +75,7 @@ def tasks(parts: Iterable[int]) -> list[Task]:
 
 
 def _row(key: str, file: str) -> int:
-    """Do one row's work in this process (`running.start`, fresh)."""
+    """Do one row's work in this process; called for fresh processes of `running.start`."""
     wanted = next(task for task in tasks((1, 2, 3)) if task.key == key)
     running.work(wanted, Place(Path(file).parent, **json.loads(Path(file).read_text(encoding="utf-8"))))
     return 0
@@ -86,7 +86,7 @@ def _row(key: str, file: str) -> int:
 
 @dataclass
 class Session:
-    """One command: its rows, and where they are written."""
+    """State of one command: its limits, its rows and their log."""
 
     log: Log
     device: machine.Device
@@ -157,20 +157,20 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _load(*, tiny: bool = True) -> None:
-    """Load what all rows need, once. Modules that can't be loaded fail in the rows that need them."""
+    """Load the modules that all rows need, once. If one can't be loaded, the rows that need it fail."""
     try:
         import torch
 
         from launch_train.trainer import train  # noqa: F401 - the rows' processes are forked from this one
 
-        if tiny:  # elsewhere it might touch CUDA
+        if tiny:  # on a GPU machine it might initialise CUDA
             import torch._dynamo  # noqa: F401
-    except Exception as error:  # noqa: BLE001 - of whatever kind
+    except Exception as error:  # noqa: BLE001 - the rows that need it report it
         print(f"preloading failed: {type(error).__name__}: {error}", flush=True)
 
 
 def _sees_the_gpu() -> bool:
-    """Return whether a forked process can use CUDA. This process must not have touched it."""
+    """Return whether a forked process can use CUDA. This process must not have used it before."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
@@ -183,7 +183,7 @@ def _sees_the_gpu() -> bool:
 
 
 def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> None:
-    """Run the rows in order: those that measure time alone, several of the others at once."""
+    """Run the rows in order: rows that measure time run alone, several of the others at once."""
     waiting = [task for task in wanted if _is_due(session, task, retry=retry)]
     under_way: list[Running] = []
     _announce(session, waiting)
@@ -205,7 +205,7 @@ def run(session: Session, wanted: Sequence[Task], *, retry: bool = False) -> Non
 
 
 def _announce(session: Session, waiting: Sequence[Task]) -> None:
-    """Print how many rows of each part the time is enough for, by the estimates."""
+    """Print how many rows of each part fit into the remaining time, by their estimates."""
     left = session.until - time.monotonic()
     estimated = [replace(one, seconds=_seconds(session, one), alone=_is_alone(session, one)) for one in waiting]
     fit = fitting(estimated, left, session.jobs)
@@ -237,7 +237,7 @@ def _is_due(session: Session, task: Task, *, retry: bool) -> bool:
 
 
 def _next(session: Session, waiting: list[Task], under_way: Sequence[Running]) -> Task | None:
-    """Return the next row that may start now, or None. Rows that would not finish in time are left out."""
+    """Return the next row that may start now, or None. Rows that would not finish in time are skipped."""
     left = session.until - time.monotonic()
     for task in [task for task in waiting if _seconds(session, task) > left]:
         waiting.remove(task)
@@ -275,7 +275,7 @@ def _begin(session: Session, task: Task, under_way: list[Running]) -> None:
 
 
 def conclude(session: Session, done: Running) -> None:
-    """Judge a row, and write it. One that the end of the session cut off has no row: the next command runs it."""
+    """Judge a row and write it, unless the end of the session cut it off: the next command runs it again."""
     task, found = done.task, done.result()
     row: Row = {}
     if "cut off" in found:

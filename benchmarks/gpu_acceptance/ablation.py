@@ -1,7 +1,7 @@
 """Part 3: look for speed-ups of GPT-2, in a plain loop with one change at a time, then the best ones together.
 
-It includes changes that the trainer has no setting for: a chunked loss, a residual stream in bf16, an optimizer that
-isn't fused.
+It includes changes for which the trainer has no setting: a chunked loss, a residual stream in bf16, and an optimizer
+that is not fused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch_train.common.config import Attention
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of training. The default is what the trainer does."""
+    """A way to train; the default is the trainer's."""
 
     attention: Attention = "auto"
     compile: str = "regional"
@@ -77,7 +77,7 @@ def _tried(place: Place, variant: Variant) -> Measured:
         with memory.unify_out_of_memory():
             found = train(place, variant, batch_of(variant))
             reference = _reference(place, variant, found)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
+    except RuntimeError as error:  # includes torch.OutOfMemoryError
         if "out of memory" not in str(error):
             raise
         return {"fits": False, "said": str(error), "variant": asdict(variant)}
@@ -88,13 +88,16 @@ def _tried(place: Place, variant: Variant) -> Measured:
 
 
 def batch_of(variant: Variant) -> int:
-    """Sequences of a step. CUDA graphs have one pass a step: a second one overwrites the gradients of the first
-    (https://github.com/pytorch/pytorch/issues/169545)."""
+    """Return the number of sequences per step.
+
+    With CUDA graphs a step has one pass: a second one overwrites the gradients of the first
+    (https://github.com/pytorch/pytorch/issues/169545).
+    """
     return variant.micro_batch if variant.compile == "graphs" else GLOBAL
 
 
 def _reference(place: Place, variant: Variant, found: Measured) -> Measured | None:
-    """Return the default with the same batch; None where it was not measured."""
+    """Return the default's result with the same batch; None if it was not measured."""
     if variant == Variant():
         return found
     if batch_of(variant) != GLOBAL:
@@ -188,7 +191,7 @@ def train(place: Place, variant: Variant, batch: int) -> dict[str, Any]:
         forward = _compiled(model, _forward(model, variant), variant, gpu=place.gpus > 0)
         tokens = plain_loop.training_part(job)
         losses, times = list[Any](), [time.perf_counter()]
-        with attention.use_kernel(variant.attention, device.type):  # compiled code is kept apart, too
+        with attention.use_kernel(variant.attention, device.type):  # also separates the compile cache
             for step in range(1, steps + 1):
                 for group in optimizer.param_groups:
                     group["lr"] = plain_loop.rate(step, job)
@@ -302,13 +305,13 @@ def _summed(weight: Any, rows: Any, targets: Any) -> Any:
 
 
 def _compiled(model: Any, forward: Callable[..., Any], variant: Variant, *, gpu: bool) -> Callable[..., Any]:
-    """Compile blocks and loss, the whole model, or nothing. On a CPU without the compiler's last stage."""
+    """Compile blocks and loss, the whole model, or nothing. On a CPU, skip the compiler's last stage."""
     import torch
     import torch._dynamo
 
     torch._dynamo.reset()  # one row may train twice
     backend: Any = "inductor" if gpu else "aot_eager"
-    torch._dynamo.config.recompile_limit = 64  # each block may be a graph of its own
+    torch._dynamo.config.recompile_limit = 64  # each block may be compiled separately
     if variant.compile == "regional":
         for block in (*model.blocks, model.loss):
             block.compile(backend=backend)

@@ -1,4 +1,4 @@
-"""Part 1: check every feature. Each technique once, then the GPU tests by file."""
+"""Part 1: check every feature: each technique once, then the GPU tests by file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, Task, Verdict
 PYTEST: Final = (
     *(sys.executable, "-m", "pytest", "-m", "gpu", "--continue-on-collection-errors", "-p", "no:cacheprovider"),
     *("--tb=short", "--color=no", "-v", "-rfE"),
-    *("-W", "default"),  # a new warning of torch or Python is no failure of the product
+    *("-W", "default"),  # a new warning of torch or Python is not a failure of the product
 )
 OUTCOME: Final = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
 
@@ -40,7 +40,7 @@ def _marks(node: ast.stmt) -> bool:
 
 
 def _collected(place: Place) -> Measured:
-    """Collect the tests only: shows what can't be imported on this machine."""
+    """Collect the tests without running them, to find what can't be imported on this machine."""
     done = _pytest(place, "--collect-only", "-qq", *files())
     errors = re.findall(r"^ERROR (tests/\S+)(.*)$", done, re.MULTILINE)
     missing = re.findall(r"^E +(\w*Error: .*)$", done, re.MULTILINE)
@@ -85,7 +85,7 @@ def judge_tested(measured: Measured) -> Verdict:
 
 
 def _pytest(place: Place, *words: str) -> str:
-    """Run a program and return its output, which also goes to the row's output at once."""
+    """Run pytest and return its output, which is also printed line by line to the row's output."""
     env = {**place.env, "PYTHONDONTWRITEBYTECODE": "1", "LAUNCH_RAN_ON": str(place.folder / RAN_ON)}
     process = subprocess.Popen(
         [*PYTEST, "--basetemp", str(place.folder / "pytest"), *words],

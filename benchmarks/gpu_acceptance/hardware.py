@@ -70,7 +70,7 @@ def _limits() -> int:
 
 
 def _smi(fields: Sequence[str]) -> list[dict[str, str]]:
-    """Return nvidia-smi's fields for each GPU; fields that it doesn't know are left out."""
+    """Return nvidia-smi's fields for each GPU; unknown fields are omitted."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -177,7 +177,7 @@ def _compared(ours: Mapping[str, Any], said: Mapping[str, str]) -> Verdict:
         try:
             theirs = float(said[field]) * unit
         except (KeyError, ValueError):
-            continue  # nvidia-smi has no answer
+            continue  # nvidia-smi does not report it
         one = ours.get(name)
         ok = one is not None and abs(one - theirs) <= max(share * theirs, most)
         (right if ok else wrong).append(f"{name} {one} (nvidia-smi: {theirs:.4g})")

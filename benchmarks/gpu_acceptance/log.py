@@ -1,4 +1,4 @@
-"""The result files: one JSON line per row, on disk before the next row starts, without private data."""
+"""Write the result files: one JSON line per row, flushed before the next row starts, without private data."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
     return found
 
 
-# --- Nothing private -------------------------------------------------------------------------------------------------
+# --- Private data ----------------------------------------------------------------------------------------------------
 
 
 def clean(value: Any) -> Any:

@@ -40,12 +40,12 @@ class Device(NamedTuple):
 
     @property
     def key(self) -> str:
-        """`NVIDIA H200`, `2 x NVIDIA L4`."""
+        """Return the name and number of GPUs, for example `NVIDIA H200` or `2 x NVIDIA L4`."""
         return f"{self.gpus} x {self.name}" if self.gpus > 1 else self.name
 
 
 def device() -> Device:
-    """Detect the GPUs in another process: this one must not touch CUDA before it forks. Raises SystemExit: no torch."""
+    """Detect the GPUs in another process: CUDA must not be used before a fork. Raises SystemExit without torch."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         sys.exit(f"torch can't be used here: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
@@ -53,8 +53,10 @@ def device() -> Device:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with + if files have changed. Without git: LAUNCH_COMMIT, or a digest of the
-    code (`source-…`), which --adopt replaces by the matching commit."""
+    """Return LAUNCH_COMMIT, or the commit of this checkout, with + if files have changed.
+
+    Without git, return a digest of the code (`source-…`), which --adopt replaces by the matching commit.
+    """
     if told := os.environ.get("LAUNCH_COMMIT"):
         return told[:12]
     return head() or f"source-{source()}"
@@ -84,7 +86,7 @@ def source() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and the packages, also which are missing."""
+    """Return the versions of Python and the packages; "missing" for packages that are not installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The Markdown page of each part, made from the log after every row."""
+"""Write the Markdown page of each part from the log, after every row."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run each row in a separate process: even if it crashes, hangs or fills the GPU, the next row runs.
 
-The process is forked from this one, which has torch loaded but has never touched CUDA: that saves each row the seconds
-of a start. Where a forked process doesn't see the GPU, rows are started as fresh processes (`fresh`).
+The process is forked from this one, which has torch loaded but has never used CUDA. This saves each row some seconds of
+start-up. If a forked process does not see the GPU, rows are started as fresh processes (`fresh`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Running:
     killed: bool = False
 
     def poll(self) -> bool:
-        """Return whether it has ended; past its limit it is killed with everything that it started."""
+        """Return whether the row has ended. Past its limit, kill it with everything that it started."""
         done, _ = os.waitpid(self.pid, os.WNOHANG)
         late = time.monotonic() - self.began > self.limit
         if not done and late:
@@ -49,11 +49,11 @@ class Running:
             self.kill()
             os.waitpid(self.pid, 0)
         if done:
-            self.kill()  # what it left behind
+            self.kill()  # processes that it left behind
         return bool(done) or late
 
     def kill(self) -> None:
-        """Kill the process group, and programs in groups of their own: nothing may keep GPU memory."""
+        """Kill the process group, and programs in other groups: nothing may keep GPU memory."""
         for one, end in ((self.pid, os.killpg), *((pid, os.kill) for pid in _marked(str(self.place.folder)))):
             with suppress(ProcessLookupError, PermissionError):
                 end(one, signal.SIGKILL)
@@ -69,8 +69,10 @@ class Running:
             return ""
 
     def result(self) -> Mapping[str, Any]:
-        """Return {"measured": …}, {"skip": why}, {"error": why}, or {"cut off": seconds} if the session ended before
-        the task's own limit."""
+        """Return {"measured": …}, {"skip": why} or {"error": why}.
+
+        Returns {"cut off": seconds} if the session ended before the task's own limit.
+        """
         try:
             found: Mapping[str, Any] = json.loads((self.place.folder / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -133,7 +135,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def _spawned(task: Task, place: Place) -> int:
-    """The place travels in a file: Linux allows 128 KiB for an argument."""
+    """Start a fresh process. The place is passed in a file: Linux limits an argument to 128 KiB."""
     file = place.folder / PLACE
     file.write_text(json.dumps({"tiny": place.tiny, "gpus": place.gpus, "known": dict(place.known)}), encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "train"), os.environ.get("PYTHONPATH"))))
@@ -158,7 +160,7 @@ def work(task: Task, place: Place) -> None:
         found: dict[str, Any] = {"measured": dict(task.work(_single_threaded(place)))}
     except SkipRow as reason:
         found = {"skip": str(reason)}
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is a row
+    except BaseException as error:  # noqa: BLE001 - any error is the row's result
         traceback.print_exc()
         found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
     path = place.folder / RESULT
@@ -202,7 +204,7 @@ def program(argv: Sequence[str], place: Place, seconds: float, **env: str) -> su
 
 
 def torchrun(world: int) -> list[str]:
-    """torchrun on this machine alone; its own name may not resolve, so the processes meet at localhost."""
+    """Return a single-node torchrun command; it uses localhost because the host name may not resolve."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     return [*command, f"--nproc-per-node={world}"]
 

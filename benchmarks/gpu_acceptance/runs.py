@@ -1,4 +1,4 @@
-"""Part 1: whole runs through the node and torchrun: preempted and resumed, of a custom script, profiled."""
+"""Part 1: check complete runs through the node and torchrun: preempted and resumed, custom scripts, profiled runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Node:
             time.sleep(0.01)
 
     def ended(self, seconds: float) -> int:
-        """Return its exit code; its output is the row's too. Raises subprocess.TimeoutExpired."""
+        """Wait for its exit; return the exit code. Its output is also the row's. Raises subprocess.TimeoutExpired."""
         try:
             return self.process.wait(timeout=seconds)
         finally:
@@ -74,8 +74,10 @@ class Node:
 
 
 def _resumed(place: Place) -> Measured:
-    """Compare a run that is preempted midway and resumed with one that isn't. If it ends before the preemption, repeat
-    it with more steps."""
+    """Compare a run that is preempted midway and resumed with an uninterrupted one.
+
+    If it ends before the preemption, repeat it with more steps.
+    """
     for steps in (60, 600) if place.tiny else (200, 2000):
         found = _preempted(place, steps)
         if found["codes"][0] == PREEMPTED:
@@ -103,8 +105,10 @@ def _preempted(place: Place, steps: int) -> dict[str, Any]:
 
 
 def resumable(place: Place, steps: int) -> dict[str, Any]:
-    """Return the run's settings. On a GPU it has 1024 tokens: with 128, flash attention has one key block and is
-    deterministic by chance."""
+    """Return the run's settings.
+
+    On a GPU, the block size is 1024 tokens: with 128, flash attention has one key block and is deterministic by chance.
+    """
     longer, size = ({}, 8) if place.tiny else ({"block_size": 1024}, 4)
     model = {**config(place)["model"], **longer, "dropout": 0.1}
     batch = {"batch_size": size, "micro_batch_size": size}

@@ -13,8 +13,11 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained: the GPT and its batches; ResNet-50's images, first layer and batch, the number and size of the
-    JPEGs in each of its classes; BERT and its batch. `steps` are those of a row."""
+    """Models and data of the benchmarks.
+
+    The GPT and its batches; ResNet-50's image size, first layer, batch and classes, with `each` JPEGs of size `pixels`
+    per class; BERT and its batch. `steps` is the number of steps of a row.
+    """
 
     name: str
     gpt: Mapping[str, int]
@@ -47,7 +50,7 @@ REAL: Final = Sizes(
     bert_batch=32,
     steps=40,
 )
-"""GPT-2 124M, and ResNet-50 on images as large as ImageNet's usually are."""
+"""GPT-2 124M, and ResNet-50 on images of ImageNet's typical size."""
 
 SHRUNK: Final = Sizes(
     name="a tiny GPT",
@@ -65,7 +68,7 @@ SHRUNK: Final = Sizes(
     steps=8,
     compiles=False,
 )
-"""For testing the benchmark itself, also without a GPU."""
+"""Tiny models to test the benchmark itself, also without a GPU."""
 
 
 def sizes(*, tiny: bool) -> Sizes:
@@ -99,7 +102,7 @@ def peak(device: str) -> float | None:
 
 @contextmanager
 def pictures(wanted: Sizes, different: int = 100) -> Iterator[Path]:
-    """Create a folder of JPEGs for each class. Only some differ, which makes no difference for decoding."""
+    """Create a folder of JPEGs per class. Only `different` of them are distinct, which does not affect decoding."""
     import numpy as np
 
     made = [jpeg(np.random.default_rng(number), wanted.pixels) for number in range(different)]
@@ -112,7 +115,7 @@ def pictures(wanted: Sizes, different: int = 100) -> Iterator[Path]:
 
 
 def jpeg(numbers: Any, pixels: tuple[int, int]) -> bytes:
-    """Return patches of colour with some grain, at quality 90: at 500 × 375 pixels about 100 kB, as in ImageNet."""
+    """Return a JPEG of coloured patches with grain, quality 90: at 500 × 375 pixels about 100 kB, as in ImageNet."""
     import numpy as np
     from PIL import Image
 

@@ -23,7 +23,7 @@ from benchmarks.gpu_acceptance.tasks import Measured, Place, Task, Verdict
 from benchmarks.tables import Loop, Step, cost_table, more_wall, speed, steps_table, wall
 from benchmarks.turns import Amount, measure
 
-# --- Loops that take turns on the GPU ---------------------------------------------------------------------------------
+# --- Alternating loops ------------------------------------------------------------------------------------------------
 
 
 def _job(place: Place, text: Path, **more: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _job(place: Place, text: Path, **more: Any) -> dict[str, Any]:
 
 
 def _amount(place: Place, steps: int, rounds: int = 2) -> Amount:
-    """Measure all loops in turns, so that a slow moment affects all of them."""
+    """Return the amount: loops alternate, so that a slow moment affects all of them."""
     return Amount(1, 2, 3, warm_up=2) if place.tiny else Amount(rounds, 4, steps, warm_up=15)
 
 
@@ -80,7 +80,7 @@ def _trainer(job: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _beside_plain(place: Place) -> Measured:
-    """Compare the trainer with a loop that does nothing but train, and with HF accelerate if installed."""
+    """Compare the trainer with a minimal loop, and with HF accelerate if it is installed."""
     with jobs.text() as text:
         job = _job(place, text)
         loops = [jobs.plain(job)[0], jobs.trainer("trainer", _trainer(job))]
@@ -91,8 +91,7 @@ def _beside_plain(place: Place) -> Measured:
 
 
 def judge_turns(measured: Measured, slowest: float = 0.0) -> Verdict:
-    """Check that all loops were measured, and on a GPU that the trainer has at least `slowest` × the first loop's
-    speed."""
+    """Check that all loops were measured, and that on a GPU the trainer reaches `slowest` × the first loop's speed."""
     loops, missing = measured["loops"], sorted(set(measured["asked"]) - set(measured["loops"]))
     beside = loops.get("trainer", {}).get("beside", [1.0])[0]
     shown = [f"{name} {one['per_s']:,.0f}/s{_mfu(one)} ({one['beside'][0]:.3f} ×)" for name, one in loops.items()]
@@ -286,11 +285,11 @@ def _bert(place: Place) -> Measured:
     return _trained_as(place, "bert", "bert-large", precision="bf16", compile=sizes(tiny=place.tiny).compiles)
 
 
-# --- What the trainer costs -------------------------------------------------------------------------------------------
+# --- Overhead of the trainer ------------------------------------------------------------------------------------------
 
 
 def _overhead(place: Place) -> Measured:
-    """Measure the overhead of metrics and monitor, by the same trainer without them."""
+    """Measure the overhead of metrics and monitor, compared with the trainer without them."""
     with jobs.text() as text:
         job = _job(place, text, batch_size=4)
         nothing = jobs.trainer("nothing written", _trainer(job, monitor=0), writes=False)
@@ -303,7 +302,7 @@ def _overhead(place: Place) -> Measured:
 
 
 def judge_overhead(measured: Measured) -> Verdict:
-    """Check for less than 5 % on a GPU (the target is 1 %)."""
+    """Check that the overhead is below 5 % on a GPU (the target is 1 %)."""
     loops = measured["loops"]
     costs = {name: 100 * (1 / one["beside"][0] - 1) for name, one in loops.items()}
     shown = ", ".join(f"{name} {cost:+.2f} %" for name, cost in list(costs.items())[1:])
@@ -331,7 +330,7 @@ def _saved(place: Place, name: str, **more: Any) -> dict[str, Any]:
     of = sizes(tiny=place.tiny)
     shape, batch, _ = _model(of, "gpt")
     found = trained(place, name, model=shape, batch_size=batch, micro_batch_size=batch, **more)
-    shutil.rmtree(place.folder / name, ignore_errors=True)  # a gigabyte and a half each
+    shutil.rmtree(place.folder / name, ignore_errors=True)  # 1.5 GB each
     late, saved = found["step_s"][5:], found["events"].count("checkpoint")
     return {"mean_s": fmean(late), "usual_s": typical(found["step_s"]), "steps": len(late), "saved": saved}
 
@@ -350,8 +349,11 @@ def judge_checkpoints(measured: Measured) -> Verdict:
 
 
 def _first_step(place: Place) -> Measured:
-    """Measure `python -m launch_train` from its start to the first step: without compiled code, with torch's own
-    cache, and with the cache that an earlier start left in the run folder."""
+    """Measure `python -m launch_train` from its start to the first step.
+
+    Three cases: without compiled code, with torch's own cache, and with the cache that an earlier start left in the run
+    folder.
+    """
     of = sizes(tiny=place.tiny)
     shape, batch, _ = _model(of, "gpt")
     config = {"model": shape, "data": "synthetic", "steps": 3, "batch_size": batch, "micro_batch_size": batch}
@@ -406,7 +408,7 @@ def _small(place: Place) -> Measured:
 
 @contextmanager
 def _quick(place: Place, rounds: int = 2) -> Iterator[tuple[dict[str, Any], Amount]]:
-    """Steps of a millisecond or two."""
+    """Yield a job and an amount for steps of 1 or 2 ms."""
     with jobs.text() as text:
         amount = _amount(place, 200, rounds)
         yield {**jobs.JOB, "text": str(text), "precision": "bf16", "compile": False}, replace(amount, warm_up=30)
@@ -489,4 +491,4 @@ TASKS: Final = (
     ),
     *map(_micro_task, (8, 4)),
 )
-"""The most valuable rows first."""
+"""All rows, the most valuable first."""

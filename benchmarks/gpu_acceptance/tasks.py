@@ -17,7 +17,7 @@ MARK = "GPU_ACCEPTANCE_ROW"
 """Environment variable of programs that a row starts: the row's folder."""
 
 Measured = Mapping[str, Any]
-"""Plain data, as JSON holds it."""
+"""Plain data that JSON can represent."""
 
 
 class Verdict(NamedTuple):
@@ -29,8 +29,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """The conditions of a row's work. `folder` is an empty scratch folder; `known` are earlier measurements by row
-    name."""
+    """Conditions of a row's work. `folder` is an empty scratch folder; `known` has earlier measurements by row name."""
 
     folder: Path
     tiny: bool = False
@@ -60,13 +59,16 @@ class Place:
 
 
 class SkipRow(Exception):
-    """Raised by a row's work if the machine lacks something, as "needs 2 GPUs"."""
+    """Raised by a row's work if the machine lacks something, for example "needs 2 GPUs"."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row. `seconds` is its approximate time on a GPU, by which it is started only if it can finish in time; after
-    `limit` seconds its processes are killed."""
+    """A row of the acceptance.
+
+    `seconds` is its estimated time on a GPU: it starts only if that much is left. Its processes are killed after
+    `limit` seconds.
+    """
 
     part: int
     name: str
@@ -76,11 +78,11 @@ class Task:
     seconds: float = 12
     limit: float = 120
     on_cpu: str | None = None
-    """What --tiny runs on a CPU instead; None: nothing, the row needs a GPU."""
+    """Description of what --tiny runs on a CPU instead; None if the row needs a GPU."""
     alone: bool = False
-    """It measures time, so nothing else may run at the same time."""
+    """True if the row measures time: no other row may run at the same time."""
     needs: tuple[str, ...] = ()
-    """Rows that must run first, as it uses their measurements."""
+    """Rows that must run first, because this one uses their measurements."""
 
     @property
     def key(self) -> str:

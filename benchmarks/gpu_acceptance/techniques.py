@@ -95,7 +95,7 @@ def judge_attention(measured: Measured) -> Verdict:
 
 
 def _compiled(place: Place, mode: str, **more: Any) -> Measured:
-    """Train compiled; on a CPU without the compiler's last stage, which takes a minute there."""
+    """Train compiled; on a CPU, skip the compiler's last stage, which takes a minute there."""
     from launch_train.performance import compile as compiling
 
     backend = nullcontext() if place.gpus else replaced(compiling, BACKEND="aot_eager")
@@ -117,7 +117,7 @@ def judge_graphs(measured: Measured) -> Verdict:
 
 
 def _activations(place: Place, kind: str) -> Measured:
-    """Measure the memory with and without it; on a CPU count what autograd keeps."""
+    """Measure memory with and without activation checkpointing; on a CPU, count the bytes that autograd keeps."""
     wide = TINY_GPT if place.tiny else {**TINY_GPT, "n_layer": 12, "n_embd": 256, "n_head": 4, "block_size": 512}
     held, losses = list[float](), list[list[float]]()
     for asked in ("none", kind):
@@ -162,7 +162,7 @@ def _same(measured: Measured, most: float) -> Verdict:
 
 
 def _fsdp(place: Place) -> Measured:
-    """Train with `parallel: fsdp` on one rank, which must be forced, as the trainer would not use it."""
+    """Train with `parallel: fsdp` on one rank, which must be forced: the trainer would not use it."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
@@ -216,8 +216,7 @@ def _probe(place: Place) -> Measured:
 
 
 def judge_probe(measured: Measured) -> Verdict:
-    """Check that training takes as much as the probe's pass, and neither fills the memory nor leaves most of it
-    unused."""
+    """Check that training uses as much memory as the probe's pass, and neither too much nor too little of the GPU."""
     predicted, peak, size = measured["predicted_gb"] or 0.0, measured["memory_gb"], measured["chosen"]
     off = peak / predicted - 1 if predicted else float("inf")
     return all_of(
@@ -233,7 +232,7 @@ FULL_AT: Final = 4
 
 
 def _out_of_memory(place: Place) -> Measured:
-    """From step 4 on there is room for three quarters of what a micro-batch took; on a CPU that is pretended."""
+    """Train with memory for three quarters of a micro-batch from step 4 on; simulated on a CPU."""
     plain = trained(place, "plain", steps=8)
     full = _filled if place.gpus else _pretended
     with full(place):
