@@ -27,7 +27,7 @@ from benchmarks.machine import described
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).with_name("results")
 SPEC = ROOT / "job_specs" / "vertex-2xh100.yaml"
-PACKAGES = ("launcher", "launch_train", "benchmarks")
+PACKAGES = ("launcher", "train/launch_train")
 LIMIT = 1.5
 """Upper bound of the ratio between `launch` and the bare command."""
 

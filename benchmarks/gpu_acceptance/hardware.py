@@ -106,9 +106,9 @@ def _libraries(found: Mapping[str, Any]) -> list[str]:
 def _imports(place: Place) -> Measured:
     """Import every module of the trainer with this torch."""
     code = (
-        "import importlib, json, pkgutil, train\n"
+        "import importlib, json, pkgutil, launch_train\n"
         "failed = {}\n"
-        "names = [one.name for one in pkgutil.walk_packages(train.__path__, 'train.')]\n"
+        "names = [one.name for one in pkgutil.walk_packages(launch_train.__path__, 'launch_train.')]\n"
         "for name in names:\n"
         "    if not name.endswith(('__main__', 'sitecustomize')):\n"
         "        try: importlib.import_module(name)\n"

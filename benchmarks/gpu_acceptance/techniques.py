@@ -171,13 +171,13 @@ def _fsdp(place: Place) -> Measured:
     device = place.device
     reference = trained(place, "reference", precision="fp32")
 
-    def placed(model: Any, _config: Any, ranks: Any, numbers: Any, blocks: Any) -> Any:
+    def place_model(model: Any, _config: Any, ranks: Any, numbers: Any, blocks: Any) -> Any:
         return model, fsdp.shard_model(model, ranks, numbers, blocks, moments=2)
 
     given: dict[str, Any] = {"device_id": device} if place.gpus else {}
     dist.init_process_group("nccl" if place.gpus else "gloo", store=HashStore(), rank=0, world_size=1, **given)
     try:
-        with replaced(fsdp, placed=placed):
+        with replaced(fsdp, place_model=place_model):
             found = trained(place, "fsdp", parallel="fsdp", precision="fp32")
     finally:
         dist.destroy_process_group()
@@ -201,7 +201,7 @@ def _probe(place: Place) -> Measured:
 
     real, peaks = micro_batch.probe, dict[int, float]()
 
-    def probed(ranks: Any, share: int, attempt: Callable[[int], None], reserved: int) -> Any:
+    def probe(ranks: Any, share: int, attempt: Callable[[int], None], reserved: int) -> Any:
         def noted(size: int) -> None:
             torch.cuda.reset_peak_memory_stats(ranks.device)
             attempt(size)
@@ -209,7 +209,7 @@ def _probe(place: Place) -> Measured:
 
         return real(ranks, share, noted, reserved)
 
-    with limited(place, LIMIT_GB * 1e9), replaced(micro_batch, probed=probed):
+    with limited(place, LIMIT_GB * 1e9), replaced(micro_batch, probe=probe):
         found = trained(place, "probed", batch_size=4096, micro_batch_size="auto", steps=6)
     size = int(found["choices"]["micro-batch"])
     return {"chosen": size, "share": 4096, "tried": len(peaks), "predicted_gb": peaks.get(size), **_kept(found)}
@@ -271,12 +271,12 @@ def _pretended(place: Place) -> Iterator[None]:
 
     real, whole = train.forward_backward, config(place)["micro_batch_size"]
 
-    def gradients(run: Any, batch: Any) -> Any:
+    def forward_backward(run: Any, batch: Any) -> Any:
         if run.state["step"] >= FULL_AT - 1 and run.micro_batches.size == whole:
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return real(run, batch)
 
-    with replaced(train, gradients=gradients):
+    with replaced(train, forward_backward=forward_backward):
         yield
 
 

@@ -120,8 +120,8 @@ DATA: dict[str, Wrong] = {
     "own-nan": Wrong(
         "samples with nan or infinite values",
         {**data("nan"), "steps": 40, "non_finite": 3},
-        "step 4: the gradients were not finite in 4 steps in a row. The rows of the last ones name the samples (events "
-        "non_finite); …",
+        "step 4: the gradients were not finite in 4 steps in a row. The events non_finite in the run folder name "
+        "the samples: …",
     ),
     "own-token": Wrong(
         "a token outside the model's vocabulary",

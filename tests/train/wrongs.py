@@ -131,7 +131,7 @@ MODELS: dict[str, Wrong] = {
     "memory": Wrong(
         "a model too large for one sample",
         own("memory"),
-        "rank … is out of memory: CUDA out of memory. Tried to allocate 20.00 MiB: a smaller model, "
+        "rank … is out of memory: CUDA out of memory. Tried to allocate 20.00 MiB: use a smaller model, "
         "micro_batch_size or block_size, activation_checkpointing: full, or parallel: fsdp",
         Exit.FAILED,
     ),

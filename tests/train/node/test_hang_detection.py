@@ -204,7 +204,7 @@ def test_stacks_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = HangDetector(tmp_path, None, lambda: -math.inf)
     monkeypatch.setattr(hang_detection, "WRITE_S", 0.0)
     monkeypatch.setattr(hang_detection, "descendants", lambda root: set(range(1, 100)))
-    monkeypatch.setattr(hang_detection, "_listens", lambda pid: True)
+    monkeypatch.setattr(hang_detection, "_handles_signal", lambda pid: True)
     monkeypatch.setattr(hang_detection, "_rank", lambda pid: "")
     monkeypatch.setattr(os, "kill", lambda pid, signum: (tmp_path / str(pid)).write_bytes(b"x" * 100_000))
     for pid in range(1, 100):

@@ -167,7 +167,7 @@ def test_it_says_what_it_saves(session: Path) -> None:
     said = choices(session / "fsdp")
     size = 16 * end(session / "fsdp")["parameters"]
     assert said["parallel"]["chosen"] == "fsdp"
-    assert f"B instead of {si(size)}B of state a rank" in said["parallel"]["why"]
+    assert f"B of state per rank instead of {si(size)}B" in said["parallel"]["why"]
     assert said["gradients"]["chosen"] == "once a step"
     assert "parallel" not in choices(session / "ddp")
 

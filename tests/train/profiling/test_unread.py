@@ -12,15 +12,15 @@ import pytest
 TRACE = str(Path(__file__).with_name("traces") / "gloo-2-ranks.json.gz")
 UNREAD = 141  # 128 + SIGPIPE, as a shell has it
 PRINTS = """
-from launch_train.common.process_exit import done, leave
-leave(done('x', lambda: print('a', flush=True), bool))
+from launch_train.common.process_exit import leave, run_program
+leave(run_program('x', lambda: print('a', flush=True), bool))
 """
 ELSEWHERE = """
 import sys
-from launch_train.common.process_exit import done, leave
+from launch_train.common.process_exit import leave, run_program
 def work():
     raise BrokenPipeError("of a socket")
-leave(done('x', work, bool))
+leave(run_program('x', work, bool))
 """
 
 

@@ -99,7 +99,14 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
     for owner, name in (
         *(
             (loop, name)
-            for name in ("warm_up", "resume_or_start", "save_or_stop", "forward_backward", "parameters_sha256", "meet")
+            for name in (
+                "warm_up",
+                "resume_or_start",
+                "save_or_stop",
+                "forward_backward",
+                "parameters_sha256",
+                "barrier",
+            )
         ),
         *((Feed, "train"), (Feed, "held_out"), (Saver, "begin"), (Saver, "save")),
     ):
@@ -107,7 +114,7 @@ def test_only_steps_and_batches_of_evaluations_are_expected_soon(
     train(tmp_path / "run", checkpoint={"minutes": 1e-6}, eval={"every": 6, "batches": 3})
     assert seen["resume_or_start"] == [inf]
     assert set(seen["begin"]) == {1800.0}
-    for name in ("warm_up", "parameters_sha256", "meet", "save"):
+    for name in ("warm_up", "parameters_sha256", "barrier", "save"):
         assert seen[name] == [inf], name
     assert seen["forward_backward"] == [inf, *[60.0] * 23]
     assert seen["train"] == [inf, *[600.0] * 23]

@@ -12,7 +12,7 @@ from launch_train.data.validation import Suits
 from launch_train.models import bert, gpt, resnet
 from launch_train.models.introspection import blocks, check_samples_of, check_vocabulary, count_flops
 
-__all__ = ["blocks", "build", "flops_per_sample", "resolved"]
+__all__ = ["blocks", "build_model", "flops_per_sample", "resolve_task"]
 
 
 def resolve_task(config: Config) -> Config:
