@@ -1,1 +1,1 @@
-"""The interface of a service that runs jobs, the router between the two services, and their requests read back."""
+"""The interface of a service that runs jobs, the router between the two services, and parsers of their requests."""

@@ -1,4 +1,4 @@
-"""Vertex AI and Compute Engine as one service: each job is asked for where it is."""
+"""Combine Vertex AI and Compute Engine into one service. Each request goes to the service that has the job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from launcher.spec.kinds import ZONE
 
 
 class Services:
-    """Of one project. A place is a region of Vertex AI's or a zone of Compute Engine's; nobody is asked where no place
-    of his is named, as whoever uses the one may not be allowed to use the other."""
+    """The two services of one project.
+
+    A place is a region on Vertex AI or a zone on Compute Engine. A service is called only if one of its places is
+    named,
+    because the user may have no access to the other service.
+    """
 
     def __init__(self, vertex: Service, vms: Service) -> None:
         self.vertex, self.vms = vertex, vms
 
     @property
     def project(self) -> str:
-        """Its id."""
+        """Return the project id."""
         return self.vertex.project
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:

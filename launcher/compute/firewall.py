@@ -1,8 +1,8 @@
-"""Evaluate a network's VPC firewall rules: the traffic that they allow to VMs without network tags. Pure.
+"""Evaluate a network's VPC firewall rules for traffic to or from VMs without network tags. Pure.
 
-The rule with the lowest priority number decides, and deny wins among equals; where no rule matches, ingress is denied
+The rule with the lowest priority number decides, and deny wins among equals. Where no rule matches, ingress is denied
 and egress allowed (https://cloud.google.com/firewall/docs/firewalls). Hierarchical and network firewall policies are
-not read: one of those may allow what is blocked here, or block what is allowed.
+not read. Such a policy may allow what is blocked here, or block what is allowed here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ DEFAULT_PRIORITY = 1000
 
 
 class Traffic(NamedTuple):
-    """TCP between the VM and its peers. `account`: the VM's own service account; `peers_account`: that of all peers,
-    empty where they are outside of the network."""
+    """TCP traffic between a VM and its peers.
+
+    `account` is the VM's own service account. `peers_account` is that of all peers, or empty if they are outside the
+    network.
+    """
 
     direction: Literal["INGRESS", "EGRESS"]
     peers: str
-    """Their addresses, as a range."""
+    """The peers' addresses as a CIDR range."""
     ports: range
     account: str
     peers_account: str = ""
@@ -36,7 +39,7 @@ class Block(NamedTuple):
 
 
 def block(rules: Iterable[Mapping[str, Any]], network: str, traffic: Traffic) -> Block | None:
-    """Return what stops any part of the traffic in a network; None: nothing does."""
+    """Return the rule that blocks any part of the traffic in a network, or None."""
     left = set(traffic.ports)
     for rule in sorted((one for one in rules if applies(one, network, traffic)), key=rank):
         if not left & ports_of(rule):
@@ -58,7 +61,7 @@ def applies(rule: Mapping[str, Any], network: str, traffic: Traffic) -> bool:
 
 
 def rank(rule: Mapping[str, Any]) -> tuple[int, bool]:
-    """Return the key by which rules are evaluated."""
+    """Return the sort key by which rules are evaluated."""
     return int(rule.get("priority", DEFAULT_PRIORITY)), "denied" not in rule
 
 
@@ -69,13 +72,13 @@ def ports_of(rule: Mapping[str, Any]) -> set[int]:
 
 
 def numbers(part: Mapping[str, Any]) -> Sequence[int]:
-    """Return the ports of one protocol; all where none is named."""
+    """Return the ports of one protocol, or all ports if none is named."""
     spans = [str(port).partition("-") for port in part.get("ports", ())]
     return [n for first, _, end in spans for n in range(int(first), int(end or first) + 1)] if spans else range(65536)
 
 
 def concerns(rule: Mapping[str, Any], traffic: Traffic, *, partly: bool) -> bool:
-    """Return whether a rule is about all peers, or with `partly` about any of them."""
+    """Return whether a rule matches all peers, or with `partly` any of them."""
     ranges = rule.get("sourceRanges" if traffic.direction == "INGRESS" else "destinationRanges", ())
     accounts = rule.get("sourceServiceAccounts", ())
     if not ranges and not accounts and not rule.get("sourceTags"):

@@ -9,7 +9,7 @@ from launcher.jobs.job import Job
 from launcher.jobs.vm import Machine
 
 BULK_INSERT_SECONDS: Final = 60.0
-"""At most this far apart are the creation times of one bulkInsert's VMs."""
+"""The creation times of one bulkInsert's VMs differ by at most this."""
 
 
 def nodes_of(machine: Machine) -> tuple[str, ...]:
@@ -31,8 +31,10 @@ def vms_of_job(machine: Machine, fleet: Sequence[Machine]) -> tuple[Machine, ...
 
 
 def remaining_vms(job: Job, fleet: Sequence[Machine]) -> tuple[Machine, ...]:
-    """Return the VMs of `fleet` that an ended job left behind. VMs of another attempt in the same zone don't count:
-    they have another node 0, or were created later."""
+    """Return the VMs of `fleet` that an ended job left behind.
+
+    VMs of another attempt in the same zone are excluded: they have another node 0, or were created later.
+    """
     same_run = [one for one in fleet if one.zone == job.zone and one.run == job.run and one.trains]
     if any(is_head(one) and one.id != job.id for one in same_run):
         return tuple(one for one in same_run if one.id == job.id)

@@ -25,7 +25,7 @@ class OperationError(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """A zonal operation. Times are Unix seconds by Google's clock; None: not yet."""
+    """A zonal operation. Times are Unix seconds by Google's clock. None: not yet."""
 
     name: str
     project: str
@@ -33,14 +33,14 @@ class Operation(Struct, frozen=True, kw_only=True):
     kind: str
     """insert, bulkInsert, delete, stop, start, setMetadata, compute.instances.preempted, …"""
     target: str
-    """The number of its VM; empty for an operation on several (bulkInsert)."""
+    """The number of its VM. Empty for an operation on several VMs (bulkInsert)."""
     target_name: str
     status: str
     """PENDING, RUNNING or DONE."""
     group: str
-    """The id of its group: a bulkInsert and the insert of each of its VMs. Empty: none."""
+    """The id of its group, which a bulkInsert and its VMs' inserts share. Empty: no group."""
     request_id: str
-    """The request's id; empty: none."""
+    """The id of the request. Empty: it had none."""
     user: str
     """The email of the user or service account that requested it, or "system"."""
     inserted: float
@@ -107,7 +107,7 @@ def error_of(error: Mapping[str, Any]) -> OperationError:
 
 
 def of_quota(quota: Mapping[str, Any]) -> dict[str, str]:
-    """A QuotaExceededInfo, by the names that the ErrorInfo of a refused request has for the same."""
+    """Return a QuotaExceededInfo under the names that a refused request's ErrorInfo uses for the same values."""
     if not quota:
         return {}
     told = {"quota_metric": quota.get("metricName"), "quota_limit": quota.get("limitName")}
@@ -116,5 +116,5 @@ def of_quota(quota: Mapping[str, Any]) -> dict[str, str]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Names with texts, without those that say nothing."""
+    """Convert values to strings, without those that are None or empty."""
     return {str(name): str(value) for name, value in values.items() if value not in (None, "")}

@@ -1,6 +1,6 @@
-"""Call Google's REST APIs with Google's own clients: endpoints, credentials, retries and errors.
+"""Call Google's REST APIs through Google's own clients: endpoints, credentials, retries and errors.
 
-Endpoints and credentials follow gcloud's variables, so a server on loopback can stand in for any API.
+Endpoints and credentials follow gcloud's variables, so a loopback server can replace any API.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NOTICE_SECONDS = 4.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds: the backoff between retries doubles from the first to the second."""
 PASSING = (408, 429, 500, 502, 503, 504)
-"""Status codes after which the same request may work (https://google.aip.dev/194, and gateways before the API)."""
+"""Status codes after which a retry may succeed (https://google.aip.dev/194, and those of gateways before the API)."""
 LOG_IN = "gcloud auth application-default login, or run as a service account"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 TOKEN_FILE: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"  # noqa: S105 - a variable's name
 MESSAGE: Final = 4000
-"""Characters of a refusal that are kept: Vertex AI lists all that is wrong with a request."""
+"""The maximum length of a refusal's message, in characters. Vertex AI lists every fault of a request."""
 
 
 class Service(NamedTuple):
@@ -43,8 +43,9 @@ class Service(NamedTuple):
 
 
 class UnreachableError(LaunchError):
-    """The API gave no answer, or only transient errors, until the timeout: it is unknown whether the request had an
-    effect."""
+    """The API gave no answer, or only transient errors, until the timeout. It is unknown whether the request had an
+    effect.
+    """
 
 
 class Api:
@@ -124,9 +125,9 @@ def open_client(make: Callable[..., Any], service: Service, environ: Mapping[str
 
 
 def service_account(credentials: Any) -> str:
-    """Return the service account that credentials are for; empty: they are a person's, or don't say."""
+    """Return the service account of the credentials. Empty for a person's credentials, and if they don't show it."""
     found = getattr(credentials, "service_account_email", "") or ""
-    return found if "@" in found else ""  # Compute Engine's own: "default" until they were used
+    return found if "@" in found else ""  # Compute Engine's own credentials say "default" until first use
 
 
 def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
@@ -187,7 +188,7 @@ def explain(error: Exception, service: Service, project: str) -> LaunchError | N
     if isinstance(error, TransportError | RequestException | ConnectionError | TimeoutError):
         return UnreachableError(f"{service.title} gives no answer: {innermost(error)}", "Try again in a moment.")
     if isinstance(error, GoogleAuthError):
-        if error.retryable:  # the server that gives out tokens is in trouble, not we
+        if error.retryable:  # the token server failed, not the credentials
             return UnreachableError(f"{service.title}: no access token: {error}", "Try again in a moment.")
         return NotAuthorised(f"{service.title}: the credentials are not accepted: {error}", LOG_IN)
     return None
@@ -218,7 +219,7 @@ def forbidden(reason: str, message: str, service: Service, project: str) -> Laun
     said = f"{service.title}: {message}"
     if "quota project" in message:  # its reason is SERVICE_DISABLED too, but in gcloud's own project
         return NotAuthorised(said, f"gcloud auth application-default set-quota-project {project}")
-    if reason in ("SERVICE_DISABLED", "accessNotConfigured"):  # the latter in the words of the older APIs
+    if reason in ("SERVICE_DISABLED", "accessNotConfigured"):  # accessNotConfigured: the older APIs' name for it
         enable = f"gcloud services enable {service.name}.googleapis.com --project={project}"
         return LaunchError(f"the {service.title} API is disabled in project {project}", f"{enable}; then wait a minute")
     if reason == "CONSUMER_INVALID" or "on resource project" in message:

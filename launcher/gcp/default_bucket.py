@@ -1,7 +1,7 @@
 """Check who owns the default bucket gs://PROJECT-launch.
 
-Bucket names are global and this one can be guessed: whoever creates it first could read what runs write there, and
-change what they and Cloud Build read.
+Bucket names are global, and this one is easy to guess. Whoever creates it first could read everything that runs write
+there, and change everything that runs and Cloud Build read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ NAME_IT: Final = "Name a bucket that you trust: output: gs://BUCKET/runs (or --o
 def check_default_bucket(
     project: str, environ: Mapping[str, str], clock: Clock = REAL, *, region: str = "REGION", way_out: str = NAME_IT
 ) -> str:
-    """Return gs://PROJECT-launch, once it is verified that the project owns it. `way_out` is the hint if it can't be
-    used.
+    """Return gs://PROJECT-launch after verifying that the project owns it. `way_out` is the hint if it does not.
 
     Raises:
         NotAuthorised: another project owns it, or one of the two project numbers can't be read.

@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 
 class Asking(Api):
-    """An API whose unreadable answers count as none, and whose rate limits (403 on Compute Engine) as transient."""
+    """An API client that treats unreadable answers as no answer, and rate limits (403 on Compute Engine) as
+    transient errors.
+    """
 
     def once(self, method: str, **request: Any) -> Any:
         """As Api.once."""
@@ -56,14 +58,18 @@ def is_torn(error: BaseException) -> bool:
 
 
 def of_create(error: BaseException, service: Service, project: str) -> BaseException:
-    """Classify the error of a create: CreateRefused (nothing was created), UnreachableError (unknown), or the error
-    itself if neither the API nor the network caused it."""
+    """Classify the error of a create request.
+
+    Returns CreateRefused (nothing was created), UnreachableError (unknown), or the error itself if neither the API nor
+    the
+    network caused it.
+    """
     from google.api_core.exceptions import GoogleAPICallError
 
     told = explain(error, service, project) if isinstance(error, Exception) else None
     if isinstance(error, GoogleAPICallError) and is_refusal(int(error.code or 0)):
         return CreateRefused(told.problem if told else str(error), refusal_of(error, service))
-    if isinstance(told, NotAuthorised):  # no token could be had, so nothing was sent
+    if isinstance(told, NotAuthorised):  # no token was available, so nothing was sent
         return CreateRefused(told.problem, Refusal(code=401, message=told.problem, service=service.name))
     if told is not None:
         return UnreachableError(told.problem, told.hint)
@@ -71,14 +77,18 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
 
 
 def is_refusal(code: int) -> bool:
-    """Return whether an HTTP status guarantees that nothing was created. A timeout (408), a closed request (499) and
-    server errors do not: they may come after the effect."""
+    """Return whether an HTTP status guarantees that nothing was created.
+
+    A timeout (408), a closed request (499) and server errors give no such guarantee: the effect may have come first.
+    """
     return 400 <= code < 500 and code not in (408, 499)
 
 
 def together(calls: Mapping[str, Callable[[], T]]) -> dict[str, T | LaunchError]:
-    """Run calls in parallel; return each one's answer or LaunchError. The first runs in this thread, the others in
-    daemon threads, which do not delay the exit after Ctrl-C."""
+    """Run calls in parallel and return each answer or LaunchError.
+
+    The first call runs in this thread. The others run in daemon threads, which do not delay the exit after Ctrl-C.
+    """
     answers: dict[str, T | Exception] = {}
 
     def answer(key: str, call: Callable[[], T]) -> None:
@@ -107,7 +117,7 @@ def known(answer: T | Exception) -> T | LaunchError:
 
 
 def glance(api: Api, method: str, seconds: float, **request: Any) -> Any:
-    """Return the answer to an optional request: no retries, a short timeout. Raises as `Api.once`."""
+    """Return the answer to an optional request, with a short timeout and no retries. Raises as `Api.once` does."""
     try:
         return getattr(api.client, method)(request=request, retry=None, timeout=seconds)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Open the storage that a run's folder is in, and turn its errors into launch's own."""
+"""Open the storage of a run folder, and convert its errors to launch's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.gcp.api import LOG_IN, UnreachableError, status_of
 
 
 def open_folder(folder: str) -> Storage:
-    """Open a run folder. Raises UsageError: it is in a bucket, and there is neither an endpoint nor credentials."""
+    """Open a run folder. Raises UsageError: it is in a bucket, but there is neither an endpoint nor credentials."""
     with use_errors():
         return open_storage(folder)
 
@@ -40,11 +40,11 @@ def read_errors() -> Iterator[None]:
 
 
 def explain_error(error: OutputError, make: Mapping[str, str]) -> LaunchError:
-    """Return the error of a run folder in a bucket as launch's own, with the command that makes the bucket.
+    """Convert the error of a run folder in a bucket, and add the command that creates the bucket.
 
     Args:
-        error: of the storage; its text may end in a gcloud command with placeholders.
-        make: what to put in place of them: PROJECT and REGION.
+        error: the storage's error; its text may end in a gcloud command with placeholders.
+        make: values for the placeholders PROJECT and REGION.
     """
     from google.auth.exceptions import GoogleAuthError
 

@@ -1,4 +1,4 @@
-"""Credentials from a file that somebody else keeps fresh: gcloud's CLOUDSDK_AUTH_ACCESS_TOKEN_FILE."""
+"""Credentials from a file that another program refreshes: gcloud's CLOUDSDK_AUTH_ACCESS_TOKEN_FILE."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any, Final
 
 REQUEST_SECONDS: Final = 60.0
-"""A request is over by then, one way or another."""
+"""Upper bound on the duration of a request, in seconds."""
 
 
 class TokenFile:
     """The file, and the token that it held when it was last read."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, ValueError: there is no token in it now."""
+        """Read the token. Raises OSError, ValueError: the file holds none."""
         self.path = path
         self.token = read(path)
         self._changed = float("-inf")
 
     def look(self) -> bool:
-        """Whether another token has come. A file that can't be read for a moment (it is being replaced) leaves the
-        token that was there."""
+        """Read the file again and return whether the token has changed.
+
+        If the file can't be read, for example while it is being replaced, the previous token stays.
+        """
         before = self.token
         try:
             self.token = read(self.path)
@@ -33,13 +35,15 @@ class TokenFile:
 
     @property
     def is_new(self) -> bool:
-        """Whether the token may have come while a request with the one before was under way."""
+        """Return whether the token may have changed during a request that used the previous one."""
         return time.monotonic() - self._changed < REQUEST_SECONDS
 
 
 def file_credentials(path: Path) -> Any:
-    """google-auth's credentials with the token that the file holds when a request is made, by REST and gRPC alike: a
-    token lives for an hour and a job for days. Raises OSError, ValueError: there is none now."""
+    """Return google-auth credentials that read the token from the file for each request, over REST and gRPC.
+
+    A token is valid for an hour, but a job may run for days. Raises OSError, ValueError: the file holds no token.
+    """
     from google.auth.credentials import Credentials
     from google.auth.exceptions import RefreshError
 
@@ -52,7 +56,7 @@ def file_credentials(path: Path) -> Any:
             super().before_request(request, method, url, headers)
 
         def refresh(self, request: Any) -> None:
-            """Called after a 401: a token that has come since then may do better, even if another thread saw it."""
+            """Use a newer token after a 401, even if another thread has already read it."""
             if not file.look() and not file.is_new:
                 raise RefreshError(f"the access token in {file.path} is refused, and no other has come")
             self.token = file.token
@@ -63,7 +67,7 @@ def file_credentials(path: Path) -> Any:
 
 
 def read(path: Path) -> str:
-    """The token. Raises OSError, ValueError: the file can't be read, or holds none."""
+    """Return the token. Raises OSError, ValueError: the file can't be read, or holds none."""
     token = path.read_text(encoding="utf-8").strip()
     if not token or not token.isascii() or not token.isprintable():
         raise ValueError("it holds no token")

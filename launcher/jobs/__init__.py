@@ -1,1 +1,1 @@
-"""Jobs and VMs as data, whichever service runs them. Pure."""
+"""Jobs and VMs as data, the same for both services. Pure."""

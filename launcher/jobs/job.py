@@ -1,4 +1,4 @@
-"""A job in the cloud as data: its state when its service was last polled."""
+"""A cloud job as data: its state when the service was last polled."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Final
 from msgspec import Struct
 
 RUN_LABEL: Final = "launch-run"
-"""The run id, by which a run is found from any machine."""
+"""The run id. Any machine finds the run by this label."""
 IDENTITY_LABEL: Final = "launch-identity"
-"""A hash of the computation and its owner (plan.names.identity); a run id belongs to one identity."""
+"""A hash of the computation and its owner (plan.names.identity). A run id belongs to one identity."""
 
 PLAN_LABEL: Final = "launch-plan"
-"""The digest of the plan that a CustomJob was created from (plan.binding)."""
+"""The digest of the plan that created a CustomJob (plan.binding)."""
 
 RESOURCE: Final = re.compile(r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+")
 """A job's name (Job.name)."""
 
 WAITING: Final = frozenset({"QUEUED", "PENDING"})
-"""Nothing is billed yet. QUEUED may also mean that quota is missing: Vertex AI queues for that too."""
+"""Nothing is billed yet. Vertex AI also reports QUEUED while quota is missing."""
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 """Final states (google.cloud.aiplatform_v1.JobState). An unknown state is not final."""
 
 GONE: Final = "DELETED"
-"""launch's own state of a job that existed and was deleted."""
+"""launch's own state for a job that was deleted."""
 
 
 def command(*, vm: bool) -> str:
@@ -34,8 +34,12 @@ def command(*, vm: bool) -> str:
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """A job's own error (google.rpc.Status): `code` is google.rpc.Code's number, 8 is RESOURCE_EXHAUSTED. Of a VM's
-    operation `reason` is its error code (ZONE_RESOURCE_POOL_EXHAUSTED), `metadata` its ErrorInfo's."""
+    """A job's own error (google.rpc.Status). `code` is a number of google.rpc.Code, such as 8 for RESOURCE_EXHAUSTED.
+
+    For a VM's operation, `reason` is the operation's error code (ZONE_RESOURCE_POOL_EXHAUSTED), and `metadata` comes
+    from
+    its ErrorInfo.
+    """
 
     code: int
     message: str
@@ -44,54 +48,58 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job. Times are Unix seconds by Google's clock; None: not yet."""
+    """A job. Times are Unix seconds by Google's clock. None: not yet known."""
 
     name: str
-    """projects/NUMBER/locations/REGION/customJobs/ID, or projects/PROJECT/zones/ZONE/instances/NUMBER: a VM that trains
-    (of several the first), by its number, as another may have its name later."""
+    """projects/NUMBER/locations/REGION/customJobs/ID, or projects/PROJECT/zones/ZONE/instances/NUMBER for a training
+    VM.
+
+    With several VMs it is the first one's. VMs are identified by number, because a later VM may reuse the name.
+    """
     region: str
     state: str
-    """Without its prefix: QUEUED, RUNNING, …; as the service reports it, even if unknown here."""
+    """The state without its prefix: QUEUED, RUNNING, …. An unknown state is kept as the service reports it."""
     created: float
     started: float | None = None
     ended: float | None = None
     error: Failure | None = None
     labels: Mapping[str, str] = {}
     request: Mapping[str, Any] = {}
-    """The request: displayName, jobSpec, labels, encryptionSpec, as canonical proto3 JSON; for a VM its current
-    Instance."""
+    """The request as canonical proto3 JSON: displayName, jobSpec, labels and encryptionSpec. For a VM it is the current
+    Instance.
+    """
 
     folder: str = ""
-    """The run folder; VMs only, as nothing else has the job's state after its end."""
+    """The run folder. Only VMs have it, because only the run folder records how a VM's job ended."""
 
     @property
     def handle(self) -> str:
-        """The name by which the user finds the run: its folder, its id, or the job's name."""
+        """Return the run's folder, run id or job name, whichever is known first."""
         return self.folder or self.run or self.name
 
     @property
     def id(self) -> str:
-        """The last part of the name; in the container CLOUD_ML_JOB_ID."""
+        """Return the last part of the name. The container has it in CLOUD_ML_JOB_ID."""
         return self.name.rpartition("/")[2]
 
     @property
     def place(self) -> str:
-        """The zone, or the region if Google chooses the zone."""
+        """Return the zone, or the region if Google chooses the zone."""
         return self.zone or self.region
 
     @property
     def zone(self) -> str | None:
-        """The zone of a VM; None on Vertex AI."""
+        """Return the zone of a VM, or None on Vertex AI."""
         return self.name.split("/")[3] if "/zones/" in self.name else None
 
     @property
     def run(self) -> str:
-        """The run id; empty for a job that launch did not create."""
+        """Return the run id. Empty for a job that launch did not create."""
         return self.labels.get(RUN_LABEL, "")
 
     @property
     def is_workplace(self) -> bool:
-        """Return whether it is a VM to work on, without a training job."""
+        """Return whether this is a workstation VM without a training job."""
         return self.zone is not None and IDENTITY_LABEL not in self.labels
 
     @property
@@ -106,16 +114,16 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def billed(self) -> float:
-        """Seconds from start to end; 0 if either is unknown."""
+        """Return the seconds from start to end, or 0 if either is unknown."""
         return max(0.0, self.ended - self.started) if self.started and self.ended else 0.0
 
     @property
     def waited(self) -> float:
-        """Seconds from creation to start, or to the end if it never started; 0 if unknown."""
+        """Return the seconds from creation to the start, or to the end if it never started. 0 if unknown."""
         until = self.started or self.ended
         return max(0.0, until - self.created) if until and self.created else 0.0
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the job waits for machines."""
+        """Return whether the job is waiting for machines."""
         return self.state in WAITING

@@ -1,4 +1,4 @@
-"""Find launch's VMs and disks that cost money for nothing, from Compute Engine's data alone. Pure."""
+"""Find launch's VMs and disks that are billed but no longer needed, from Compute Engine's data alone. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import DOWN, Machine, last, seconds
 
 LATE_SECONDS: Final = 600.0
-"""Grace period after the end of a lease, by which the watchdog (every 30 s) must have stopped the VM, and after the end
-of a training job, by which its VM must have deleted itself."""
+"""Grace period. After a lease ends, the watchdog (every 30 s) must have stopped the VM by then. After a training job
+ends, its VM must have deleted itself by then.
+"""
 FORGOTTEN_SECONDS: Final = 7 * 86400.0
-"""A VM to work on that is stopped for longer counts as forgotten: its disk is billed."""
+"""A workstation VM that is stopped for longer counts as forgotten. Its disk is still billed."""
 
 
 class Disk(Struct, frozen=True, kw_only=True):
@@ -27,14 +28,14 @@ class Disk(Struct, frozen=True, kw_only=True):
     size_gb: int
     created: float
     users: tuple[str, ...] = ()
-    """The VMs that it is attached to, by name."""
+    """The names of the VMs that it is attached to."""
     labels: Mapping[str, str] = {}
     image: str = ""
-    """What it was made from."""
+    """The image that the disk was created from."""
 
     @property
     def region(self) -> str:
-        """`us-central1-a` is in us-central1."""
+        """Return the region of the zone: us-central1 for us-central1-a."""
         return self.zone.rpartition("-")[0]
 
 
@@ -53,7 +54,7 @@ def of_disk(disk: Mapping[str, Any]) -> Disk:
 
 
 def needless(machine: Machine, now: float, ended: float | None) -> str | None:
-    """Return why a VM is an orphan; None: it is not. `ended`: when its training ended, by its run folder."""
+    """Return why a VM is an orphan, or None. `ended` is the end of its training according to the run folder."""
     if machine.trains:
         return of_training(machine, now, ended)
     if machine.status in DOWN:
@@ -66,7 +67,7 @@ def needless(machine: Machine, now: float, ended: float | None) -> str | None:
 
 
 def of_training(machine: Machine, now: float, ended: float | None) -> str | None:
-    """Return why a training VM, which should delete itself at its end, is an orphan; None: it is not."""
+    """Return why a training VM is an orphan, or None. Training VMs delete themselves when they end."""
     if ended is not None and (machine.status in DOWN or now > ended + LATE_SECONDS):
         return "its training has ended, and it is still there"
     if ended is None and machine.status in DOWN:
@@ -75,7 +76,7 @@ def of_training(machine: Machine, now: float, ended: float | None) -> str | None
 
 
 def without_vm(disks: Iterable[Disk], machines: Iterable[Machine]) -> tuple[Disk, ...]:
-    """Return launch's disks without a VM: neither attached, nor the boot disk of a VM that is being created."""
+    """Return launch's disks that are not attached and are not the boot disk of a VM that is being created."""
     there = {(machine.zone, machine.name) for machine in machines}
     ours = [disk for disk in disks if disk.labels.get(RUN_LABEL)]
     return tuple(disk for disk in ours if not disk.users and (disk.zone, disk.name) not in there)

@@ -1,4 +1,4 @@
-"""A VM of launch's as data: what Compute Engine said of it when it was last asked, and what follows from that. Pure."""
+"""A VM as data: its properties when Compute Engine was last polled. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from msgspec import Struct
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
 
 PARAMETERS: Final = "launch"
-"""The metadata item (JSON) with all that the startup script is told."""
+"""The metadata item (JSON) with the startup script's parameters."""
 LEASE: Final = "launch-lease-until"
-"""The metadata item with a deadline (Unix seconds, an integer) that somebody has moved the lease to."""
+"""The metadata item with the deadline (Unix seconds, an integer) of a lease that was extended or shortened."""
 READY: Final = "launch"
-"""The namespace of the guest attributes in which the startup script says how far it is (state, reason)."""
+"""The namespace of the guest attributes in which the startup script reports its progress (state, reason)."""
 
 UP: Final = frozenset({"PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING"})
 DOWN: Final = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
-"""States of an Instance (compute_v1.Instance.Status). In the others it is on its way from one to the other."""
+"""States of an Instance (compute_v1.Instance.Status). All other states are transitions between UP and DOWN."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A VM. Times are Unix seconds by Google's clock; None: that hasn't happened."""
+    """A VM. Times are Unix seconds by Google's clock. None: it has not happened."""
 
     id: str
-    """Its number, which no other VM will ever have."""
+    """The VM's number, which is never reused."""
     name: str
     project: str
     zone: str
@@ -37,50 +37,52 @@ class Machine(Struct, frozen=True, kw_only=True):
     """standard, spot, flex-start or reservation."""
     created: float
     started: float | None = None
-    """When it was last started."""
+    """The time of the last start."""
     stopped: float | None = None
     labels: Mapping[str, str] = {}
     internal_ip: str = ""
     external_ip: str = ""
     parameters: Mapping[str, Any] = {}
-    """What its startup script was told."""
+    """The startup script's parameters."""
     lease_moved_to: float | None = None
     limit_seconds: float | None = None
-    """maxRunDuration: after that Google itself ends it, counted from its start."""
+    """maxRunDuration: Google ends the VM this many seconds after its start."""
     request: Mapping[str, Any] = {}
-    """The Instance as it is, as canonical proto3 JSON."""
+    """The current Instance as canonical proto3 JSON."""
 
     @property
     def resource(self) -> str:
-        """projects/PROJECT/zones/ZONE/instances/NUMBER"""
+        """Return projects/PROJECT/zones/ZONE/instances/NUMBER."""
         return f"projects/{self.project}/zones/{self.zone}/instances/{self.id}"
 
     @property
     def region(self) -> str:
-        """`us-central1-a` is in us-central1."""
+        """Return the region of the zone: us-central1 for us-central1-a."""
         return self.zone.rpartition("-")[0]
 
     @property
     def run(self) -> str:
-        """The run it trains for, or its own name when it is one to work on; empty: it isn't launch's."""
+        """Return the run id, or a workstation's own name. Empty if launch did not create the VM."""
         return self.labels.get(RUN_LABEL, "")
 
     @property
     def trains(self) -> bool:
-        """Whether it runs a job, rather than being there to work on."""
+        """Return whether the VM runs a training job. The alternative is a workstation."""
         return IDENTITY_LABEL in self.labels
 
     @property
     def ceiling(self) -> float | None:
-        """When Google ends it, whatever happens; None while it doesn't run."""
+        """Return the time at which Google ends the VM in any case. None while it is not running."""
         if self.started is None or self.limit_seconds is None or self.status in DOWN:
             return None
         return self.started + self.limit_seconds
 
     @property
     def lease_until(self) -> float | None:
-        """When its watchdog stops it: as somebody has moved it to since its start, else after the lease it was made
-        with; never later than the ceiling. None: it doesn't run."""
+        """Return the time at which the watchdog stops the VM. None if it is not running.
+
+        A deadline that was set since the last start replaces the lease of the creation. Neither exceeds the ceiling.
+        """
         if self.started is None or self.status in DOWN:
             return None
         moved = self.lease_moved_to if self.lease_moved_to and self.lease_moved_to > self.started else None
@@ -98,7 +100,7 @@ PROVISIONING: Final[Mapping[str, Literal["standard", "spot", "flex-start", "rese
 
 
 def of_instance(instance: Mapping[str, Any], project: str) -> Machine:
-    """An Instance as canonical proto3 JSON (as instances.get answers it), as data."""
+    """Convert an Instance in canonical proto3 JSON, as instances.get returns it."""
     items = {item.get("key", ""): item.get("value", "") for item in instance.get("metadata", {}).get("items", ())}
     scheduling = instance.get("scheduling", {})
     interfaces = instance.get("networkInterfaces") or [{}]
@@ -126,14 +128,14 @@ def of_instance(instance: Mapping[str, Any], project: str) -> Machine:
 
 
 def provisioning_of(instance: Mapping[str, Any]) -> str:
-    """The provisioning model, as the plan calls it."""
+    """Return the provisioning model by the plan's name for it."""
     if instance.get("reservationAffinity", {}).get("consumeReservationType") == "SPECIFIC_RESERVATION":
         return "reservation"
     return PROVISIONING.get(instance.get("scheduling", {}).get("provisioningModel", ""), "standard")
 
 
 def parameters(text: str) -> Mapping[str, Any]:
-    """What the startup script was told; empty where that can't be read."""
+    """Return the startup script's parameters. Empty if the text is invalid."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -142,12 +144,12 @@ def parameters(text: str) -> Mapping[str, Any]:
 
 
 def last(link: str) -> str:
-    """The last part of a resource's URL."""
+    """Return the last part of a resource's URL."""
     return link.rpartition("/")[2]
 
 
 def seconds(timestamp: str | None) -> float | None:
-    """An RFC 3339 time as Unix seconds; None where there is none."""
+    """Convert an RFC 3339 time to Unix seconds. None if it is missing or invalid."""
     try:
         return datetime.fromisoformat(timestamp).timestamp() if timestamp else None
     except ValueError:

@@ -1,7 +1,7 @@
-"""Vertex AI's custom jobs by Google's own client: create, get, find, cancel.
+"""Vertex AI custom jobs through Google's own client: create, get, find, cancel.
 
-A create has no request id, so the same one sent twice makes two jobs: it is sent once, and what came of it is either
-known (a job, or a refusal) or not known (`UnreachableError`). Everything else may be asked twice.
+A create request has no request id, so sending it twice creates two jobs. It is sent once, and its outcome is either
+known (a job, or a refusal) or unknown (`UnreachableError`). All other requests are idempotent.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from launcher.plan.model import Attempt
 SERVICE = Service("aiplatform", "Vertex AI", "roles/aiplatform.user")
 NAME = re.compile(r"projects/[^/]+/locations/(?P<region>[^/]+)/customJobs/\d+")
 ASKED = ("display_name", "job_spec", "labels", "encryption_spec")
-"""The fields of a CustomJob that say what was asked for."""
+"""The fields of a CustomJob that the request sets."""
 PAGE = 100
 REGION = re.compile(r"[a-z0-9-]+")
 NOTICE_EVERY = 60.0
-"""Seconds: 38 regions that give no answer are one piece of news."""
+"""Seconds between notices. If all 38 regions are unreachable, one notice is enough."""
 READINGS = 3
-"""How often a list is begun whose page token has gone."""
+"""How often a list is read from the start after its page token expired."""
 
 
 class Vertex:
-    """The custom jobs of one project. Any number of threads may use it.
+    """The custom jobs of one project. Thread-safe.
 
-    REST where the endpoint is http://, else gRPC, whose deadline holds for the whole of a request. `channel` is a gRPC
-    channel to use instead.
+    Uses REST if the endpoint is http://, else gRPC, whose deadline covers the whole request. `channel` replaces the
+    gRPC
+    channel.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Vertex:
         channel: Any = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`notice` is told, once a minute at most, that an answer is waited for."""
+        """`notice` receives a line, at most once a minute, while a call waits for an answer."""
         self._notice, self._noticed = notice, float("-inf")
         self.project = project
         self.environ = environ
@@ -58,16 +59,16 @@ class Vertex:
         self._lock = threading.Lock()
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """As `create_in`: Vertex AI knows no request ids."""
+        """Create the job of an attempt, as `create_in` does. Vertex AI has no request ids."""
         return self.create_in(attempt.region, body)
 
     def create_in(self, region: str, body: Mapping[str, Any]) -> Job:
-        """The job that one request has made, and one alone: nothing is sent again.
+        """Send one create request, without retries, and return its job.
 
         Raises:
-            CreateRefused: for sure nothing was made.
-            UnreachableError: whether there is a job now is not known.
-            LaunchError: the request can't be written down; nothing was sent.
+            CreateRefused: nothing was created.
+            UnreachableError: it is unknown whether a job was created.
+            LaunchError: the request is invalid; nothing was sent.
         """
         request = {"parent": self._parent(region), "custom_job": message_of(body)}
         client = self._api(region).client
@@ -80,7 +81,7 @@ class Vertex:
         return made
 
     def get(self, name: str) -> Job:
-        """A job as it is now. Raises GoneError; UnreachableError: no answer for a minute."""
+        """Return a job's current state. Raises GoneError; UnreachableError: no answer for a minute."""
         try:
             return job_of(self._api(region_of(name)).ask("get_custom_job", name=name))
         except LaunchError as error:
@@ -89,9 +90,10 @@ class Vertex:
             raise gone(name) from error
 
     def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
-        """The jobs of all these regions that pass a filter (labels.launch-run=ID), asked all at once.
+        """Return the jobs in these regions that match a filter (labels.launch-run=ID). The regions are read in
+        parallel.
 
-        Unless `partly`, raises the first region's error: what can't be seen might be there.
+        Unless `partly` is set, raises the first region's error, because an unread region may have matching jobs.
         """
         apis = {region: self._api(region) for region in dict.fromkeys(regions)}
         found = together({region: partial(self._all, api, region, filter_) for region, api in apis.items()})
@@ -102,12 +104,14 @@ class Vertex:
         return Listing(tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name))), unread)
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """Return none: Vertex AI has no request ids."""
+        """Return an empty set: Vertex AI has no request ids."""
         return frozenset()
 
     def cancel(self, name: str) -> None:
-        """Begin to cancel a job; one that has ended, or is being cancelled, is fine. Raises GoneError, and as `get`
-        does."""
+        """Begin to cancel a job. Does nothing if it has ended or is being cancelled.
+
+        Raises GoneError, and the errors of `get`.
+        """
         try:
             self._api(region_of(name)).ask("cancel_custom_job", name=name)
         except LaunchError as error:
@@ -117,7 +121,7 @@ class Vertex:
                 raise
 
     def delete(self, name: str) -> None:
-        """Begin to delete a job that has ended. A job that no longer exists is fine."""
+        """Begin to delete an ended job. Does nothing if the job does not exist."""
         try:
             self._api(region_of(name)).ask("delete_custom_job", name=name)
         except LaunchError as error:
@@ -125,10 +129,10 @@ class Vertex:
                 raise
 
     def release(self, job: Job) -> None:
-        """Nothing is left of a job that has ended."""
+        """Do nothing: an ended job leaves nothing behind."""
 
     def _all(self, api: Api, region: str, filter_: str) -> list[Job]:
-        """All pages of one region. A page token that has gone makes the pages before it worthless too."""
+        """Return the jobs on all pages of one region. If a page token expires, all pages are read again."""
         for reading in range(READINGS):
             jobs: list[Job] = []
             token = ""
@@ -156,7 +160,7 @@ class Vertex:
             self._notice(text)
 
     def _api(self, region: str) -> Api:
-        """One client for each endpoint, made when it is first used."""
+        """Return the client of a region's endpoint. It is created on first use."""
         endpoint = "" if self._channel else endpoint_of(region, self.environ)
         with self._lock:
             if endpoint not in self._apis:
@@ -166,26 +170,26 @@ class Vertex:
 
 
 def is_ending(job: Job) -> bool:
-    """Whether nothing is left to cancel."""
+    """Return whether the job has ended or is being cancelled."""
     return job.has_ended or job.state == "CANCELLING"
 
 
 def gone(name: str) -> GoneError:
-    """What a 404 says."""
+    """Return the error for a 404."""
     return GoneError(f"there is no job {name}")
 
 
 def console_url(job: Job) -> str:
-    """The job's page for people (google.cloud.aiplatform 2.7.0, jobs.py: _dashboard_uri)."""
+    """Return the URL of the job's page in the console (google.cloud.aiplatform 2.7.0, jobs.py: _dashboard_uri)."""
     project = job.name.split("/")[1]
     return f"https://console.cloud.google.com/agent-platform/locations/{job.region}/training/{job.id}?project={project}"
 
 
 def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
-    """Where a region's jobs are: gcloud's own override, to which it prefixes the region where the host begins with
-    `aiplatform`, or Google's. As scheme://host. Raises LaunchError: invalid region name.
+    """Return a region's endpoint as scheme://host. Raises LaunchError: invalid region name.
 
-    Credentials are sent to that host, and a region may come from a run folder.
+    gcloud's endpoint override comes first; the region is prefixed if its host begins with `aiplatform`, as gcloud does.
+    The region name is checked because it may come from a run folder, and credentials are sent to the host.
     """
     if not REGION.fullmatch(region):
         raise LaunchError(f"invalid region name {region!r}", "A region has only a-z, 0-9 and -, such as us-central1.")
@@ -196,7 +200,7 @@ def endpoint_of(region: str, environ: Mapping[str, str]) -> str:
 
 
 def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
-    """Google's client. Raises NotAuthorised: there are no credentials."""
+    """Return Google's client. Raises NotAuthorised: there are no credentials."""
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud.aiplatform_v1 import JobServiceClient
     from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
@@ -219,14 +223,14 @@ def open_jobs(endpoint: str, environ: Mapping[str, str], channel: Any) -> Any:
 
 
 def region_of(name: str) -> str:
-    """The region in a job's resource name. Raises LaunchError."""
+    """Return the region in a job's resource name. Raises LaunchError."""
     if found := NAME.fullmatch(name):
         return found["region"]
     raise LaunchError(f"{name} is no custom job's name", "projects/PROJECT/locations/REGION/customJobs/NUMBER")
 
 
 def message_of(body: Mapping[str, Any]) -> Any:
-    """A plan's request as Google's type, whole: a field or value that the installed client doesn't know is an error."""
+    """Convert a plan's request to Google's type. Raises LaunchError if the installed client lacks a field or value."""
     from google.cloud.aiplatform_v1 import CustomJob
     from google.protobuf import json_format
 
@@ -240,7 +244,7 @@ def message_of(body: Mapping[str, Any]) -> Any:
 
 
 def job_of(made: Any) -> Job:
-    """A CustomJob as data."""
+    """Convert a CustomJob to a Job."""
     from google.protobuf import json_format
 
     message = type(made).pb(made)
@@ -263,11 +267,11 @@ def job_of(made: Any) -> Job:
 
 
 def state_of(message: Any) -> str:
-    """QUEUED, RUNNING, …; one that the installed client doesn't know by its number."""
+    """Return QUEUED, RUNNING, …. A state that the installed client does not know is returned as a number."""
     known = message.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(message.state)
     return known.name.removeprefix("JOB_STATE_") if known else f"STATE {message.state}"
 
 
 def seconds(timestamp: Any) -> float:
-    """A protobuf Timestamp as Unix seconds."""
+    """Convert a protobuf Timestamp to Unix seconds."""
     return float(timestamp.seconds + timestamp.nanos / 1e9)

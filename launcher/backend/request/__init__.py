@@ -1,4 +1,4 @@
-"""What a request asks for, read back from it: of the plan's attempts and of jobs alike, of either service. Pure."""
+"""Parse the requests of both services: those in a plan's attempts and those of existing jobs. Pure."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from launcher.jobs.job import Job, command
 from launcher.spec.models import BUILTIN, OLD_BUILTIN
 
 LEAST_SECONDS = 180
-"""The least of limits.hours that a spec may name: what is shorter than that goes by with starting."""
+"""The minimum of limits.hours, in seconds. Anything shorter is used up by the start."""
 MOST_ENDED = 100
-"""The newest of the jobs that have ended: a claim is most likely theirs."""
+"""How many ended jobs are listed, newest first. A stale claim most likely belongs to one of them."""
 SHOWN = 100
-"""Characters of a value in a comparison."""
+"""The maximum length of a value in a comparison, in characters."""
 
 
 def service(request: Mapping[str, Any]) -> ModuleType:
-    """Who knows the request's shape."""
+    """Return the module that parses this kind of request."""
     return vertex if "jobSpec" in request else vm
 
 
 def is_vm(request: Mapping[str, Any]) -> bool:
-    """Whether it is one of Compute Engine's."""
+    """Return whether the request is for Compute Engine."""
     return service(request) is vm
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """What it asks for."""
+    """Parse a request."""
     found: JobRequest = service(request).read(request)
     return found
 
 
 def tried(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> Tried:
-    """What was asked for, for causes and fixes: by an attempt of a plan, or by a job whose plan isn't known."""
+    """Return the request's properties for error causes and fixes: of a plan's attempt, or of a job without a known
+    plan.
+    """
     found = read(request)
     return Tried(
         project=project,
@@ -58,15 +60,16 @@ def tried(project: str, region: str, request: Mapping[str, Any], zone: str | Non
 
 
 def tried_by(job: Job, project: str) -> Tried:
-    """What a job was asked for."""
+    """Return the properties of a job's request for error causes and fixes."""
     return tried(project, job.region, job.request, job.zone)
 
 
 def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping[str, Any]:
-    """The request with what is left of the run's hours: `limits.hours` is one budget over all attempts, of which jobs
-    before this one have used up `billed` seconds. The first attempt's is the plan's own.
+    """Return the request with its time limit reduced by `billed`, the seconds that earlier jobs of the run have used.
 
-    Raises JobFailed: nothing worth a start is left; the run has expired, whether in a job or between two.
+    `limits.hours` is one budget over all attempts. The first attempt keeps the plan's limit.
+
+    Raises JobFailed: the remaining time is too short for another start, so the run has expired.
     """
     whole = service(request).limit(request)
     if billed < 1 or not whole:
@@ -83,8 +86,10 @@ def within_hours(request: Mapping[str, Any], billed: float, run: str) -> Mapping
 
 
 def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, Any]:
-    """The request with no longer a wait for machines than what is `left` of `limits.wait_total`, in seconds; only
-    flex-start requests name one."""
+    """Return the request with its wait for machines reduced to `left`, the remaining seconds of `limits.wait_total`.
+
+    Only flex-start requests have such a wait.
+    """
     own = service(request).wait(request)
     if left is None or not own or own <= left:
         return request
@@ -93,7 +98,9 @@ def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, 
 
 
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
-    """The request of a launch that could write no lock: it says which jobs of the run have ended (contract.ENDED)."""
+    """Return the request with a list of the run's ended jobs (contract.ENDED), for a launch that could not write a
+    lock.
+    """
     changed_request: Mapping[str, Any] = service(request).with_env(
         request, contract.ENDED, json.dumps(ended[:MOST_ENDED])
     )
@@ -101,28 +108,28 @@ def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[st
 
 
 def provisioning(request: Mapping[str, Any]) -> str:
-    """The provisioning model, as the plan calls it."""
+    """Return the provisioning model by the plan's name for it."""
     return read(request).provisioning
 
 
 def machine_type(request: Mapping[str, Any]) -> str:
-    """Of the primary node; empty if none is named."""
+    """Return the primary node's machine type. Empty if the request has none."""
     return read(request).machine_type
 
 
 def image(request: Mapping[str, Any]) -> str:
-    """The container image of the primary node."""
+    """Return the primary node's container image."""
     return read(request).image
 
 
 def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
-    """Its labels."""
+    """Return the request's labels."""
     found: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
     return found
 
 
 def run_folder(request: Mapping[str, Any]) -> str | None:
-    """Where it writes: as its environment says, else its base directory; None when it doesn't say."""
+    """Return the run folder from the environment, or else the base output directory. None if it has neither."""
     found = read(request)
     return (found.env.get(contract.RUN_FOLDER, "") or found.output).rstrip("/") or None
 
@@ -134,7 +141,7 @@ def differences(
 ) -> tuple[str, ...]:
     """Return a line for each difference in what two requests compute, or in `fields`: `env.SEED: 1 → 2`.
 
-    Where a job runs, its limits and its labels don't count: the same run may be tried elsewhere.
+    The place, the limits and the labels are ignored, because they do not change the computation.
     """
     before, after = map(fields or computed, (old, new))
     names = [*before, *(name for name in after if name not in before)]
@@ -146,7 +153,7 @@ def differences(
 
 
 def computed(request: Mapping[str, Any]) -> dict[str, str]:
-    """What is computed, field by field."""
+    """Return the fields that define the computation."""
     read_back = read(request)
     output = run_folder(request) or ""
     found = {
@@ -158,7 +165,9 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     for name, value in read_back.env.items():
         if name == contract.CONFIG:
             found |= config(value)
-        elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the rest follows from other fields
+        elif name == contract.SECRETS or not name.startswith(
+            "LAUNCH_"
+        ):  # other LAUNCH_ variables follow from other fields
             found[f"env.{name}"] = value
     return found
 
@@ -167,12 +176,12 @@ OLD_NODE, NODE = "train.node", "launch_train.node"
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """Return a command with the present name of launch_train, which older requests call `train`."""
+    """Return a command with the current name of launch_train, which older requests call `train`."""
     return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
 
 
 def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request with the package's name as in the request `first`, whose image it shall run in."""
+    """Return the request with the package name of the request `first`, in whose image it will run."""
     if OLD_NODE not in read(first).words[:3]:
         return request
     changed: Mapping[str, Any] = service(request).with_commands(
@@ -182,7 +191,7 @@ def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mappin
 
 
 def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: str) -> list[str]:
-    """Return a node's command line with another name of the package: of the node itself and in its option --module."""
+    """Return a node's command line with another package name, in the node's module and in its option --module."""
     if not any(word in nodes for word in words[:3]):
         return list(words)
     own = words.index("--") if "--" in words else len(words)
@@ -194,13 +203,13 @@ def with_package(words: Sequence[str], nodes: Mapping[str, str], old: str, new: 
 
 
 def submitted(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is computed, with the account and the image."""
+    """Return the fields that define the computation, and the account and the image."""
     found = read(request)
     return {"serviceAccount": found.account, "image": found.image, **computed(request)}
 
 
 def config(text: str) -> dict[str, str]:
-    """run.config's values by their dotted names; as one text where it isn't JSON."""
+    """Return run.config's values by their dotted names. Text that is not JSON becomes one value."""
     try:
         return dict(flat("run.config", json.loads(text)))
     except ValueError:
@@ -208,14 +217,14 @@ def config(text: str) -> dict[str, str]:
 
 
 def flat(name: str, value: Any) -> list[tuple[str, str]]:
-    """Nested data as dotted names and their values."""
+    """Flatten nested data to dotted names and values."""
     if isinstance(value, dict) and value:
         return [pair for key, each in value.items() for pair in flat(f"{name}.{key}", each)]
     return [(name, json.dumps(value, ensure_ascii=False))]
 
 
 def shown(value: str | None) -> str:
-    """A value in a line; one that isn't there says so."""
+    """Format a value for one line. None becomes "(none)"."""
     if value is None:
         return "(none)"
     return value if len(value) <= SHOWN else f"{value[:SHOWN]}…"

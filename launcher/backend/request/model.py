@@ -1,4 +1,4 @@
-"""What a request asks for, in the words of neither service."""
+"""The fields of a request, in terms that are independent of the service."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from msgspec import Struct
 
 
 class JobRequest(Struct, frozen=True, kw_only=True):
-    """What a job's request says. Empty is unknown."""
+    """A job's request. An empty field is unknown."""
 
     provisioning: str
     machine_type: str
     gpus: int
-    """On each node."""
+    """GPUs per node."""
     nodes: int
     account: str
     image: str
     output: str
-    """Where it writes: a run's folder, or a job's base directory."""
+    """The output location: a run folder or a job's base directory."""
     words: tuple[str, ...]
     """The command and its arguments."""
     env: Mapping[str, str]

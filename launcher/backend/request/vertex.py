@@ -1,4 +1,4 @@
-"""A CustomJob's request, read back."""
+"""Parse and edit a CustomJob's request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """What it asks for."""
+    """Parse a request."""
     job = request.get("jobSpec", {})
     pools, first = job.get("workerPoolSpecs", ()), first_pool(request)
     machine, container = first.get("machineSpec", {}), first.get("containerSpec", {})
@@ -29,7 +29,7 @@ def read(request: Mapping[str, Any]) -> JobRequest:
 
 
 def provisioning(request: Mapping[str, Any]) -> str:
-    """The provisioning model, as the plan calls it."""
+    """Return the provisioning model by the plan's name for it."""
     affinity = first_pool(request).get("machineSpec", {}).get("reservationAffinity", {})
     if affinity.get("values"):
         return f"reservation:{affinity['values'][0]}"
@@ -38,38 +38,38 @@ def provisioning(request: Mapping[str, Any]) -> str:
 
 
 def first_pool(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The primary node's worker pool; empty if there is none."""
+    """Return the primary node's worker pool. Empty if there is none."""
     pools = request.get("jobSpec", {}).get("workerPoolSpecs") or [{}]
     found: Mapping[str, Any] = pools[0]
     return found
 
 
 def limit(request: Mapping[str, Any]) -> int:
-    """Seconds that the job may run; 0: it doesn't say."""
+    """Return the job's time limit in seconds, or 0 if it has none."""
     scheduling = request.get("jobSpec", {}).get("scheduling", {})
     return int(str(scheduling.get("timeout", "0s")).removesuffix("s"))
 
 
 def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """The request with another limit."""
+    """Return the request with another time limit."""
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "timeout": f"{seconds}s"}}}
 
 
 def wait(request: Mapping[str, Any]) -> int:
-    """Seconds that the job may wait for machines; 0: it doesn't say."""
+    """Return how long the job may wait for machines, in seconds, or 0 if it has no limit."""
     scheduling = request.get("jobSpec", {}).get("scheduling", {})
     return int(str(scheduling.get("maxWaitDuration", "0s")).removesuffix("s"))
 
 
 def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """The request with another wait for machines."""
+    """Return the request with another limit on the wait for machines."""
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "maxWaitDuration": f"{seconds}s"}}}
 
 
 def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
-    """Return the request with each container's command line changed to one of the same length."""
+    """Return the request with each container's command line replaced. `edit` must keep its length."""
 
     def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:
         container = one.get("containerSpec")
@@ -87,7 +87,7 @@ def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], li
 
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
-    """The request with one more variable in every container."""
+    """Return the request with one more environment variable in every container."""
     told = {"name": name, "value": value}
 
     def pool(one: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""A VM's request, read back: an Instance, whether planned or as it is, or the body that makes several alike."""
+"""Parse and edit a VM's request: a planned or existing Instance, or the body that creates several VMs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """What it asks for."""
+    """Parse a request."""
     instance = properties(request)
     sent = startup_parameters(request)
     env = {str(name): str(value) for name, value in sent.get("env", {}).items()}
@@ -32,53 +32,53 @@ def read(request: Mapping[str, Any]) -> JobRequest:
 
 
 def reservation(instance: Mapping[str, Any]) -> str:
-    """`reservation:NAME`; empty where none is named."""
+    """Return `reservation:NAME`. Empty if the request names none."""
     values = instance.get("reservationAffinity", {}).get("values")
     return f"reservation:{values[0]}" if values else ""
 
 
 def properties(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The Instance, or what all of several have in common."""
+    """Return the Instance, or the properties that all VMs of the request share."""
     found: Mapping[str, Any] = request.get("instanceProperties", request)
     return found
 
 
 def startup_parameters(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the startup script is told."""
+    """Return the startup script's parameters."""
     items = properties(request).get("metadata", {}).get("items", ())
     return parameters(next((item.get("value", "") for item in items if item.get("key") == PARAMETERS), ""))
 
 
 def limit(request: Mapping[str, Any]) -> int:
-    """Seconds after which Google ends the VM; 0: it doesn't."""
+    """Return the seconds after which Google ends the VM, or 0 if it has no limit."""
     return int(properties(request).get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
 
 
 def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """The request with another limit."""
+    """Return the request with another time limit."""
     scheduling = properties(request)["scheduling"]
     return changed(request, {"scheduling": {**scheduling, "maxRunDuration": {"seconds": str(seconds)}}})
 
 
 def wait(request: Mapping[str, Any]) -> int:
-    """Seconds that the VM may wait for a machine; 0: it doesn't say."""
+    """Return how long the VM may wait for a machine, in seconds, or 0 if it has no limit."""
     return int(request.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0))
 
 
 def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """The request of one VM with another wait for a machine."""
+    """Return the request of one VM with another limit on the wait for a machine."""
     return {**request, "params": {**request["params"], "requestValidForDuration": {"seconds": str(seconds)}}}
 
 
 def with_commands(request: Mapping[str, Any], edit: Callable[[Sequence[str]], list[str]]) -> Mapping[str, Any]:
-    """Return the request with the container's command line changed to one of the same length."""
+    """Return the request with the container's command line replaced. `edit` must keep its length."""
     sent = startup_parameters(request)
     entrypoint, *arguments = edit((sent.get("entrypoint", ""), *sent.get("arguments", ())))
     return with_parameters(request, {**sent, "entrypoint": entrypoint, "arguments": arguments})
 
 
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
-    """The request with one more variable in the container."""
+    """Return the request with one more environment variable in the container."""
     sent = startup_parameters(request)
     return with_parameters(request, {**sent, "env": {**sent.get("env", {}), name: value}})
 
@@ -94,7 +94,7 @@ def with_parameters(request: Mapping[str, Any], sent: Mapping[str, Any]) -> Mapp
 
 
 def changed(request: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request with other fields of its instances."""
+    """Return the request with other fields in its instances."""
     if "instanceProperties" in request:
         return {**request, "instanceProperties": {**request["instanceProperties"], **fields}}
     return {**request, **fields}
