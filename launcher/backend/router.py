@@ -16,8 +16,7 @@ class Services:
     """The two services of one project.
 
     A place is a region on Vertex AI or a zone on Compute Engine. A service is called only if one of its places is
-    named,
-    because the user may have no access to the other service.
+    named, because the user may have no access to the other service.
     """
 
     def __init__(self, vertex: Service, vms: Service) -> None:

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Asking(Api):
-    """An API client that treats unreadable answers as no answer, and rate limits (403 on Compute Engine) as
-    transient errors.
+    """An API client that treats unreadable answers as no answer, and rate limits (403 on Compute Engine) as transient
+    errors.
     """
 
     def once(self, method: str, **request: Any) -> Any:
@@ -61,8 +61,7 @@ def of_create(error: BaseException, service: Service, project: str) -> BaseExcep
     """Classify the error of a create request.
 
     Returns CreateRefused (nothing was created), UnreachableError (unknown), or the error itself if neither the API nor
-    the
-    network caused it.
+    the network caused it.
     """
     from google.api_core.exceptions import GoogleAPICallError
 

@@ -37,8 +37,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     """A job's own error (google.rpc.Status). `code` is a number of google.rpc.Code, such as 8 for RESOURCE_EXHAUSTED.
 
     For a VM's operation, `reason` is the operation's error code (ZONE_RESOURCE_POOL_EXHAUSTED), and `metadata` comes
-    from
-    its ErrorInfo.
+    from its ErrorInfo.
     """
 
     code: int

@@ -37,8 +37,7 @@ class Vertex:
     """The custom jobs of one project. Thread-safe.
 
     Uses REST if the endpoint is http://, else gRPC, whose deadline covers the whole request. `channel` replaces the
-    gRPC
-    channel.
+    gRPC channel.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A user's code: which files of a folder go into the image, and which never do."""
+"""Select the files of a user's code folder that go into the image."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from launcher.workspace.content import unreadable
 from launcher.workspace.listing import Listing
 
 LARGEST = 5
-"""How many files an error about size names."""
+"""How many files an error about the size names."""
 
 
 class Code(NamedTuple):
-    """The files, and the names of those that were left out because they hold secrets."""
+    """The code's files, and the names of files that were left out because they hold secrets."""
 
     files: list[File]
     secrets: list[str]
 
 
 def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
-    """List a folder's code, less its runs, its secrets, and what git and .dockerignore ignore.
+    """List a folder's code, without run folders, secrets, and files that git or .dockerignore ignore.
 
-    `without` are files and folders that may lie in it and are no code: the spec itself, and where runs are written.
+    `without` are files and folders in it that are not code: the spec itself and the output folder.
 
     Raises:
-        UsageError: it isn't a folder, can't be read, has a repository that doesn't ship, or a link leads out of it.
+        UsageError: it is not a folder, can't be read, has a nested repository, or a link leads out of it.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises on a name that is too long
         raise UsageError(
             f"image.code: {folder} isn't a folder", "It is relative to the spec's file.", field="image.code"
         )
-    # Runs that are written right into the folder hide nothing.
+    # An output folder that is the code folder itself excludes nothing.
     left_out = frozenset(path.relative_to(folder).as_posix() for path in without if folder in path.parents)
     found = Code([], [])
     for name, path in Listing(str(folder), dockerignore.read(folder), left_out).files():
         is_link = os.path.islink(path)  # noqa: PTH114 -- 10,000 of them
-        if secret_file(name, "" if is_link else path):  # what a link leads to is looked at in its own place
+        if secret_file(name, "" if is_link else path):  # a link's target is checked where it is listed itself
             found.secrets.append(name)
         else:
             found.files.append(File(name, Path(path), link(folder, name, path) if is_link else None))
@@ -52,10 +52,10 @@ def code(folder: Path, without: frozenset[Path] = frozenset()) -> Code:
 
 
 def check_size(files: Iterable[File], limit_mb: int) -> None:
-    """Refuse code that is larger than the limit, before a byte of it is read.
+    """Check that the code is not larger than the limit, without reading it.
 
     Raises:
-        UsageError: it is; the largest files are named.
+        UsageError: it is larger; the message names the largest files.
     """
     sizes = sorted(((size_of(file.path), file.name) for file in files), reverse=True)
     total = sum(size for size, _ in sizes)
@@ -69,7 +69,7 @@ def check_size(files: Iterable[File], limit_mb: int) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of a link itself. Raises UsageError: it has gone away."""
+    """Return the size of a file, or of a link itself, in bytes. Raises UsageError: it does not exist any more."""
     try:
         return os.lstat(path).st_size
     except OSError as error:
@@ -77,10 +77,10 @@ def size_of(path: Path) -> int:
 
 
 def link(folder: Path, name: str, path: str) -> str:
-    """Where a link leads, as it will stand in the image: relative to the link.
+    """Return a link's target in the image, relative to the link.
 
     Raises:
-        UsageError: it leads out of the folder, where the image has something else, or to itself.
+        UsageError: it leads out of the folder, or to itself.
     """
     try:
         target = os.readlink(path).replace(os.sep, "/")  # noqa: PTH115 -- Path.readlink normalises the target
@@ -91,7 +91,7 @@ def link(folder: Path, name: str, path: str) -> str:
         real = os.path.realpath(path, strict=True)
     except FileNotFoundError:
         real = os.path.realpath(path)
-    except OSError as error:  # ELOOP: realpath has no other way to fail on what can be listed
+    except OSError as error:  # ELOOP is the only error left for a listed path
         raise UsageError(f"{what}, which leads in a circle", "Remove it, or name it in .dockerignore.") from error
     home = os.path.realpath(folder)
     if Path(home) not in (Path(real), *Path(real).parents):
@@ -100,11 +100,12 @@ def link(folder: Path, name: str, path: str) -> str:
             "Copy what it leads to, or name it in .dockerignore (data belongs in the bucket).",
         )
     parent = os.path.realpath(os.path.dirname(path))  # noqa: PTH120
-    # As it stands, unless it names the folder itself (/home/me/code/x, ../code/x), which has another name in the image.
+    # The target is unchanged unless it names the folder itself (/home/me/code/x, ../code/x), whose name in the image
+    # differs.
     leaves = os.path.isabs(target) or rises(posixpath.join(posixpath.dirname(name), target))  # noqa: PTH117
     return os.path.relpath(real, parent).replace(os.sep, "/") if leaves else target
 
 
 def rises(name: str) -> bool:
-    """Whether a path leads above where it begins."""
+    """Return whether a relative path leads above its start."""
     return posixpath.normpath(name).split("/")[0] == ".."

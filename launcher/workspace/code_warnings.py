@@ -1,4 +1,4 @@
-"""What a plan can see of the user's code and settings that will probably fail on the job's machine."""
+"""Warn about the user's code and settings if they will probably fail on the job's machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.workspace.python_files import started
 def code_warnings(
     spec: JobSpec, located: Located, target: Target, folder: Path | None, names: Sequence[str], requirements: str
 ) -> Iterator[str]:
-    """Yield the warnings, each with its line. `names` are the code's files, `requirements` the text of the spec's."""
+    """Yield the warnings, each with its line. `names` are the code's files; `requirements` is the requirements' text."""
     for field, path in local_paths(spec.run, folder, target):
         where = f"{located.place(field)}: {field.rpartition('.')[0]}"
         yield f"{where}: {path} is a path of this machine; the job's machine does not have it"
@@ -33,7 +33,7 @@ def code_warnings(
 
 
 def unnamed_requirements(folder: Path) -> Iterator[str]:
-    """Yield a warning for a file of requirements in the code's folder that has packages which the image lacks."""
+    """Yield a warning if the code's folder has a requirements file with packages that the image lacks."""
     from launcher.workspace.image_modules import image_modules, modules_of
     from launcher.workspace.requirements import names_of, requirements
 
@@ -42,7 +42,7 @@ def unnamed_requirements(folder: Path) -> Iterator[str]:
             continue
         try:
             text = requirements(folder / name)
-        except UsageError:  # no dependencies, or not for launch to read
+        except UsageError:  # no dependencies, or launch can't read the file
             continue
         lacking = [one for one in names_of(text) or () if modules_of(one)[0] not in image_modules()]
         if lacking:

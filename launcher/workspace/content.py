@@ -1,4 +1,4 @@
-"""Files as content: what goes into an image, hashed so that times, owners and order don't matter."""
+"""Hash the files that go into an image, independently of times, owners and order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.images.source_files import File, counted, digest_of
 from launcher.plan.model import Content
 
 CHUNK = 1 << 18
-"""Bytes that are hashed at once: files of this size and less are read in one go."""
+"""Bytes per read. Smaller files are read in one call."""
 
 
 def data_folder(name: str) -> Path:
-    """`containers` or `job_specs`: inside the installed package, or beside it in a checkout."""
+    """Return the folder `containers` or `job_specs`, from the installed package or from the checkout."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "_data" / name
     return packed if packed.is_dir() else package.parent / name
@@ -29,7 +29,7 @@ def trainer_folder() -> Path:
 
 
 def recipe() -> list[File]:
-    """The Dockerfile and what is locked for it, each by its own name."""
+    """Return the Dockerfiles and their lock files, by file name."""
     folder = data_folder("containers")
     return [File(name, folder / name) for name in names_below(folder) if name.endswith((".Dockerfile", ".lock"))]
 
@@ -43,14 +43,14 @@ def trainer() -> list[File]:
 
 
 def base_image() -> str:
-    """The recipe's base image: the first of its lock file (`reference,digest`), with the digest where it is known."""
+    """Return the base image: the first row of its lock file (`reference,digest`), with the digest if it is known."""
     rows = (data_folder("containers") / "images.lock").read_text(encoding="utf-8").splitlines()
     reference, _, digest = next(row for row in rows if row and not row.startswith(("#", "reference,"))).partition(",")
     return f"{reference}@{digest}" if digest else reference
 
 
 def names_below(folder: Path) -> Iterator[str]:
-    """Yield all files below a folder of launch's own, with forward slashes on every platform."""
+    """Yield the names of all files below one of launch's own folders, with forward slashes on every platform."""
     for entry in os.scandir(folder):
         if not entry.is_dir():
             yield entry.name
@@ -59,10 +59,10 @@ def names_below(folder: Path) -> Iterator[str]:
 
 
 def single(field: str, path: Path) -> Content:
-    """A file that the spec names: a requirements file, a wheel.
+    """Return the content of one file that the spec names, such as a wheel.
 
     Raises:
-        UsageError: it isn't a file, or can't be read.
+        UsageError: it is not a file, or can't be read.
     """
     if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
         raise UsageError(f"{field}: {path} isn't a file", "It is relative to the spec's file.", field=field)
@@ -70,14 +70,14 @@ def single(field: str, path: Path) -> Content:
 
 
 def of_text(text: str) -> Content:
-    """The same text is the same content, whatever its file's name."""
+    """Return the content of a text, which does not depend on a file name."""
     return Content(digest=hashlib.sha256(text.encode()).hexdigest(), files=1, size=len(text.encode()))
 
 
 def content(files: Iterable[File]) -> Content:
-    """SHA-256 over (name, executable, content or the link's target) of all files, sorted by name.
+    """Return the SHA-256 over (name, executable, content or link target) of all files, sorted by name.
 
-    Names count as the bytes that they are on the disk, which need not be UTF-8.
+    Names are hashed as the bytes on the disk, which need not be UTF-8.
 
     Raises:
         UsageError: a file can't be read.
@@ -94,16 +94,16 @@ def content(files: Iterable[File]) -> Content:
 
 
 def hashed(path: Path) -> tuple[bool, str, int]:
-    """Whether a file may be executed by its owner, its SHA-256 and its size, without holding it in memory.
+    """Return whether a file's owner may execute it, its SHA-256 and its size. The file is read in chunks.
 
-    The owner's bit alone: what others may do depends on the umask of whoever checked the file out.
+    Only the owner's execute bit counts. The others depend on the umask of the person who checked the file out.
 
     Raises:
         UsageError: it can't be read.
     """
     try:
         # Unbuffered: for ten thousand small files, Python's buffers cost more than the hashing.
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # Windows: else it translates newlines
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # Windows would otherwise translate newlines
         try:
             digest, size = hashlib.sha256(), 0
             while chunk := os.read(file, CHUNK):
@@ -117,7 +117,7 @@ def hashed(path: Path) -> tuple[bool, str, int]:
 
 
 def unreadable(path: Path | str, error: OSError) -> UsageError:
-    """The error about code that can't be read."""
+    """Return the error for a code file that can't be read."""
     return UsageError(
         f"{path} can't be read: {error.strerror}", "It is part of the job's code; name it in .dockerignore if it isn't."
     )

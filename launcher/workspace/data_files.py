@@ -1,4 +1,4 @@
-"""The files that `run.config` reads its data from: they are where the job runs, or the spec is refused before that."""
+"""Check, before a job is submitted, that the data files in `run.config` exist where the job runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.spec.checks import data_paths
 from launcher.spec.models import JobSpec, Run
 
 ELSEWHERE = ("/gcs", "/mnt", "/workspace", "/tmp", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/opt")  # noqa: S108
-"""Folders that the job's machine or image has too."""
+"""Folders that also exist on the job's machine or in its image."""
 
 
 def check_data(
@@ -22,7 +22,8 @@ def check_data(
 ) -> None:
     """Check that relative paths are among the code's files, `names` (with `in_place`: in the code's folder).
 
-    A rehearsal finds absolute paths on this machine. An image of the user's own may have anything. Raises UsageError.
+    In a rehearsal, absolute paths must exist on this machine. A custom image may contain any file, so nothing is
+    checked. Raises UsageError.
     """
     if spec.image.uri or spec.image.base:
         return
@@ -37,7 +38,7 @@ def check_data(
 
 
 def local_paths(run: Run, folder: Path | None, target: Target) -> Iterator[tuple[str, str]]:
-    """Yield the field and the path of each argument that names a file or folder of this machine."""
+    """Yield (field, path) for each argument that names a file or folder of this machine."""
     for field, words in (("run.args", run.args), ("run.command", run.command or ())):
         for index, word in enumerate(words if target != "local" else ()):
             path = word.partition("=")[2] if word.startswith("-") or not word.startswith(("/", "~")) else word
@@ -56,7 +57,7 @@ def is_here(path: str) -> bool:
 
 
 def check_here(field: str, path: str, folder: Path | None) -> None:
-    """Check a path of this machine, relative to the code's folder. Raises UsageError."""
+    """Check that a path exists on this machine, relative to the code's folder. Raises UsageError."""
     where = (folder or Path.cwd()) / os.path.expanduser(path)  # noqa: PTH111 -- Path's raises for an unknown user
     if not os.path.exists(where):  # noqa: PTH110 -- names may be too long
         if path.startswith(("/", "~")):
@@ -66,7 +67,10 @@ def check_here(field: str, path: str, folder: Path | None) -> None:
 
 
 def check_mounted(field: str, path: str, spec: JobSpec, target: Target) -> None:
-    """Vertex AI mounts buckets at /gcs, and the shares that the spec names."""
+    """Check that a path is in a mount of the job's machine. Raises UsageError.
+
+    Vertex AI mounts buckets at /gcs, and the shares that the spec names.
+    """
     shares = [f"/mnt/{kind}/{one.mount_point}" for kind in ("nfs", "lustre") for one in getattr(spec.vertex, kind)]
     mounted = ("/gcs", *shares) if target == "vertex" else ()
     if any(posixpath.normpath(path).startswith(f"{one}/") or path == one for one in mounted):

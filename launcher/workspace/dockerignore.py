@@ -1,8 +1,8 @@
-"""Match paths against a .dockerignore by Docker's rules, which are not git's: a pattern is anchored at the top.
+"""Match paths against a .dockerignore by Docker's rules. Unlike git's, its patterns are anchored at the top folder.
 
-The rules are those of github.com/moby/patternmatcher (which Docker and BuildKit use) and of
-docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK has them too, but a dry run must
-not need that SDK.
+The rules are those of github.com/moby/patternmatcher (used by Docker and BuildKit) and of
+docs.docker.com/build/concepts/context/#dockerignore-files. Docker's Python SDK implements them too, but a dry run must
+work without the SDK.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.workspace.ignore_file import parsed
 NAME = ".dockerignore"
 CHARACTER = r"(?:\\.|[^\\\]\-])"
 TOKEN = re.compile(rf"\*\*/?|[*?]|\\.|\[\^?+(?:{CHARACTER}(?:-{CHARACTER})?)+\]|[^\\\[*?]", re.DOTALL)
-"""A pattern's tokens. An unclosed [ or a trailing backslash is not one, as in Go's filepath.Match."""
+"""The tokens of a pattern. As in Go's filepath.Match, an unclosed [ and a trailing backslash are invalid."""
 
 
 class Rule(NamedTuple):
@@ -62,12 +62,11 @@ def regex(pattern: str) -> str:
 
 
 def is_special(token: str) -> bool:
-    """Return whether a token stands for anything but itself."""
+    """Return whether a token is a wildcard, a character class or an escape."""
     return token[0] in "*?[\\"
 
 
 def translated(token: str, *, is_last: bool) -> str:
-    """Translate one token."""
     match token[0]:
         case "*" if len(token) == 1:
             return "[^/]*"
@@ -85,7 +84,7 @@ def translated(token: str, *, is_last: bool) -> str:
 
 
 class DockerIgnore:
-    """The rules of a file, in their order."""
+    """The rules of a file, in order."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = tuple(rules)
@@ -93,7 +92,7 @@ class DockerIgnore:
         self._folders: dict[str, list[bool]] = {"": [False] * len(self._rules)}
 
     def excludes(self, path: str) -> bool:
-        """Return whether the file or folder is excluded: the last rule that matches it, or a folder above, decides."""
+        """Return whether a path is excluded. The last rule that matches it or a folder above it decides."""
         excluded = False
         if not self._rules:
             return excluded
@@ -103,11 +102,11 @@ class DockerIgnore:
         return excluded
 
     def excludes_all_of(self, folder: str) -> bool:
-        """Return whether nothing below the folder can be kept, so that it need not be read."""
+        """Return whether every file below the folder is excluded, so that it need not be read."""
         return self._final and self.excludes(folder)
 
     def _matches(self, path: str) -> list[bool]:
-        """Return for each rule whether it matches a path or a folder above it; results of folders are cached."""
+        """Return for each rule whether it matches the path or a folder above it. Results for folders are cached."""
         above = path.rpartition("/")[0]
         if (before := self._folders.get(above)) is None:
             before = self._folders[above] = self._matches(above)

@@ -1,4 +1,4 @@
-"""gcloud's own settings: environment first, then the active configuration. Read as files; gcloud need not be there."""
+"""Read gcloud's settings: environment variables first, then the active configuration's files. gcloud is not needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Settings = Mapping[str, str]
 """`section/property` -> value, such as `core/project`."""
 
 ALSO = {"core/project": ("GOOGLE_CLOUD_PROJECT",)}
-"""Names that Google's libraries read where gcloud's own is not set."""
+"""Fallback variables, which Google's own libraries read."""
 
 
 def setting(name: str, environ: Mapping[str, str]) -> str | None:
-    """One property as gcloud resolves it, or None.
+    """Return one property as gcloud resolves it, or None.
 
-    `CLOUDSDK_SECTION_PROPERTY` beats the active configuration (`CLOUDSDK_ACTIVE_CONFIG_NAME`, else the file
-    `active_config`, else `default`). What isn't printable text is nothing.
+    `CLOUDSDK_SECTION_PROPERTY` takes precedence over the active configuration (`CLOUDSDK_ACTIVE_CONFIG_NAME`, else the
+    file `active_config`, else `default`). Values with unprintable characters are ignored.
     """
     variable = f"CLOUDSDK_{name.replace('/', '_').upper()}"
     for candidate in (variable, *ALSO.get(name, ())):
@@ -29,23 +29,23 @@ def setting(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def account(environ: Mapping[str, str]) -> str:
-    """Return the account that gcloud acts as: the impersonated one, else who is logged in; empty if nobody is."""
+    """Return gcloud's account: the impersonated one, else the logged-in one. Empty if there is none."""
     return setting("auth/impersonate_service_account", environ) or setting("core/account", environ) or ""
 
 
 def default_regions(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The region that gcloud would use: Vertex's own setting beats Compute Engine's. Empty when none is set."""
+    """Return gcloud's default region, Vertex AI's before Compute Engine's. Empty if neither is set."""
     region = setting("ai/region", environ) or setting("compute/region", environ)
     return (region,) if region else ()
 
 
 def is_here(api: str, environ: Mapping[str, str]) -> bool:
-    """Whether gcloud's variable for an API, such as AIPLATFORM, leads to a server of this machine without TLS."""
+    """Return whether gcloud's endpoint variable of an API, such as AIPLATFORM, names a loopback server without TLS."""
     return is_plain_loopback(environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}", ""))
 
 
 def active_configuration(environ: Mapping[str, str]) -> Settings:
-    """The properties of the active configuration; empty when there is none."""
+    """Return the properties of the active configuration. Empty if there is none."""
     folder = config_folder(environ)
     if folder is None:
         return {}
@@ -54,20 +54,22 @@ def active_configuration(environ: Mapping[str, str]) -> Settings:
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return gcloud's configuration folder (as google-auth's _cloud_sdk.get_config_path does), or None if the user
-    has no home folder."""
+    """Return gcloud's configuration folder (as google-auth's _cloud_sdk.get_config_path does).
+
+    None if the user has no home folder.
+    """
     if named := environ.get("CLOUDSDK_CONFIG"):
         return Path(named)
     if sys.platform == "win32":
         return Path(environ["APPDATA"], "gcloud") if environ.get("APPDATA") else None
     try:
         return Path.home() / ".config" / "gcloud"
-    except RuntimeError:  # no HOME, and no name for this uid, as in some containers
+    except RuntimeError:  # no HOME, and no user entry for this uid, as in some containers
         return None
 
 
 def text_of(path: Path) -> str:
-    """A file's text; empty where there is none. A byte order mark, and what isn't UTF-8, does no harm."""
+    """Return a file's text, or an empty string if it can't be read. A byte order mark and invalid UTF-8 are tolerated."""
     try:
         return path.read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError):  # ValueError: a NUL in the path
@@ -75,7 +77,7 @@ def text_of(path: Path) -> str:
 
 
 def properties(text: str) -> Settings:
-    """The INI text of a configuration as `section/property` -> value."""
+    """Parse the INI text of a configuration to `section/property` -> value."""
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None)

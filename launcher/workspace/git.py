@@ -1,4 +1,4 @@
-"""What git says about a folder of code; nothing where there is no git."""
+"""Read a code folder's files and commit from git. Without git the results are empty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
 SAFE = ("-c", "core.fsmonitor=false", "-c", "core.excludesFile=")
-"""A repository's config must not run programs, nor may the user's own excludes change which files ship."""
+"""A repository's config must not run programs, and the user's global excludes must not change the job's code."""
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
 SUBMODULE = "160000 "
 LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-per-directory=.gitignore")
@@ -24,46 +24,46 @@ ELSEWHERE = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"}
     | {"GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"}
 )
-"""Variables that point git to another repository; hooks and `git rebase --exec` set them."""
+"""Variables that point git to another repository. Hooks and `git rebase --exec` set them."""
 
 
 class Listed(NamedTuple):
-    """What git lists below a folder."""
+    """The output of `git ls-files` for a folder."""
 
     names: list[str]
-    """Files, tracked or not; a submodule by its folder's name, another repository by its folder's with a / behind."""
+    """Files, tracked or not. A submodule is named by its folder; any other repository by its folder and a trailing /."""
     unread: list[tuple[str, str]]
     """Folders ("…/") and .gitignore files that git could not read, with the reason."""
 
 
 class Commit(NamedTuple):
-    """Where the code comes from. `revision` ends with -dirty when files differ from the commit."""
+    """The code's commit. `revision` ends with -dirty if files differ from the commit."""
 
     revision: str
     time: str
-    """Of the commit, RFC 3339."""
+    """The commit's time (RFC 3339)."""
     source: str
-    """The address of `origin`, without a user's name or password; empty when there is none."""
+    """The URL of `origin` without user name or password. Empty if there is none."""
 
 
 def list_files(folder: str) -> Listed | None:
-    """List the files of a checkout below a folder, less what .gitignore files leave out.
+    """List the files of a checkout below a folder, without those that .gitignore files exclude.
 
-    Return None if git isn't installed, or if the folder is in no checkout or in one that ignores it.
+    Return None if git is not installed, the folder is in no checkout, or the checkout ignores it.
 
     Raises:
-        UsageError: git refuses the repository. Without its list, other files would ship than elsewhere.
+        UsageError: git refuses the repository. Without its list, the job's code would differ from other machines'.
     """
     top = checkout_of(os.path.realpath(folder))
     if top is None:
         return None
-    # core.worktree may name any folder as the one that the index is of.
+    # core.worktree may name any folder as the work tree.
     ran = run(folder, *SAFE, f"--work-tree={top}", *LIST)
     if ran is None:
         return None
     said = os.fsdecode(ran.stderr).strip()
     if ran.returncode != 0:
-        if "not a git repository" in said:  # a .git file that leads nowhere
+        if "not a git repository" in said:  # a .git file with an invalid target
             return None
         lines = [line.strip() for line in said.splitlines()]
         what = next((line for line in lines if line.startswith("fatal: ")), said).removeprefix("fatal: ")
@@ -72,7 +72,9 @@ def list_files(folder: str) -> Listed | None:
             f"git can't list the code in {folder}: {what}",
             "\n".join(fix) or f"git -C {folder} status",
         )
-    names = list(dict.fromkeys(os.fsdecode(ran.stdout).split("\0")[:-1]))  # a conflict names a file three times
+    names = list(
+        dict.fromkeys(os.fsdecode(ran.stdout).split("\0")[:-1])
+    )  # git lists a file with a merge conflict three times
     unread = re.findall(
         r"^warning: (?:could not open directory|unable to access) '([^/].*)': (.+)$", said, re.MULTILINE
     )
@@ -82,7 +84,7 @@ def list_files(folder: str) -> Listed | None:
 
 
 def checkout_of(folder: str) -> str | None:
-    """Return the folder's checkout: the nearest folder, from itself on up, that has a .git."""
+    """Return the root of the folder's checkout: the nearest folder, itself included, that has a .git."""
     while not os.path.lexists(f"{folder}/.git"):
         folder, before = os.path.dirname(folder), folder  # noqa: PTH120
         if folder == before:
@@ -91,7 +93,7 @@ def checkout_of(folder: str) -> str | None:
 
 
 def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
-    """The commit that a folder is at, or None. `names` are the files of it that go into the image."""
+    """Return the commit that is checked out in a folder, or None. `names` are its files that go into the image."""
     told = asked(folder, "log", "-1", "--format=%H %cI")
     if not told:
         return None
@@ -101,7 +103,7 @@ def commit(folder: Path, names: Iterable[str] = ()) -> Commit | None:
 
 
 def differs(folder: Path, names: Iterable[str]) -> bool:
-    """Whether the code isn't the commit's: a file of the commit is another one, or one of `names` isn't in git."""
+    """Return whether the code differs from the commit: a tracked file has changed, or one of `names` is not in git."""
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--", ".")
     if asked(folder, *without_filters(folder), *status):
         return True
@@ -116,7 +118,7 @@ def differs(folder: Path, names: Iterable[str]) -> bool:
 
 
 def without_filters(folder: Path) -> Iterator[str]:
-    """Yield options that turn off filters from the repository's config, which `git status` would run on files."""
+    """Yield options that disable the repository's own filters, which `git status` would run."""
     told = asked(folder, "config", "--show-scope", "-z", "--name-only", "--get-regexp", r"^filter\.").split("\0")
     for scope, name in zip(told[::2], told[1::2], strict=False):
         if scope in {"local", "worktree"}:
@@ -124,13 +126,13 @@ def without_filters(folder: Path) -> Iterator[str]:
 
 
 def asked(folder: Path, *words: str) -> str:
-    """Return what `git WORDS` prints; empty if it fails or git isn't installed."""
+    """Return the output of `git WORDS`. Empty if it fails or git is not installed."""
     ran = run(str(folder), *SAFE, *QUIET, *words)
     return os.fsdecode(ran.stdout).strip() if ran and ran.returncode == 0 else ""
 
 
 def run(folder: str, *words: str) -> CompletedProcess[bytes] | None:
-    """Run git in a folder, in English, without fetching or writing; return None if git isn't installed."""
+    """Run git in a folder, in English, without fetching or writing. Return None if git is not installed."""
     import subprocess
 
     kept = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
@@ -142,11 +144,11 @@ def run(folder: str, *words: str) -> CompletedProcess[bytes] | None:
 
 
 def without_user(url: str) -> str:
-    """An address without what stands before @ in it: that may be a token. `git@host:path` and paths stay."""
+    """Return a URL without the part before @, which may contain a token. `git@host:path` and paths are unchanged."""
     if "://" not in url:
         return url
     try:
         parts = urlsplit(url)
-    except ValueError:  # git takes what is no address as well
+    except ValueError:  # git also accepts strings that are not URLs
         return ""
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

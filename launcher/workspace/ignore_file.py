@@ -1,4 +1,4 @@
-"""Read ignore files (.dockerignore, .gitignore), with an error that names an invalid line."""
+"""Read ignore files (.dockerignore, .gitignore), and report invalid lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
-    """Parse each line, in the encoding of this machine's file names; yield nothing if the file doesn't exist.
+    """Parse each line, in the encoding of this machine's file names. Yield nothing if the file does not exist.
 
     Raises:
         UsageError: the file can't be read, or `parse` rejects a line.

@@ -1,7 +1,7 @@
-"""Files that a script or its arguments name, but that are not part of the code: ignored files, and paths outside.
+"""Find files that a script or its arguments name but that are not code: ignored files, and paths outside the folder.
 
-The search is by text: nothing is imported or run. Names are string constants in the script, in modules of the code that
-it imports, and in Python files that the arguments name (nanoGPT's config/…), as well as the arguments themselves.
+The search is by text; nothing is imported or run. It covers the arguments, and string constants in the script, in the
+code's modules that it imports, and in Python files that the arguments name (nanoGPT's config/…).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ast
 
 MOST_ENTRIES: Final = 20_000
-"""Files and folders that are looked at below the code's folder, those nearest to its top first."""
+"""How many files and folders are visited at most, those nearest to the top first."""
 
 
 OUTPUTS: Final = frozenset(
@@ -46,22 +46,22 @@ OUTPUTS: Final = frozenset(
         "saved",
     ]
 )
-"""Folders that scripts write, seldom read: as a single word in a script they say nothing."""
+"""Folders that scripts usually write. A single word that matches one of them is no evidence that it is read."""
 
 
 class Mention(NamedTuple):
-    """A text that may be a path, and where it stands: `run.args` or FILE:LINE."""
+    """A text that may be a path, and its location: `run.args` or FILE:LINE."""
 
     text: str
     where: str
     is_beside: bool = False
-    """Its statement uses __file__, so that it may begin at the script instead of the working directory."""
+    """True if the statement uses __file__: the path may then be relative to the script."""
 
 
 def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
-    """Return `data/train.bin (train.py:12)` for each such file, and `data/ (…)` for a folder of which no file is code.
+    """Return `data/train.bin (train.py:12)` for each such file, and `data/ (…)` for a folder without any code files.
 
-    `names` are the code's files; `without` are files that were left out for another reason, of which nothing is said.
+    `names` are the code's files. `without` are files that were left out for another reason; they are not reported.
     """
     own = set(names)
     mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, own)]
@@ -79,7 +79,7 @@ def named_but_ignored(spec: JobSpec, folder: Path, names: Sequence[str], without
 
 
 def named_outside(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `../data (main.py:7)` for each path that leads from the working directory out of the code's folder."""
+    """Return `../data (main.py:7)` for each path that leads out of the code's folder."""
     mentions = [*_in_arguments(spec), *_in_python(_start(spec, names), folder, set(names))]
     found: dict[str, str] = {}
     for mention in mentions:
@@ -90,9 +90,10 @@ def named_outside(spec: JobSpec, folder: Path, names: Sequence[str]) -> tuple[st
 
 
 def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) -> bool:
-    """Return whether a text names a path, from the code's top or the script's folder.
+    """Return whether a text names a path, relative to the code's top or the script's folder.
 
-    It may also be the end of a file's path, as in os.path.join(data_dir, "train.bin"). An argument names all below it.
+    It may also match the end of a file's path, as in os.path.join(data_dir, "train.bin"). An argument that names a
+    folder also names everything in it.
     """
     whole = {posixpath.normpath(posixpath.join(base, mention.text)) for base in bases}
     if path.rstrip("/") in whole:
@@ -104,7 +105,7 @@ def _names(mention: Mention, path: str, bases: Sequence[str] | dict[str, None]) 
 
 
 def _said_otherwise(path: str, found: dict[str, str]) -> bool:
-    """Return whether an argument names a folder above, or a script names something inside besides the folder."""
+    """Return whether a mention of a parent folder, or of a file inside this folder, already covers the path."""
     if any(found.get(f"{parent}/") == ARGUMENTS for parent in _parents(path.rstrip("/"))):
         return True
     return (
@@ -117,7 +118,7 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-# --- What is named --------------------------------------------------------------------------------------------------
+# --- Mentioned paths ------------------------------------------------------------------------------------------------
 
 
 ARGUMENTS: Final = "run.args"
@@ -136,14 +137,14 @@ def _is_path(text: str) -> bool:
 
 
 def _start(spec: JobSpec, names: Sequence[str]) -> list[str]:
-    """Return the Python files that the spec names: script, module, functions, and those among the arguments."""
+    """Return the Python files that the spec names: script, module, functions, and files among the arguments."""
     words = [posixpath.normpath(word) for word in (*(spec.run.command or ()), *spec.run.args)]
     return [*words, *(file for _, file in started(spec, names))]
 
 
 def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Mention]:
-    """Yield the string constants of Python files and of the code's modules that they import, one after the other."""
-    import ast  # here, as a dry run without a script doesn't need it
+    """Yield the string constants of Python files and of the code's modules that they import."""
+    import ast  # imported here: a dry run without a script doesn't need it
 
     for name, tree in walk_code(start, folder, own, ast.walk):
         beside = set(_beside(tree))
@@ -153,7 +154,7 @@ def _in_python(start: Sequence[str], folder: Path, own: set[str]) -> Iterator[Me
 
 
 def _beside(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the parts of the simple statements that use __file__."""
+    """Yield the nodes of all simple statements that use __file__."""
     import ast
 
     for statement in ast.walk(tree):
@@ -163,13 +164,13 @@ def _beside(tree: ast.Module) -> Iterator[ast.AST]:
                 yield from parts
 
 
-# --- What is no code ------------------------------------------------------------------------------------------------
+# --- Files that are not code -----------------------------------------------------------------------------------------
 
 
 def _not_code(folder: Path, own: set[str], folders: set[str]) -> Iterator[str]:
-    """Yield the files below the code's folder that are not code; a folder ("…/") without code, and all below it.
+    """Yield the files below the code's folder that are not code, and folders ("…/") without any code.
 
-    Caches, environments and run folders are passed over, and so is what can't be read.
+    Caches, virtual environments, run folders and unreadable folders are skipped.
     """
     waiting, left = deque([""]), MOST_ENTRIES
     while waiting and left > 0:

@@ -1,4 +1,4 @@
-"""The modules that the training image has, and the modules of a package by its name."""
+"""List the modules in the training image, and the module names of packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from launcher.workspace.content import data_folder
 
 OURS = frozenset({"launch_train", "pip"})
-"""In every image beside the locked packages: the trainer, and what the base brings."""
+"""Modules that every image has besides the locked packages: the trainer, and pip from the base image."""
 
 IMPORTED_AS = {
     "absl-py": "absl",
@@ -61,7 +61,7 @@ def image_modules() -> frozenset[str]:
 
 
 def modules_of(package: str) -> list[str]:
-    """Return the names that a package is imported by, with its namespace (google-…)."""
+    """Return the names that a package is imported by, and its namespace (google-…)."""
     name = normalised(package)
     if name in IMPORTED_AS:
         return IMPORTED_AS[name].split()

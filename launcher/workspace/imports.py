@@ -1,4 +1,4 @@
-"""What the user's Python files import when they start, and what in the image provides it."""
+"""Find imports in the user's Python files that nothing in the image provides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_WARNINGS = 10
 
 
 class Import(NamedTuple):
-    """A module that a file imports without a condition, by its name before the first dot."""
+    """An unconditional import in a file; `module` is the name before the first dot."""
 
     file: str
     line: int
@@ -28,7 +28,7 @@ def unprovided(
 ) -> tuple[str, ...]:
     """Return a warning for each import that neither the code, the image nor a requirement provides.
 
-    `starts` are the files that run, `requirements` the names of the packages that the spec adds to the image.
+    `starts` are the files that run. `requirements` are the names of the packages that the spec adds to the image.
     """
     found = dict[str, Import]()
     for one in imports(starts, folder, names):
@@ -41,7 +41,7 @@ def unprovided(
 
 
 def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterator[Import]:
-    """Yield the unconditional imports of some files and of the files of the code that they import in turn."""
+    """Yield the unconditional imports of files, and of the code files that they import in turn."""
     for name, tree in walk_code(starts, folder, names, unconditional):
         for node in unconditional(tree):
             for module in imported(node, name):
@@ -50,7 +50,7 @@ def imports(starts: Sequence[str], folder: Path, names: Sequence[str]) -> Iterat
 
 
 def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that a module can't do without: under no `if`, and in no `try` that has another way."""
+    """Yield the imports that a module always runs: not in an `if`, and not in a `try` with handlers."""
     for node in block.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -59,15 +59,17 @@ def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import |
 
 
 def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
-    """Return whether a program always runs the body: `if __name__ == "__main__":`, and `try:` with `finally:` alone."""
+    """Return whether the body always runs in a program: `if __name__ == "__main__":`, and `try:` with only `finally:`."""
     if isinstance(node, ast.If):
         return "__main__" in ast.dump(node.test)
     return isinstance(node, ast.Try) and not node.handlers
 
 
 def is_provided(module: str, names: Sequence[str], requirements: Sequence[str]) -> bool:
-    """Return whether Python, the code, the image or a requirement has a module. A program may put any folder of the
-    code on Python's path."""
+    """Return whether Python, the code, the image or a requirement has a module.
+
+    The code's files count in any folder, because a program may add the folder to sys.path.
+    """
     if module in sys.stdlib_module_names or module in image_modules():
         return True
     if any(f"/{module}/" in f"/{name}" or f"/{module}." in f"/{name}" for name in names):
@@ -76,8 +78,10 @@ def is_provided(module: str, names: Sequence[str], requirements: Sequence[str]) 
 
 
 def may_provide(package: str, module: str) -> bool:
-    """Return whether a package may have a module: by the table, or because a part of its name is the module's
-    (hydra-core: hydra; python-dotenv: dotenv; open-clip-torch: open_clip)."""
+    """Return whether a package may have a module: by the table, or because part of its name equals the module's.
+
+    Examples: hydra-core has hydra, python-dotenv has dotenv, open-clip-torch has open_clip.
+    """
     if module in modules_of(package):
         return True
     parts, low = normalised(package).split("-"), module.lower().replace("_", "")
@@ -85,12 +89,14 @@ def may_provide(package: str, module: str) -> bool:
 
 
 def comes_with(module: str, requirements: Sequence[str]) -> bool:
-    """Return whether a requirement, or a package that it requires in turn, has a module by what is installed here."""
+    """Return whether a requirement, or one of its own requirements, has a module according to the packages installed
+    here.
+    """
     from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
     wanted = {normalised(one) for one in packages_distributions().get(module, ())} if requirements else set()
     waiting, seen = [normalised(one) for one in requirements], set[str]()
-    named = set(waiting)  # with which extras is not known here
+    named = set(waiting)  # their extras are unknown here
     while wanted and waiting:
         package = waiting.pop()
         if package in wanted:

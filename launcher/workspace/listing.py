@@ -21,13 +21,12 @@ NEVER = frozenset(
     | {".ruff_cache", ".ipynb_checkpoints", ".DS_Store"}
     | {".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure"}  # keys and tokens
 )
-"""What is never part of a job's code: folders, and a file that macOS leaves. (`.git` may be a file: a worktree's.)"""
+"""Names that are never part of a job's code. In a git worktree, `.git` is a file."""
 GITIGNORE = ".gitignore"
 
 
 class Listing:
-    """The code files of the folder `top`; names are relative to it. `left_out` are files and folders that are not
-    code."""
+    """The code files below the folder `top`, by relative name. `left_out` names files and folders that are not code."""
 
     def __init__(self, top: str, ignored: DockerIgnore, left_out: frozenset[str]) -> None:
         self._top = top
@@ -36,10 +35,10 @@ class Listing:
         self._ships = cache(self._folder_ships)
 
     def files(self, below: str = "") -> Iterator[tuple[str, str]]:
-        """Yield (name, path) of all files and links below a folder ("" or "…/"). Links aren't followed.
+        """Yield (name, path) of all files and links below a folder ("" or "…/"). Links are not followed.
 
         Raises:
-            UsageError: a folder can't be read, or it is a repository that doesn't ship (see `_listed_by_git`).
+            UsageError: a folder can't be read, or it is a repository that can't be included (see `_listed_by_git`).
         """
         listed = git.list_files(self._path(below))
         return self._walked(below) if listed is None else self._listed_by_git(below, listed)
@@ -48,23 +47,25 @@ class Listing:
         return f"{self._top}/{name}".rstrip("/")
 
     def _is_code(self, name: str) -> bool:
-        """Return whether the name of a file or folder doesn't exclude it."""
+        """Return whether a file or folder may be code, judging by its name."""
         return name.rpartition("/")[2] not in NEVER and name not in self._left_out
 
     def _folder_ships(self, folder: str) -> bool:
-        """Return whether files of the folder may ship."""
+        """Return whether files of the folder may be included."""
         if not folder:
             return True
         if not self._ships(folder.rpartition("/")[0]) or not self._is_code(folder):
             return False
-        path = self._path(folder)  # git may still list what was in a folder that is a link now
+        path = self._path(folder)  # git may still list the former content of a folder that is now a link
         return not (self._ignored.excludes_all_of(folder) or stat.S_ISLNK(mode_of(path)) or is_run_folder(path))
 
     # --- By git -------------------------------------------------------------------------------------------------------
 
     def _listed_by_git(self, below: str, listed: git.Listed) -> Iterator[tuple[str, str]]:
-        """Yield the files that git lists, and those of submodules. A submodule that isn't checked out is refused, and
-        so is any other nested repository: git names only its folder, so code would be missing.
+        """Yield the files that git lists, and those of submodules.
+
+        Raises UsageError for a submodule that is not checked out and for any other nested repository: git lists only
+        its folder, so its code would be missing.
         """
         for name, reason in listed.unread:
             if not (name.endswith("/") and self._ignored.excludes(below + name.rstrip("/"))):
@@ -76,13 +77,13 @@ class Listing:
                 continue
             mode = mode_of(path := self._path(full))
             if stat.S_ISDIR(mode):
-                if name not in folders:  # else a file that became a folder
+                if name not in folders:  # otherwise a file was replaced by a folder
                     yield from self._repository(full, path, is_submodule=not name.endswith("/"))
             elif is_file(mode) and not self._ignored.excludes(full):
                 yield full, path
 
     def _repository(self, name: str, path: str, *, is_submodule: bool) -> Iterator[tuple[str, str]]:
-        """Yield the files of a submodule. Raises UsageError: it isn't checked out, or it is no submodule."""
+        """Yield the files of a submodule. Raises UsageError: it is not checked out, or is not a submodule."""
         if not self._ships(name):
             return
         if is_submodule and os.path.lexists(f"{path}/.git"):
@@ -99,7 +100,7 @@ class Listing:
     # --- By walking ---------------------------------------------------------------------------------------------------
 
     def _walked(self, below: str) -> Iterator[tuple[str, str]]:
-        """Yield the files without git's help. Anything but files and links (sockets, pipes) is left out."""
+        """Yield the files without git. Anything but files and links (sockets, pipes) is left out."""
         waiting: list[tuple[str, tuple[GitIgnore, ...]]] = [(below, ())]
         while waiting:
             folder, rules = waiting.pop()
@@ -136,35 +137,38 @@ class GitIgnore:
         self._rules = [(one.regex, one.include) for spec in specs for one in spec.patterns if one.regex][::-1]
 
     def says(self, name: str) -> bool | None:
-        """Return whether it ignores a file (or a folder: "…/"), or None where no rule matches: the last one decides."""
+        """Return whether the rules ignore a file (or a folder: "…/"), or None if no rule matches. The last match
+        decides.
+        """
         inside = name.removeprefix(self._folder)
         return next((ignored for rule, ignored in self._rules if matches(rule, inside)), None)
 
 
 def matches(rule: re.Pattern[str], name: str) -> bool:
-    """Return whether a rule matches the name itself. In pathspec a rule also matches the content of a matched folder.
+    """Return whether a rule matches the name itself.
 
-    In git that folder is ignored already, or a later rule includes it again; so `!a/` doesn't match a/b.
+    In pathspec a rule also matches the content of a matched folder. In git such a folder is already ignored, or a later
+    rule includes it again. So `!a/` does not match a/b.
     """
-    if rule.groupindex:  # pathspec marks the / behind the folder
+    if rule.groupindex:  # pathspec marks the / after the folder
         return any(found.end() == len(name) for found in rule.finditer(name))
-    return rule.search(name.rstrip("/")) is not None  # *, and a/**, which isn't for a/ itself
+    return rule.search(name.rstrip("/")) is not None  # *, and a/**, which does not match a/ itself
 
 
 def ignores(rules: tuple[GitIgnore, ...], name: str) -> bool:
-    """Return whether the rules, nearest folder first, ignore a name whose folders they don't ignore."""
+    """Return whether the rules ignore a name, nearest folder first. None of its parent folders is ignored."""
     return next((said for each in rules if (said := each.says(name)) is not None), False)
 
 
 def parents(names: Iterator[str] | list[str]) -> Iterator[str]:
-    """Yield all parent folders of names, some of them more than once."""
+    """Yield all parent folders of names, some of them repeatedly."""
     for folder in {name.rstrip("/").rpartition("/")[0] for name in names}:
         parts = folder.split("/")
         yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def mode_of(path: str) -> int:
-    """Return the mode of a path (of a link itself); 0 if it doesn't exist. Raises UsageError."""
+    """Return the mode of a path, or 0 if it does not exist. Links are not followed. Raises UsageError."""
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -174,11 +178,11 @@ def mode_of(path: str) -> int:
 
 
 def is_file(mode: int) -> bool:
-    """Return whether it is a file or a link."""
+    """Return whether the mode is that of a file or a link."""
     return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
 
 
 def is_run_folder(folder: str) -> bool:
-    """Return whether it is a run folder, as `launch local` leaves it: that is never code."""
+    """Return whether the folder is a run folder of `launch local`, which is never code."""
     plan, lock = os.path.join(folder, contract.PLAN), os.path.join(folder, contract.attempt_lock(1))  # noqa: PTH118 -- one for each folder
     return os.path.isfile(plan) and os.path.isfile(lock)  # noqa: PTH113 -- Path.is_file raises on a name that is too long

@@ -1,4 +1,4 @@
-"""The Python files that a spec starts, and their syntax. They are parsed, never imported."""
+"""Find and parse the Python files that a spec starts. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import ast
 
 MOST_FILES, MOST_BYTES = 100, 1_000_000
-"""What is read of the code at most: a dry run has to be instant."""
+"""Upper bounds on the code that is read, which keep a dry run instant."""
 NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""")
-"""Where Python 3.12 takes what 3.11 refuses: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
+"""Syntax that Python 3.12 accepts and 3.11 rejects: type aliases, type parameters (PEP 695) and f-strings (PEP 701)."""
 
 
 def parsed(file: Path) -> ast.Module:
-    """Parse a file as this Python does. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
+    """Parse a file with this Python's grammar. Raises SyntaxError, ValueError (null bytes), RecursionError and OSError."""
     import ast
     import warnings
 
-    with warnings.catch_warnings(action="ignore"):  # they are its author's, and Python's to tell
+    with warnings.catch_warnings(action="ignore"):  # Python itself shows them when the file runs
         return ast.parse(file.read_bytes())
 
 
 def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the file of the code of each program and function that a spec names, if it is one."""
+    """Yield (field, file) for each program and function that the spec names and that is a file of the code."""
     if spec.run.script and spec.run.script.endswith(".py"):
         yield "run.script", posixpath.normpath(spec.run.script)
     if spec.run.module and not spec.run.is_builtin and (file := file_of_program(spec.run.module, names)):
@@ -45,13 +45,13 @@ def started(spec: JobSpec, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def file_of_module(module: str, names: Collection[str]) -> str:
-    """Return the file of the code that is a module; empty if there is none. A package comes before a module."""
+    """Return the code file of a module, or an empty string. A package takes precedence over a module."""
     path = module.replace(".", "/")
     return next((one for one in (f"{path}/__init__.py", f"{path}.py") if one in names), "")
 
 
 def file_of_program(module: str, names: Sequence[str]) -> str:
-    """Return the file of the code that `python -m MODULE` runs; empty if there is none."""
+    """Return the code file that `python -m MODULE` runs, or an empty string."""
     path = module.replace(".", "/")
     return next((one for one in (f"{path}/__main__.py", f"{path}.py") if one in names), "")
 
@@ -68,10 +68,10 @@ def walk_code(
     names: Collection[str],
     imports_of: Callable[[ast.Module], Iterable[ast.AST]],
 ) -> Iterator[tuple[str, ast.Module]]:
-    """Yield Python files of the code, parsed: those of `starts`, then those that they import in turn.
+    """Yield the Python files `starts` and, in turn, those that they import, parsed.
 
     `names` are the code's files. `imports_of` yields the nodes of a file whose imports are followed. A file that can't
-    be parsed is left out; so is what exceeds MOST_FILES or MOST_BYTES.
+    be parsed is left out, and so is everything beyond MOST_FILES or MOST_BYTES.
     """
     import ast
 
@@ -88,7 +88,7 @@ def walk_code(
             if size > MOST_BYTES:
                 return
             tree = parsed(folder / name)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # others report it
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # reported elsewhere
             continue
         yield name, tree
         nodes = (node for node in imports_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
@@ -99,7 +99,7 @@ def walk_code(
 
 
 def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
-    """Yield the full names of what an import may load; those that are relative to `file` begin with a dot."""
+    """Yield the full names that an import may load. Names relative to `file` begin with a dot."""
     import ast
 
     if isinstance(node, ast.Import):
@@ -115,9 +115,10 @@ def imported(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[str]:
 
 
 def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[str]) -> Iterator[str]:
-    """Yield the files of the code that importing a module runs: the module, and its packages' `__init__.py`.
+    """Yield the code files that importing a module runs: the module, and the `__init__.py` of its packages.
 
-    It is looked for in `roots` and beside the importing file; a relative name (`.pkg.module`) in the code's root alone.
+    They are searched for in `roots` and next to the importing file. A relative name (`.pkg.module`) is searched for in
+    the code's root only.
     """
     parts = module.strip(".").split(".")
     for root in [""] if module.startswith(".") else dict.fromkeys([*roots, posixpath.dirname(importer)]):
@@ -127,7 +128,7 @@ def files_of(module: str, importer: str, roots: Sequence[str], names: frozenset[
 
 
 def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning if only a package of `image.requirements` can bring `run.module`.
+    """Return a warning if only a package in `image.requirements` can provide `run.module`.
 
     Raises:
         UsageError: neither the code nor the image has it.
@@ -152,16 +153,16 @@ def check_module(spec: JobSpec, folder: Path | None, names: Sequence[str]) -> tu
 
 
 def near_scripts(name: str, names: Sequence[str]) -> list[str]:
-    """Return the Python files that may have been meant: of the same name elsewhere, or of a name like it."""
+    """Return Python files that may have been meant: the same name in another folder, or a similar name."""
     base = posixpath.basename(name)
     scripts = [one for one in names if one.endswith(".py")]
     return [one for one in scripts if posixpath.basename(one) == base][:3] or near(name, scripts, most=3)
 
 
 def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -> tuple[str, ...]:
-    """Return a warning for each file that this Python can't parse and a newer one may.
+    """Return a warning for each file that this Python can't parse but a newer one may.
 
-    `base` names the image's base, which says its Python.
+    `base` is the image's base image, which determines the Python version.
 
     Raises:
         UsageError: no Python that the image may have can parse a file.
@@ -182,19 +183,19 @@ def check_syntax(spec: JobSpec, folder: Path, names: Sequence[str], base: str) -
         except ValueError as error:
             problem = f"{field}: {name} isn't Python: {error}"
             raise UsageError(problem, "Save it as text.", field=field) from error
-        except (RecursionError, MemoryError, OSError):  # what it can't parse here, Python may parse there
+        except (RecursionError, MemoryError, OSError):  # Python may run what this parser could not handle
             continue
     return tuple(dict.fromkeys(uncertain))
 
 
 def python_of(base: str) -> tuple[int, int] | None:
-    """Return the Python version of an image of Docker's `python` repository, by its tag; None for any other."""
+    """Return the Python version in the tag of an image from Docker's `python` repository. None for any other image."""
     found = re.search(r"(?:^|/)python:3\.(\d+)\b", base)
     return (3, int(found[1])) if found else None
 
 
 def is_certain(error: SyntaxError, image: tuple[int, int] | None) -> bool:
-    """Return whether the image's Python refuses the file too: it is no newer, or nothing on the line is new."""
+    """Return whether the image's Python rejects the file too: it is not newer, or the line has no newer syntax."""
     if image is None or image <= sys.version_info[:2]:
         return image is not None
     is_new = error.msg.startswith("f-string") or NEWER.search(error.text or "")

@@ -1,7 +1,6 @@
-"""The packages that a job needs: a requirements file, or the dependencies of a pyproject.toml, as one text.
+"""Read the packages that a job needs, from a requirements file or a pyproject.toml, as one text.
 
-The image is built from that text alone, so what it would have to look for on this machine is refused here, before
-anything is built.
+The image is built from that text alone. References to files on this machine are therefore rejected before the build.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from launcher.errors import UsageError
 
 FIELD = "image.requirements"
 COMMENT = re.compile(r"(^|\s+)#.*$")
-"""As pip reads a requirements file (pip, req_file.py), like OPTION."""
+"""pip's own syntax of a requirements file (pip, req_file.py), as is OPTION."""
 OPTION = re.compile(r"(^|\s)-")
 ADDRESS = re.compile(r"[\w.+-]+://")
 VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
@@ -23,20 +22,20 @@ NOT_SENT = re.compile(
     r"(-e|--editable|-c|--constraint|-f|--find-links)(?![\w-])[\s=]*+(?!([\w.]+\+)?(https?|ssh|git)://)"
     r"|\.{0,2}/|([\w.]+\+)?file:|.+@\s*([\w.]+\+)?file:|[^:\s]+\.(whl|zip|tar\.gz|tar\.bz2|tgz)(\s|;|\[|$)"
 )
-"""A file or a folder, with or without an option before it; an address is no such thing."""
+"""A file or folder on this machine, with or without an option before it. URLs don't match."""
 
 
 def requirements(path: Path) -> str:
-    """The text of a requirements file with what it includes, or of a pyproject.toml's dependencies.
+    """Return the text of a requirements file with its includes, or of a pyproject.toml's dependencies.
 
     Raises:
-        UsageError: it can't be read, holds a password, or names what the image can't have.
+        UsageError: it can't be read, contains a password, or refers to a file on this machine.
     """
     return of_pyproject(path) if path.name == "pyproject.toml" else "".join(with_included(path, ()))
 
 
 def read(path: Path) -> str:
-    """A file's text. Raises UsageError."""
+    """Return a file's text. Raises UsageError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
@@ -47,7 +46,7 @@ def read(path: Path) -> str:
 
 
 def of_pyproject(path: Path) -> str:
-    """`[project] dependencies`, a line each. Raises UsageError."""
+    """Return `[project] dependencies`, one per line. Raises UsageError."""
     import tomllib
 
     text = read(path)
@@ -68,7 +67,7 @@ def of_pyproject(path: Path) -> str:
 
 
 def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
-    """The file's lines, those of `-r OTHER` in their place. Raises UsageError."""
+    """Yield the file's lines. `-r OTHER` is replaced with that file's lines. Raises UsageError."""
     if path.resolve() in above:
         raise UsageError(f"{FIELD}: {path} includes itself", "Remove one of the -r lines.", field=FIELD)
     text = read(path)
@@ -84,7 +83,7 @@ def with_included(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
 
 
 def packages(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the requirements in a file's text, each with its line: without comments and options, which pip reads."""
+    """Yield (line number, requirement) as pip parses a file's text, without comments and options."""
     joined, first = "", 0
     for number, line in enumerate([*text.splitlines(), ""], 1):
         first = first or number
@@ -98,7 +97,7 @@ def packages(text: str) -> Iterator[tuple[int, str]]:
 
 
 def names_of(text: str) -> list[str] | None:
-    """Return the names of the packages in a requirements file's text; None if one has no name there (an address)."""
+    """Return the names of the packages in a requirements file's text, or None if one is a URL without a name."""
     found = [named for _, named in packages(text)]
     if any(ADDRESS.match(one) or VARIABLE.search(one) for one in found):
         return None
@@ -109,7 +108,7 @@ def check_syntax(path: Path, number: int, named: str) -> None:
     """Check that pip can read a requirement. Raises UsageError."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    if ADDRESS.match(named) or VARIABLE.search(named):  # pip asks the address, and puts in the build's variables
+    if ADDRESS.match(named) or VARIABLE.search(named):  # pip fetches the URL and expands the build's variables
         return
     try:
         Requirement(named)
@@ -123,8 +122,10 @@ def check_syntax(path: Path, number: int, named: str) -> None:
 
 
 def check(path: Path, number: int, line: str) -> None:
-    """Refuse what names a place on this machine, and secrets: the file stays in the image, and who may read the image
-    may read it. Raises UsageError."""
+    """Reject references to this machine, and secrets: everyone who can pull the image can read the file.
+
+    Raises UsageError.
+    """
     from launcher.spec.secretive import known_secret
 
     if known_secret(line):

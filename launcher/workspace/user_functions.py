@@ -1,4 +1,4 @@
-"""The user's own functions that `run.config` names: their modules are among the code, or come with a package."""
+"""Check the custom functions that `run.config` names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
-    """Their modules are among the code's files, `names`, unless packages of the image may bring them, and say their
-    names.
+    """Check that the functions' modules are among the code's files, `names`, and define them.
 
-    Raises UsageError, which names what is like a missing one.
+    A missing module is accepted if packages of the image may provide it. Raises UsageError, which suggests similar
+    names.
     """
     for field, function in custom_functions(spec.run).items():
         if path := _file(function, names):
@@ -35,9 +35,11 @@ def check_functions(spec: JobSpec, folder: Path, names: Sequence[str]) -> None:
 
 
 def _check_name(field: str, function: str, file: Path, shown: str) -> None:
-    """Check that a module binds the name: the trainer finds out what it is. A file that this Python can't parse, or
-    that may bind names in ways of its own, is not judged. Raises UsageError."""
-    import ast  # here, as a dry run of a spec without functions of its own doesn't need it
+    """Check that a module binds the name, of any type. Raises UsageError.
+
+    A file that this Python can't parse, or that may bind names dynamically, is not checked.
+    """
+    import ast  # imported here: a dry run of a spec without custom functions doesn't need it
 
     name = function.partition(":")[2]
     try:
@@ -61,11 +63,11 @@ def _check_name(field: str, function: str, file: Path, shown: str) -> None:
 
 _REFLECTIVE = frozenset({"globals", "locals", "vars", "setattr", "exec", "modules", "__dict__"})
 _ANYTHING = _REFLECTIVE | {"*", "__getattr__"}
-"""What a module may bind any name by: `from x import *`, a __getattr__ of its own, sys.modules, and these functions."""
+"""Ways to bind any name: `from x import *`, a module's own __getattr__, sys.modules, and these functions."""
 
 
 def _module_level(tree: ast.Module) -> Iterator[ast.AST]:
-    """Walk a module without the bodies of its functions and classes, whose names are their own."""
+    """Walk a module, except the bodies of its functions and classes."""
     import ast
 
     waiting: list[ast.AST] = [tree]
@@ -77,7 +79,7 @@ def _module_level(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """The name that a part of a module binds, or by which of _ANYTHING it may bind any."""
+    """Yield the names that a node binds, or the member of _ANYTHING that it uses."""
     import ast
 
     match node:
@@ -96,7 +98,7 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 
 def packaged_functions(spec: JobSpec, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the functions that only an installed package can bring."""
+    """Return the functions that only an installed package can provide."""
     return tuple(function for function in custom_functions(spec.run).values() if not _file(function, names))
 
 
