@@ -63,8 +63,11 @@ class Vms:
         folder: Storage | None = None,
         account: str = "",
     ) -> None:
-        """`notice` shows a line to the user. `folder`: the run folder, if all calls are about one run; it has the
-        records of deleted VMs. `account`: gcloud's, for credentials that don't name their account."""
+        """`notice` shows a line to the user.
+
+        `folder` is the run folder, if all calls are about one run; it has the records of deleted VMs. `account` is
+        gcloud's, for credentials that don't name their account.
+        """
         self.project = project
         self.clock = clock
         self.compute = Compute(project, environ, clock, notice)

@@ -13,8 +13,10 @@ from launcher.gcp.storage import use_errors
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """How a VM ended. Times are Unix seconds; `ended` is None in the record of a cancellation: the clock of the machine
-    that wrote it may be off."""
+    """The end of a VM. Times are Unix seconds.
+
+    `ended` is None in the record of a cancellation, because the clock of the machine that wrote it may be wrong.
+    """
 
     exit: int
     """The container's exit code; 70 (contract.Exit.UNFIT) if it never started."""

@@ -18,7 +18,7 @@ from launcher.jobs.vm import Machine, last
 
 Say = Callable[[str], None]
 MAX_SECONDS: Final = 900.0
-"""For a VM to start or stop: a machine with many GPUs takes minutes."""
+"""Time limit for a VM to start or stop. A machine with many GPUs takes minutes."""
 REPORT_SECONDS: Final = 20.0
 """Interval of progress lines."""
 POLL_SECONDS: Final = 2.0
@@ -109,7 +109,7 @@ def wait_for_status(compute: Compute, machine: Machine, statuses: frozenset[str]
 
 
 def google_now(compute: Compute) -> float:
-    """Return Unix seconds by Google's clock, on which leases are based; this machine's may be a day off.
+    """Return Unix seconds by Google's clock, which leases are based on. This machine's clock may be wrong.
 
     Raises UnreachableError.
     """
@@ -134,8 +134,10 @@ def list_disks(compute: Compute, filter_: str) -> DiskList:
 
 
 def training_end(machine: Machine) -> Record | None:
-    """Return the record of how a VM's training ended, from its run folder; of several VMs the one that ended first.
-    None: it has not ended. Raises LaunchError: the folder can't be read."""
+    """Return the record of how a VM's training ended, from its run folder. None: it has not ended.
+
+    With several VMs it is the one that ended first. Raises LaunchError: the folder can't be read.
+    """
     from launcher.gcp.storage import open_folder
 
     folder = str(machine.parameters.get("run_folder", ""))

@@ -30,8 +30,10 @@ MAX_ZONES: Final = 12
 
 
 def order_by_capacity(plan: Plan, compute: Compute) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan with Spot zones of equal price ordered by capacity, best first; and lines for the user: the
-    scores, or why there are none."""
+    """Order a plan's Spot zones of equal price by capacity, best first.
+
+    Return the plan, and lines for the user: the scores, or the reason why there are none.
+    """
     spot_zones = dict.fromkeys(one.zone for one in plan.attempts if one.zone and one.provisioning == "spot")
     zones = list(spot_zones)[:MAX_ZONES]
     if len(zones) < 2:
@@ -56,7 +58,7 @@ def order_by_score(attempts: Sequence[Attempt], scores: Mapping[str, float]) -> 
 
 
 def group_key(attempt: Attempt) -> tuple[str, float | None, str]:
-    """Return what attempts must have in common to be reordered."""
+    """Return the properties that attempts must share to be reordered."""
     return attempt.provisioning, attempt.usd_per_hour, attempt.machine_type
 
 

@@ -1,4 +1,4 @@
-"""Wait until a new workstation VM is ready: until nvidia-smi works over SSH, or the reason why it won't is known."""
+"""Wait until nvidia-smi works over SSH on a new workstation VM, or until the cause of its failure is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.jobs.vm import Machine
 from launcher.ssh.session import Answer
 
 MAX_SECONDS: Final = 900.0
-"""From RUNNING on. The installation of a driver takes three to five minutes."""
+"""Counted from RUNNING. Installing a driver takes three to five minutes."""
 POLL_SECONDS: Final = 5.0
 DENIED_SECONDS: Final = 120.0
 """How long keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute to apply."""
@@ -111,7 +111,7 @@ class ReadyWaiter:
         return now - self._denied_since > DENIED_SECONDS and bool(attributes)
 
     def _check_status(self, attributes: Mapping[str, str]) -> None:
-        """Raises LaunchError: the startup script failed, or the VM no longer runs."""
+        """Raise LaunchError if the startup script failed or the VM is no longer running."""
         name, status = self.machine.name, self.machine.status
         if attributes.get("state") == "failed":
             reason = attributes.get("reason") or "its startup script failed"
@@ -121,7 +121,7 @@ class ReadyWaiter:
             raise LaunchError(problem, f"launch vm status {name}")
 
     def _check_deadline(self, reason: LaunchError) -> None:
-        """Raises LaunchError: the time is over."""
+        """Raise LaunchError if the time limit has passed."""
         if self._deadline is None or self._clock.now() < self._deadline:
             return
         name, minutes = self.machine.name, f"{MAX_SECONDS / 60:.0f} minutes"

@@ -1,7 +1,7 @@
 """Append the code as one or two small layers to a dependency image in the registry.
 
-This needs no Docker engine and pulls nothing: the registry mounts the dependency image's layers into the new image's
-repository, and only the code is uploaded.
+No Docker engine is needed and nothing is pulled: the registry mounts the dependency image's layers into the new
+image's repository, and only the code is uploaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYER_TYPES = {
     "application/vnd.docker.distribution.manifest.v2+json": "application/vnd.docker.image.rootfs.diff.tar.gzip",
     "application/vnd.oci.image.manifest.v1+json": "application/vnd.oci.image.layer.v1.tar+gzip",
 }
-"""Media type of a manifest → media type of its gzipped layers: an image keeps its dependency image's."""
+"""Media type of a manifest → media type of its gzipped layers. The new image keeps its dependency image's types."""
 
 
 class Stamp(NamedTuple):
@@ -74,7 +74,7 @@ def append(
 
 
 def wait_for_all(jobs: Sequence[Future[None]], registry: Registry) -> None:
-    """Wait for all uploads. An error or Ctrl-C stops the others at once, however large they are."""
+    """Wait for all uploads. An error or Ctrl-C stops the others immediately."""
     try:
         for job in as_completed(jobs):
             job.result()

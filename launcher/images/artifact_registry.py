@@ -12,8 +12,9 @@ from launcher.gcp.api import Api, Service, UnreachableError, open_client, status
 from launcher.images.registry.reference import Place, parse, place
 
 SERVICE = Service("artifactregistry", "Artifact Registry", "roles/artifactregistry.admin")
-"""The role holds artifactregistry.repositories.create
-(https://cloud.google.com/artifact-registry/docs/access-control#permissions)."""
+"""The role includes artifactregistry.repositories.create
+(https://cloud.google.com/artifact-registry/docs/access-control#permissions).
+"""
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 1.0
 PAGE = 1000
@@ -22,10 +23,10 @@ PAGE = 1000
 def create(
     reference: object, environ: Mapping[str, str], clock: Clock = REAL, labels: Mapping[str, str] | None = None
 ) -> bool:
-    """Create the repository that an image or repository reference names; return False if it existed.
+    """Create the repository that an image or repository reference names. Return False if it existed.
 
     Raises:
-        UsageError: it isn't one of Artifact Registry's, the location is unknown, or it holds something else.
+        UsageError: it is not in Artifact Registry, the location is unknown, or it holds other packages.
         NotAuthorised: no credentials, or a permission is missing.
         LaunchError: the API is disabled, or gives no answer.
     """
@@ -95,7 +96,7 @@ def make(api: Api, where: Place, labels: Mapping[str, str]) -> bool:
         except UnreachableError:
             if unsure:
                 raise
-            unsure = True  # it may have been made all the same: then the second request is refused with 409
+            unsure = True  # the request may have succeeded; then the second one is refused with 409
             api.clock.sleep(POLL_SECONDS)
         except LaunchError as error:
             if status_of(error) != 409:
@@ -150,8 +151,10 @@ def finish(api: Api, where: Place, operation: Any, done: str = "made") -> None:
 
 @contextmanager
 def known_location(where: Place) -> Iterator[None]:
-    """Artifact Registry answers a location that it hasn't got as any bad argument, with 400 and no more; the name has
-    been checked before, so little else is left."""
+    """Explain an unknown location. Artifact Registry answers it with 400, as any invalid argument.
+
+    The name has been checked before, so other causes of a 400 are unlikely.
+    """
     try:
         yield
     except LaunchError as error:

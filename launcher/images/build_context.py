@@ -1,4 +1,4 @@
-"""Pack the files of an image as one archive, the same for the Docker engine and for Cloud Build."""
+"""Pack an image's files as one archive, for the Docker engine and for Cloud Build."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from launcher.images.reproducible_tar import Tree
 from launcher.images.source_files import File, Source
 
 DOCKERFILE = "train.Dockerfile"
-"""Which of the recipe's files says how to build."""
+"""The recipe's Dockerfile."""
 
 IN_MEMORY = 32_000_000
-"""Bytes of a context that are held in memory; a larger one lies in a file that nobody else sees."""
+"""Bytes of a context that are held in memory. A larger one is written to an anonymous temporary file."""
 
 
 def build_context(source: Source) -> IO[bytes]:
-    """Return the context as a tar, at its start; the same files give the same bytes. Closing it removes it.
+    """Return the context as a tar, positioned at its start. The same files give the same bytes. Closing it removes it.
 
-    At the top lie the recipe's files and requirements.txt (empty where the user has none); launch_train/, code/ and
-    torch/ are folders, which may be empty.
+    At the top are the recipe's files, requirements.txt (empty if the user has none), and the folders launch_train/,
+    code/ and torch/, which may be empty.
 
     Raises:
         UsageError: a file can't be read.
@@ -40,7 +40,7 @@ def build_context(source: Source) -> IO[bytes]:
 
 
 def write(tar: tarfile.TarFile, source: Source) -> None:
-    """All files of the context. Raises UsageError."""
+    """Write all files of the context. Raises UsageError."""
     for one in sorted(source.recipe):
         reproducible_tar.add(tar, one, one.name, 0)
     text = source.requirements.encode()

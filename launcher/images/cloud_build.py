@@ -1,6 +1,6 @@
 """Build the dependency image with Cloud Build, for users without a Docker engine.
 
-The context is uploaded to the project's bucket, one build is submitted and followed, and it pushes the image. A build
+The context is uploaded to the project's bucket. One build is submitted and followed, and it pushes the image. A build
 is tagged with its image, so a build that another launch has started is followed instead of started twice.
 """
 
@@ -47,11 +47,11 @@ class Options(Struct, frozen=True, kw_only=True):
     service_account: str = ""
     """The email of the account that it runs as."""
     timeout_seconds: int = 7200
-    """PyTorch with CUDA has some gigabytes to download, compress and push."""
+    """The build downloads, compresses and pushes several gigabytes of PyTorch and CUDA."""
 
 
 class RunningBuild(NamedTuple):
-    """A running build; `ours`: this launch started it."""
+    """A running build. `ours`: this launch started it."""
 
     id: str
     log_url: str
@@ -115,7 +115,7 @@ def check_image(image: Image, environ: Mapping[str, str]) -> None:
     from launcher.images.registry.reference import parse, place
 
     name = parse(image.dependencies)
-    here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are a test's
+    here = is_loopback(name.host) and is_plain_loopback(environ.get(ENDPOINT, ""))  # both are loopback only in tests
     if place(name.host, name.repository) is None and not here:
         raise UsageError(
             f"Cloud Build can't push to {name.host}, only to Artifact Registry",
@@ -148,9 +148,9 @@ def tag_of(image: Image) -> str:
 
 
 def build_request(image: Image, project: str, bucket: str, content: Sent, options: Options) -> dict[str, Any]:
-    """The Build (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds) as JSON. Pure.
+    """Return the Build as JSON (https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds). Pure.
 
-    `bucket` is gs://NAME, `content` the object with the context: of that generation, and no later one.
+    `bucket` is gs://NAME. `content` is the object with the context, pinned to its generation.
     """
     from launcher.images.build_context import DOCKERFILE
 
@@ -181,8 +181,10 @@ def build_request(image: Image, project: str, bucket: str, content: Sent, option
 
 
 def literal(text: str) -> str:
-    """Escape text so that Cloud Build substitutes nothing in it
-    (https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values#escape)."""
+    """Escape text so that Cloud Build substitutes nothing in it.
+
+    https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values#escape
+    """
     return text.replace("$", "$$")
 
 
@@ -259,7 +261,7 @@ def follow(api: Api, scope: BuildScope, running: RunningBuild, log: Callable[...
 
 
 def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: OnLine) -> None:
-    """After Ctrl-C, cancel the build if this launch started it, and report what happened to it."""
+    """Cancel the build after Ctrl-C if this launch started it, and report the outcome."""
     where = f"--project={api.project} --region={scope.parent.rpartition('/')[2]}"
     if running is None:
         on_line(f"if a build was started, it is still running: gcloud builds list --filter=tags={scope.tag} {where}")
@@ -274,7 +276,7 @@ def cancel(api: Api, scope: BuildScope, running: RunningBuild | None, on_line: O
             on_line(f"cancelled Cloud Build {running.id}")
 
 
-# --- The end --------------------------------------------------------------------------------------------------------
+# --- Result ---------------------------------------------------------------------------------------------------------
 
 
 def digest_of(ended: Any, reference: str, last: Sequence[str]) -> str:
@@ -297,7 +299,7 @@ def failure(ended: Any, last: Sequence[str]) -> LaunchError:
 
 
 def hint_of(ended: Any, last: Sequence[str]) -> str:
-    """Return where the full log is, and the command that grants a missing permission, if that is the reason."""
+    """Return the location of the full log, and the command that grants a missing permission if that is the cause."""
     see = f"Full log: {ended.log_url}"
     if not any("artifactregistry.repositories.uploadArtifacts" in line for line in last):
         return see

@@ -1,4 +1,4 @@
-"""What a build in the cloud leaves in the project's bucket: its source, sent once for each content, and its log."""
+"""Store a build's source in the project's bucket, once for each content, and read the build's log from it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SOURCES = "source"
 LOGS = "logs/cloud-build"
 CHUNK = 1 << 20
 LEVEL = 6
-"""gzip's own default: on source code, 9 takes a third longer for one percent less."""
+"""gzip's default level. On source code, level 9 takes a third longer and saves one percent."""
 TRIES = 5
 WITH_DOCKER: Final = "To build with a Docker engine on this machine instead: --builder docker"
 LAST_LINES = 25
 READ_SECONDS = 20.0
-"""For one look at the log, which is only good to have."""
+"""Timeout of one read of the log, which is optional."""
 
 
 class Sent(NamedTuple):
-    """The object with the source, and its generation: anything stored under the name later has another one."""
+    """The object with the source, and its generation. Every later object under the same name has another generation."""
 
     name: str
     generation: str
@@ -41,8 +41,10 @@ class Sent(NamedTuple):
 def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sent:
     """Store a tar, compressed, in the bucket (gs://NAME), under the digest of its content.
 
-    An existing object with the same bytes is reused; anything else under the name is replaced, as others can write to
-    the bucket. Raises LaunchError: the bucket, or the folder for temporary files, can't be used.
+    An existing object with the same bytes is reused. An object with other bytes is replaced, because others may be able
+    to write to the bucket.
+
+    Raises LaunchError: the bucket, or the folder for temporary files, can't be used.
     """
     name = f"{SOURCES}/{digest_of(context)}.tgz"
     try:
@@ -58,7 +60,7 @@ def send(context: IO[bytes], bucket: str, on_line: Callable[[str], None]) -> Sen
 
 
 def digest_of(file: IO[bytes]) -> str:
-    """SHA-256 in hex; the file is at its start afterwards, as before."""
+    """Return the SHA-256 in hex. Reads the file from its start and rewinds it."""
     found = hashlib.sha256()
     while chunk := file.read(CHUNK):
         found.update(chunk)
@@ -68,7 +70,7 @@ def digest_of(file: IO[bytes]) -> str:
 
 @contextmanager
 def packed(context: IO[bytes]) -> Iterator[memoryview]:
-    """Yield the compressed tar as a mapped file: it may contain a PyTorch wheel, too large to read into memory."""
+    """Yield the compressed tar as a mapped file. It may contain a PyTorch wheel, which is too large for memory."""
     with tempfile.TemporaryFile() as file:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=file, mtime=0) as zipped:
             shutil.copyfileobj(context, zipped, CHUNK)
@@ -78,7 +80,7 @@ def packed(context: IO[bytes]) -> Iterator[memoryview]:
 
 
 def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str], None]) -> str:
-    """Return the generation of the object with `data`, which is sent unless it exists."""
+    """Return the generation of the object with `data`. Upload it unless it exists."""
     sums = (len(data), checksum(data), md5(data))
     for _ in range(TRIES):
         there = next((one for one in folder.objects(name) if one.name == name), None)
@@ -86,21 +88,21 @@ def stored(folder: Objects, name: str, data: memoryview, on_line: Callable[[str]
             on_line(f"{folder.url}/{name} exists already")
             return there.version
         on_line(f"sending {size_text(len(data))} to {folder.url}/{name}")
-        with suppress(FileExistsError):  # another launch was quicker
+        with suppress(FileExistsError):  # another launch stored it first
             return folder.swap(name, data, there.version if there else "")
     raise OutputError(f"{folder.url}/{name} was changed by another writer {TRIES} times in a row")
 
 
 def md5(data: memoryview) -> str:
-    """Return the MD5 as Google writes it. Unlike a CRC32C, it can't be forged for given bytes."""
+    """Return the MD5 in Google's format. Unlike a CRC32C, it can't easily be forged for given bytes."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 class Log:
-    """A build's log, which Cloud Build writes on and on into one object.
+    """A build's log, which Cloud Build appends to one object.
 
-    It is read whole each time: a build of ours says some hundred kilobytes. What can't be read is said once, and the
-    build is followed all the same.
+    Each poll reads the whole object: the log of our builds has some hundred kilobytes. A read error is reported once,
+    and the build is still followed.
     """
 
     def __init__(self, bucket: str, build: str, on_line: Callable[[str], None]) -> None:
@@ -112,7 +114,7 @@ class Log:
         self._silent = False
 
     def follow(self, *, ended: bool = False) -> None:
-        """Pass on the lines that are new; a last one without its end waits for that, unless the build has `ended`."""
+        """Report the new lines. An incomplete last line waits for the next poll, unless the build has `ended`."""
         data = self._read()
         end = len(data) if ended else data.rfind(b"\n") + 1
         for line in data[self._passed : end].decode(errors="replace").splitlines():
@@ -125,7 +127,7 @@ class Log:
             return b""
         try:
             return open_storage(self._bucket).within(READ_SECONDS).read(self._name)
-        except FileNotFoundError:  # the build hasn't said anything yet
+        except FileNotFoundError:  # the build has written no log yet
             return b""
         except OutputError as error:
             self._silent = True

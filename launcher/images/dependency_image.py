@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Builder = Literal["auto", "docker", "append", "cloud-build"]
 BUILDERS: tuple[Builder, ...] = get_args(Builder)
 NO_TIME = "1980-01-01T00:00:00Z"
-"""Of an image that comes from no commit: a real time would give the same content another digest."""
+"""The creation time of an image without a commit. A real time would change the digest of the same content."""
 LONGEST = 100
-"""Characters of a build's line."""
+"""Maximum length of a build's progress line, in characters."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which image is wanted, and the way to it: the plan's image, its files, and what it says of itself."""
+    """The image to bring into the registry: its plan, its files, its labels and the builder to use."""
 
     image: Image
     source: Source
@@ -35,7 +35,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     project: str = ""
     """The project whose Cloud Build may be used."""
     bucket: str = ""
-    """The bucket for the source (gs://NAME); empty: the project's default bucket."""
+    """The bucket for the source (gs://NAME). Empty: the project's default bucket."""
 
 
 class Report(Struct, frozen=True):
@@ -46,9 +46,9 @@ class Report(Struct, frozen=True):
 
 
 def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report) -> None:
-    """The dependency image, in the registry; once, so that its tag stays what others have built upon.
+    """Build the dependency image and push it, if it does not exist. Its tag is never overwritten.
 
-    Raises LaunchError, before anything is built where nothing can be pushed.
+    Raises LaunchError, before the build if the registry denies write access.
     """
     if wanted.builder == "append":
         raise LaunchError(
@@ -79,7 +79,7 @@ def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: R
 
 
 def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
-    """This machine's Docker engine. Raises LaunchError: there is none, and what else can be done."""
+    """Connect to this machine's Docker engine. Raises LaunchError: there is none; the hint names alternatives."""
     from launcher.images.docker_engine import Engine, EngineError
     from launcher.images.registry.reference import is_googles
 
@@ -93,12 +93,12 @@ def engine_of(environ: Mapping[str, str], wanted: Wanted) -> Engine:
 
 
 def by_engine(engine: Engine, wanted: Wanted, stage: str, reference: str, report: Report) -> None:
-    """One stage of the Dockerfile, built under a name. Raises LaunchError."""
+    """Build one stage of the Dockerfile under a name. Raises LaunchError."""
     report.line(f"building {reference} with the Docker engine")
     labels = wanted.stamp.labels if stage == "train" else {}
     engine.build(wanted.source, wanted.image, target=stage, tag=reference, labels=labels, on_line=clipped(report.line))
 
 
 def clipped(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Steps of a Dockerfile may be a screen long; a failing one is told whole by its error."""
+    """Limit the length of progress lines. The error of a failed step has the whole step."""
     return lambda text: say(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")

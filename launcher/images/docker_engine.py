@@ -1,7 +1,7 @@
 """Build, push and pull images with this machine's Docker engine, through Docker's own SDK.
 
-A build gets the context's files and its arguments, and nothing else of this process: no variable, no proxy and no
-password of Docker's configuration. A private base is pulled before, with the credentials that launch finds.
+A build receives the context and its arguments only: no environment variables, proxies or passwords from Docker's
+configuration. A private base is pulled beforehand, with the credentials that launch finds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from launcher.plan.model import Image
 __all__ = ["Engine", "EngineError"]
 
 SILENT_SECONDS = 600.0
-"""Timeout without any output of the engine, as in a long build step: SDK and engine have no limit."""
+"""Timeout without any output of the engine, as in a long build step. By default the SDK and the engine have none."""
 
 CONNECT_SECONDS = 10.0
 
 HUB_ACCOUNT = "https://index.docker.io/v1/"
-"""Docker Hub's name in credentials, for historical reasons."""
+"""Docker Hub's key in Docker's credentials, for historical reasons."""
 
 START = "Start it (Docker Desktop, or `sudo systemctl start docker`), or name another one: DOCKER_HOST."
 NO_PERMISSION = "Join the engine's group: `sudo usermod -aG docker $USER`, then log in again."
@@ -43,7 +43,7 @@ class Engine:
 
     @classmethod
     def connect(cls, environ: Mapping[str, str]) -> Engine:
-        """Connect to the docker command's engine: DOCKER_HOST, the current context, or the default socket.
+        """Connect to the engine that the docker command uses: DOCKER_HOST, the current context, or the default socket.
 
         Raises:
             EngineError: no engine, no permission, or the SDK is not installed.
@@ -60,8 +60,8 @@ class Engine:
         except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
             raise unreachable(error, environ) from error
         api.timeout = SILENT_SECONDS
-        # With a build, the SDK would send every password in Docker's configuration and of each credential helper. The
-        # base is pulled before, so a build needs none.
+        # For a build, the SDK would send every password in Docker's configuration and from each credential helper. The
+        # base is pulled beforehand, so a build needs none.
         api._set_auth_headers = lambda _headers: None
         return cls(api, environ)
 
@@ -140,7 +140,7 @@ class Engine:
             docker_events.pulled(events, reference, on_layer)
 
     def tag(self, reference: str, name: str) -> None:
-        """Give an image of this engine another name. Raises EngineError."""
+        """Add a name to an image of this engine. Raises EngineError."""
         new = parse(name)
         with docker_errors(reference, f"can't be named {name}"):
             self.api.tag(reference, new.name, tag=new.tag)
@@ -206,8 +206,9 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
 
 
 def address(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's address (`base_url`) and TLS settings: from DOCKER_HOST, the current context, or the
-    default."""
+    """Return the engine's address (`base_url`) and TLS settings, from DOCKER_HOST, the current context, or the
+    default.
+    """
     from docker import ContextAPI
     from docker.constants import DEFAULT_UNIX_SOCKET
     from docker.utils import kwargs_from_env
@@ -219,8 +220,9 @@ def address(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_listens(url: str) -> None:
-    """Connect to an engine's address and close again. This gives a clearer error than the SDK, which would also leave a
-    socket open.
+    """Check that an engine listens at an address.
+
+    The SDK's own error would be less clear, and it would leave a socket open.
 
     Raises:
         OSError: no engine, or no permission.

@@ -1,8 +1,8 @@
 """Read the event streams of a Docker engine's builds, pushes and pulls.
 
-The events are those of the engine's API (https://docs.docker.com/reference/api/engine/): a build tells its output in
-pieces of text, a push and a pull tell the state of each layer, and each may end in an error inside the stream, whose
-HTTP status was 200 long before.
+The events are those of the engine's API (https://docs.docker.com/reference/api/engine/). A build sends its output in
+pieces of text; a push or pull sends the state of each layer. An error may come inside the stream, after HTTP status
+200.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOVING = frozenset({"Pushing", "Downloading"})
 GONE = frozenset({"Pushed", "Download complete"})
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NOISE = (" ---> ", "---> ", "Removing intermediate container", "Successfully built ", "Successfully tagged ")
-"""Messages of the engine that are of no interest to the user."""
+"""Messages of the engine that don't concern the user."""
 
 NO_ACCESS = ("unauthorized", "denied", "authentication required", "no basic auth credentials", "forbidden")
 HINTS = (
@@ -93,9 +93,9 @@ def built(events: Iterable[Event], name: str, on_line: OnLine) -> str:
 
 
 def lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
-    """(line, event): each whole line of the output with an empty event, each other event with no line.
+    """Yield (line, event): each complete line of output with an empty event, and each other event with an empty line.
 
-    A line comes in any number of pieces. A carriage return, by which bars are redrawn, begins it anew.
+    A line may be split over any number of events. A carriage return, used by progress bars, overwrites the line.
     """
     rest = ""
     for event in events:
@@ -110,7 +110,7 @@ def lines(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
 
 
 def shown(line: str) -> str:
-    """Return what a terminal shows of a line with carriage returns."""
+    """Return the text that a terminal shows for a line with carriage returns."""
     return line.rstrip().rpartition("\r")[2]
 
 
@@ -121,7 +121,7 @@ def failed(name: str, failure: Failure) -> EngineError:
     hint = hint_for(" ".join((*failure.output, failure.error)))
     conflict = any(
         "ResolutionImpossible" in line for line in (*failure.output, failure.error)
-    )  # pip found what it needs, even if one of its indexes is away
+    )  # pip found conflicting versions, even if one of its indexes was unreachable
     if "requirements.txt" in failure.step and (conflict or not hint):
         hint = HINT_REQUIREMENTS
     return EngineError(f"{where}\n{failure.error}{shown}", hint)

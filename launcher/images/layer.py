@@ -1,4 +1,4 @@
-"""A layer of an image: a compressed tar with its two digests (OCI image specification, image layout and config)."""
+"""Write an image layer: a compressed tar with its two digests (OCI image specification, image layout and config)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.images import reproducible_tar
 from launcher.images.reproducible_tar import Tree
 
 LEVEL = 6
-"""gzip's own default: on source code, 9 takes a third longer for one percent less."""
+"""gzip's default level. On source code, level 9 takes a third longer and saves one percent."""
 
 
 class Layer(NamedTuple):
@@ -22,21 +22,21 @@ class Layer(NamedTuple):
 
     path: Path
     digest: str
-    """`sha256:…` of the compressed bytes, by which a registry knows it."""
+    """`sha256:…` of the compressed bytes, which identifies the layer in a registry."""
     diff_id: str
-    """`sha256:…` of the tar, which the image's config lists."""
+    """`sha256:…` of the uncompressed tar, which the image's config lists."""
     size: int
-    """Compressed, in bytes."""
+    """Compressed size in bytes."""
     made_by: str
     """Shown by `docker history`."""
 
     def open(self) -> BinaryIO:
-        """Its bytes, from the start."""
+        """Open the compressed bytes for reading."""
         return self.path.open("rb")
 
 
 class Hashing:
-    """A stream that hands everything on, and knows the digest and the length of what came through."""
+    """A stream that passes all data on, and computes its digest and length."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -44,7 +44,7 @@ class Hashing:
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        """Take some bytes."""
+        """Pass some bytes on."""
         self._hash.update(data)
         self.size += len(data)
         self._write(data)
@@ -55,16 +55,16 @@ class Hashing:
         return self.size
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no data is buffered."""
 
     @property
     def digest(self) -> str:
-        """`sha256:…` so far."""
+        """Return `sha256:…` of the bytes written so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
 
 def layer(trees: Sequence[Tree], path: Path, made_by: str) -> Layer:
-    """Write the trees to `path` as a layer. The same files give the same bytes (with the same zlib).
+    """Write the trees to `path` as a layer. The same files give the same bytes, given the same zlib.
 
     Raises:
         UsageError: a file can't be read.
@@ -79,7 +79,7 @@ def layer(trees: Sequence[Tree], path: Path, made_by: str) -> Layer:
 
 
 def written(file: RawIOBase, data: bytes) -> None:
-    """Write all of it. Raises LaunchError; not OSError, which would look like a source that can't be read."""
+    """Write all data. Raises LaunchError, because callers take an OSError for an unreadable source file."""
     left = memoryview(data)
     try:
         while left:
@@ -93,5 +93,5 @@ def written(file: RawIOBase, data: bytes) -> None:
 
 
 def as_file(stream: Hashing) -> IO[bytes]:
-    """A stream for writing: gzip and tarfile need no more of a file than Hashing has."""
-    return stream  # type: ignore[return-value]  # typing.IO has twenty methods, two of which are called
+    """Return the stream typed as a file, for gzip and tarfile."""
+    return stream  # type: ignore[return-value]  # typing.IO has twenty methods, of which two are called

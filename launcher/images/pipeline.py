@@ -1,7 +1,8 @@
-"""From an image's plan to its digest in the registry, the shortest way there.
+"""Bring a planned image into the registry by the fastest method, and return its digest.
 
-In the registry already: nothing to do. Only the code is new (the dependency image is there): its layer is appended,
-without an engine. Else the dependency image is made first, by this machine's engine or by Cloud Build.
+An image that already exists in the registry is used as it is. If only the code is new and the dependency image exists,
+the code is appended to it as a layer, without an engine. Otherwise the dependency image is built first, by this
+machine's Docker engine or by Cloud Build.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
 How = Literal["own", "there", "appended", "docker", "pulled"]
 
 LAUNCH_USER = 1000
-"""The user of the image (containers/train.Dockerfile), who owns the code's folder."""
+"""The uid of the image's user (containers/train.Dockerfile), who owns the code's folder."""
 TRAINER_FOLDER = "opt/launch"
 CODE_FOLDER = "workspace"
 
 
 class Made(Struct, frozen=True, kw_only=True):
-    """An image that is there."""
+    """An available image."""
 
     reference: str
-    """By its digest; by its tag where it is in this machine's engine alone."""
+    """The reference by digest. If the image is only in this machine's engine, the reference by tag."""
     how: How
     sent: int | None = None
-    """Bytes that this machine has sent, where they are known."""
+    """Bytes that this machine uploaded. None: unknown."""
     pushed: bool = True
     dependencies: bool = False
-    """Whether the dependency image had to be made for it."""
+    """True if the dependency image had to be built."""
 
 
 def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
-    """The image in the registry, by its digest.
+    """Bring the image into the registry, and return it by its digest.
 
     Raises:
-        LaunchError: no way leads there; each error says what to do.
+        LaunchError: no method worked; the error says what to do.
     """
     target, base = references(wanted.image)
     with registry_of(target, environ) as registry:
@@ -65,10 +66,11 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
 
 
 def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
-    """The image in the registry where that needs no engine, else in this machine's engine, for `push` to send.
+    """Bring the image into the registry if that needs no engine. Otherwise build it in this machine's engine, for
+    `push`.
 
     Raises:
-        LaunchError: no way leads there; each error says what to do.
+        LaunchError: no method worked; the error says what to do.
     """
     if wanted.builder in ("append", "cloud-build"):
         return push(wanted, environ, report)
@@ -84,7 +86,7 @@ def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
 
 
 def here(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
-    """The image in this machine's engine: there already, pulled, or built.
+    """Return the image from this machine's engine: as it is, pulled, or built.
 
     Raises:
         LaunchError: there is no engine, or the image can neither be pulled nor built.
@@ -101,8 +103,11 @@ def here(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
 
 
 def in_registry(image: Image, environ: Mapping[str, str], report: Report) -> str:
-    """The image by its digest, or nothing: not there, its name is one of this machine alone, or nobody can be asked
-    (no network, no credentials), which need not keep an engine from building it."""
+    """Return the image's reference by digest, or an empty string if the engine must build it.
+
+    It must build the image if the registry does not have it, its name is local, or the registry can't be reached (no
+    network, no credentials).
+    """
     if image.uri.startswith("localhost/"):
         return ""
     target, _ = references(image)
@@ -116,34 +121,36 @@ def in_registry(image: Image, environ: Mapping[str, str], report: Report) -> str
 
 
 def references(image: Image) -> tuple[Reference, Reference]:
-    """The image and its dependency image, which an image of the user's own is itself.
+    """Parse the names of the image and its dependency image. For a custom image they are the same.
 
     Raises:
-        UsageError: nothing can be pushed there.
+        UsageError: images can't be pushed to this name.
     """
     from launcher.images.registry import check_repository, parse
 
     target = parse(image.uri)
-    if image.pinned:  # only read
+    if image.pinned:  # a custom image is never pushed
         return target, target
     check_repository(target.name)
     return target, parse(image.dependencies)
 
 
 def registry_of(target: Reference, environ: Mapping[str, str]) -> Registry:
-    """The registry that an image is in; to be closed. Raises LaunchError: the client isn't installed."""
+    """Return a client of the image's registry, which the caller closes. Raises LaunchError: the client is not
+    installed.
+    """
     from launcher.images.registry import Registry
 
     return Registry(target.host, environ)
 
 
 def pinned(target: Reference, digest: str) -> str:
-    """The image by its digest alone, as requests name it: a tag beside it would only look as if it mattered."""
+    """Return the image's reference with its digest only. An additional tag would have no effect."""
     return f"{target.name}@{digest}"
 
 
 def there(image: Image, target: Reference, registry: Registry) -> Made | None:
-    """The image if the registry has it. Raises LaunchError: one that is pinned isn't there."""
+    """Return the image if the registry has it, else None. Raises LaunchError: a custom image does not exist."""
     digest = registry.head(target.repository, target.digest or target.tag or "")
     if digest:
         return Made(reference=pinned(target, digest), how="own" if image.pinned else "there", sent=0)
@@ -162,7 +169,7 @@ def appended(
     target: Reference,
     report: Report,
 ) -> Made:
-    """Our package and the user's code, each as a layer upon the dependency image. Raises LaunchError."""
+    """Append launch_train and the user's code to the dependency image, each as a layer. Raises LaunchError."""
     from launcher.images.append import append
 
     before = registry.sent
@@ -179,7 +186,9 @@ def appended(
 
 
 def code_layers(source: Source, folder: Path) -> list[Layer]:
-    """The layers that change with the code, as the last two COPY lines of containers/train.Dockerfile make them."""
+    """Return the layers that change with the code. They match the last two COPY lines of
+    containers/train.Dockerfile.
+    """
     from launcher.images.layer import layer
 
     made = [
@@ -197,7 +206,7 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 
 
 def built(engine: Engine, wanted: Wanted, report: Report) -> Made:
-    """The whole image in the engine, under its tag. Raises LaunchError."""
+    """Build the whole image in the engine, under its tag. Raises LaunchError."""
     by_engine(engine, wanted, "train", wanted.image.uri, report)
     return Made(reference=wanted.image.uri, how="docker", pushed=False)
 
@@ -210,7 +219,7 @@ def pushed_by_engine(
     target: Reference,
     report: Report,
 ) -> Made:
-    """Built and pushed by the engine. Raises LaunchError."""
+    """Build and push the image with the engine. Raises LaunchError."""
     registry.check_write(target.repository)
     engine = engine_of(environ, wanted)
     by_engine(engine, wanted, "train", wanted.image.uri, report)

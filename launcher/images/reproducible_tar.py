@@ -1,7 +1,7 @@
-"""Files as a tar whose bytes depend on names, content and the owner's execute bit, and on nothing else.
+"""Write files as a reproducible tar: its bytes depend on names, content and the owner's execute bit only.
 
-Not on times, owners, umask or the order on the disk: the same files on two machines give the same archive. Both ways
-to an image use it: as the layer that is appended, and as the context that an engine builds from.
+Times, owners, umask and the order on the disk have no effect, so two machines produce the same archive from the same
+files. It is used for appended layers and for the context of a build.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File, counted, digest_of
 
 TIME = 315_532_800
-"""1980-01-01, in seconds since 1970: zip, and so a wheel, knows nothing earlier."""
+"""1980-01-01 in Unix seconds, the earliest time in a zip file, and so in a wheel."""
 
 
 class Tree(NamedTuple):
-    """Files below a folder (`opt/launch`), with the number of the user and group that own them."""
+    """Files below a folder (`opt/launch`), and the uid and gid that own them."""
 
     folder: str
     files: tuple[File, ...]
@@ -33,8 +33,9 @@ class Tree(NamedTuple):
 
 
 def write(trees: Iterable[Tree], to: IO[bytes]) -> None:
-    """Write them all, folders first and sorted by name: each tree's own folder (an engine would make it root's
-    otherwise), not what stands above it.
+    """Write all trees, each with folders first and sorted by name.
+
+    Each tree's own folder is included, because an engine would create it with root as the owner. Its parents are not.
 
     Raises:
         UsageError: a file can't be read.
@@ -46,9 +47,10 @@ def write(trees: Iterable[Tree], to: IO[bytes]) -> None:
 
 
 def put(tar: tarfile.TarFile, tree: Tree) -> None:
-    """One tree. Raises UsageError, LaunchError.
+    """Write one tree. Raises UsageError, LaunchError.
 
-    What changed since its tag was made must not be pushed under it: the tag would be another content's for good.
+    Files that changed after the image's tag was computed must not be pushed: the tag would permanently have other
+    content.
     """
     for name in ("", *folders(tree.files)):
         path = posixpath.join(tree.folder, name).rstrip("/")
@@ -62,7 +64,7 @@ def put(tar: tarfile.TarFile, tree: Tree) -> None:
 
 
 def folders(files: Iterable[File]) -> list[str]:
-    """All folders that the files lie in, parents first."""
+    """Return all folders that contain the files, parents first."""
     found: set[str] = set()
     for file in files:
         parent = posixpath.dirname(file.name)
@@ -73,7 +75,7 @@ def folders(files: Iterable[File]) -> list[str]:
 
 
 def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes: bool = False) -> bytes:
-    """One file or link; what counts of it. Raises UsageError."""
+    """Write one file or link, and return the part that its digest covers. Raises UsageError."""
     if file.link is not None:
         info = entry(name, owner, tarfile.SYMTYPE, 0o777)
         info.linkname = file.link
@@ -87,9 +89,9 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes
             info = entry(name, owner, tarfile.REGTYPE, mode)
             info.size = status.st_size
             hashing = Hashing(content)
-            tar.addfile(info, hashing)  # type: ignore[arg-type]  # it reads, and nothing else
+            tar.addfile(info, hashing)  # type: ignore[arg-type]  # tarfile calls read() only
             return counted(file, executable, hashing.digest())
-    except OSError as error:  # tarfile's own "unexpected end of data" is one too
+    except OSError as error:  # includes tarfile's own "unexpected end of data"
         raise UsageError(f"{file.path} can't be read: {error}", "Nothing has been sent; try again.") from error
 
 
@@ -101,18 +103,18 @@ class Hashing:
         self._hash = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """Some bytes."""
+        """Read up to `size` bytes."""
         data = self._file.read(size)
         self._hash.update(data)
         return data
 
     def digest(self) -> str:
-        """SHA-256 of what was read."""
+        """Return the SHA-256 of the bytes read so far."""
         return self._hash.hexdigest()
 
 
 def entry(name: str, owner: int, kind: bytes, mode: int) -> tarfile.TarInfo:
-    """What stands before a file's content."""
+    """Return the header of an entry."""
     info = tarfile.TarInfo(name)
     info.uid = info.gid = owner
     info.type, info.mode, info.mtime = kind, mode, TIME

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    """A file and the name that it has in the image, with forward slashes; `link` is the target of a symbolic link."""
+    """A file and its name in the image, with forward slashes. `link` is the target of a symbolic link."""
 
     name: str
     path: Path
@@ -21,22 +21,25 @@ class Source(NamedTuple):
     """The files of an image."""
 
     recipe: tuple[File, ...] = ()
-    """The Dockerfile and the locks, each by its own name."""
+    """The Dockerfile and the lock files, by file name."""
     trainer: tuple[File, ...] = ()
     """The package launch_train, as `launch_train/…`."""
     code: tuple[File, ...] = ()
-    """The user's, relative to its folder."""
+    """The user's files, relative to the code's folder."""
     requirements: str = ""
     """The text of the user's requirements."""
     digest: str = ""
-    """Of `code` as it was when the image's tag was made of it: what is packed must be the same. Empty: not known."""
+    """The digest of `code` when the image's tag was computed. The packed files must have the same. Empty: unknown."""
     torch: Path | None = None
-    """A PyTorch wheel of the user's own in place of the one that the recipe names."""
+    """A custom PyTorch wheel, instead of the one that the recipe names."""
 
 
 def counted(file: File, executable: bool = False, digest: str = "") -> bytes:
-    """What counts of a file: its name as the bytes that it is on the disk, and the link's target, or whether its owner
-    may execute it and the SHA-256 of its content."""
+    """Return the part of a file that its digest covers.
+
+    For a link these are its name and target. For a file they are its name, the owner's execute bit and the SHA-256 of
+    its content. Names are the bytes on the disk.
+    """
     name = os.fsencode(file.name)
     if file.link is not None:
         return name + b"\0link\0" + os.fsencode(file.link) + b"\n"
@@ -44,7 +47,7 @@ def counted(file: File, executable: bool = False, digest: str = "") -> bytes:
 
 
 def digest_of(files: Iterable[bytes]) -> str:
-    """SHA-256 over what counts of each file, sorted by name."""
+    """Return the SHA-256 over the results of `counted`, sorted by name."""
     total = hashlib.sha256()
     for one in sorted(files, key=lambda one: one.partition(b"\0")[0]):
         total.update(one)

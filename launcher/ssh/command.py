@@ -22,19 +22,21 @@ class SshTarget(Struct, frozen=True, kw_only=True):
     """The address of a VM's SSH server, the user and the keys."""
 
     alias: str
-    """compute.NUMBER: the name under which its host keys are stored. A recreated VM with the same name has another
-    number, so its keys are not compared with the old ones."""
+    """compute.NUMBER: the name under which its host keys are stored.
+
+    A recreated VM with the same name has another number, so its keys are not compared with the old ones.
+    """
     host: str
-    """The address; the alias if a proxy is used."""
+    """The address, or the alias if a proxy is used."""
     user: str
     key: Path
     """The private key."""
     known_hosts: Path
     port: int = PORT
     is_known: bool = False
-    """`known_hosts` has its keys from Google, so no other is accepted, not even at the first contact."""
+    """True if `known_hosts` has the VM's keys from Google. Then no other key is accepted, not even on first contact."""
     proxy: tuple[str, ...] = ()
-    """A command that connects its stdin and stdout to the VM's port; %p stands for the port."""
+    """A command that connects its stdin and stdout to the VM's port. %p stands for the port."""
 
 
 class Forward(NamedTuple):
@@ -119,7 +121,7 @@ def command(
 
 
 def shell_line(remote: Sequence[str]) -> str:
-    """Return a remote command for the remote shell: a single word is shell text already, several are quoted."""
+    """Return a remote command for the remote shell. A single word is already shell text; several words are quoted."""
     return remote[0] if len(remote) == 1 else shlex.join(remote)
 
 
@@ -130,8 +132,10 @@ def block(names: Iterable[str], target: SshTarget, note: str = "", log: Path | N
 
 
 def rsync(settings_file: Path, log: Path, names: Path, folder: Path, target: SshTarget, destination: str) -> list[str]:
-    """Return the `rsync` command for the files listed in `names` (NUL-terminated), with the Host block in
-    `settings_file`. Links that point outside of the folder are copied as files."""
+    """Return the `rsync` command for the files listed in `names` (NUL-terminated).
+
+    It uses the Host block in `settings_file`. Links that point outside of the folder are copied as files.
+    """
     # rsync splits this itself: quotes group words and can't be escaped.
     over = " ".join(["ssh", "-E", f'"{log}"', "-F", f'"{settings_file}"'])
     what = ["-az", "--copy-unsafe-links", "--from0", f"--files-from={names}"]

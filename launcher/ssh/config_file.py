@@ -1,6 +1,6 @@
 """Write ssh's settings for VMs to a file that ~/.ssh/config includes with one line.
 
-With it `ssh dev`, scp, rsync and editors that work over SSH know the VM as ssh knows any other host.
+With it, `ssh dev`, scp, rsync and editors that use SSH can connect to the VM by its name.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from launcher.ssh.keys import forget, locked, make_folder, text_of, write
 
 HEAD: Final = "# Written by launch (launch vm code NAME); it writes its blocks anew.\n"
 NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", re.M)
-"""Whose block it is."""
+"""The VM that a block belongs to."""
 
 
 def blocks(text: str) -> dict[str, str]:
-    """Host blocks by their name."""
+    """Return the Host blocks by name."""
     parts = re.split(r"^(?=Host )", text, flags=re.M)
     found = (part for part in parts if part.startswith("Host "))
     return {part.split(None, 2)[1]: part.rstrip("\n") + "\n" for part in found}
 
 
 def resource_of(block: str) -> str:
-    """Of which VM a block tells (its resource name); empty: of none that launch wrote."""
+    """Return the resource name of the VM that a block belongs to. Empty if launch did not write the block."""
     found = NOTE.search(block)
     return found[1] if found else ""
 
 
 def with_block(text: str, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> str:
-    """The file with a VM's block, without those of VMs that are gone; other blocks stay as they are."""
+    """Return the file with a VM's block and without those of deleted VMs. Other blocks are unchanged."""
     kept = {name: one for name, one in blocks(text).items() if not is_gone(resource_of(one))}
     kept[machine.name] = command.block([machine.name], target, note=machine.resource)
     return HEAD + "".join(f"\n{one}" for _, one in sorted(kept.items()))
 
 
 def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Callable[[str], bool]:
-    """Whether a VM is gone for sure: one of this project, in a zone that could be read, and not among those there."""
+    """Return a function that tells whether a VM was deleted, by its resource name.
+
+    It is True only for a VM of this project, in a zone that could be read, that is not among the existing ones.
+    """
     known, silent = {machine.resource for machine in there}, set(unread)
 
     def is_gone(resource: str) -> bool:
@@ -51,7 +54,7 @@ def gone(there: Iterable[Machine], unread: Iterable[str], project: str) -> Calla
 
 
 def put(file: Path, machine: Machine, target: command.SshTarget, is_gone: Callable[[str], bool]) -> None:
-    """Write a VM's block; forget the host keys of VMs that are gone. Raises LaunchError."""
+    """Write a VM's block, and remove the host keys of deleted VMs. Raises LaunchError."""
     make_folder(file.parent)
     with locked(file.parent):
         before = text_of(file)
@@ -64,7 +67,7 @@ def put(file: Path, machine: Machine, target: command.SshTarget, is_gone: Callab
 
 
 def is_included(config: Path, file: Path, environ: Mapping[str, str]) -> bool:
-    """Whether the user's ~/.ssh/config includes the file, before any Host block. Raises LaunchError."""
+    """Return whether the user's ~/.ssh/config includes the file before any Host block. Raises LaunchError."""
     top = re.split(r"^\s*(?:Host|Match)\b", text_of(config), maxsplit=1, flags=re.M | re.I)[0]
     named = re.findall(r"^\s*Include[\s=]+(.+?)\s*$", top, re.M | re.I)
     home = environ.get("HOME", "")
@@ -72,12 +75,12 @@ def is_included(config: Path, file: Path, environ: Mapping[str, str]) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """A line's words; quotes hold one together."""
+    """Split a line into words. Quotes keep a word together."""
     return re.findall(r'"[^"]*"|\S+', text)
 
 
 def include(config: Path, file: Path) -> None:
-    """Put the one line at the top of ~/.ssh/config. Raises LaunchError."""
+    """Add the Include line at the top of ~/.ssh/config. Raises LaunchError."""
     make_folder(config.parent)
     with locked(config.parent):
         before = text_of(config)
@@ -85,11 +88,11 @@ def include(config: Path, file: Path) -> None:
 
 
 def include_line(file: Path) -> str:
-    """The line. Raises UsageError."""
+    """Return the Include line. Raises UsageError."""
     return f"Include {command.quoted(str(file))}"
 
 
 def own_block(config: Path, name: str) -> bool:
-    """Whether the user has a Host block of that name already. Raises LaunchError."""
+    """Return whether the user already has a Host block with that name. Raises LaunchError."""
     hosts = re.findall(r"^\s*Host[\s=]+(.+?)\s*$", text_of(config), re.M | re.I)
     return any(name in one.split() for one in hosts)

@@ -38,7 +38,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def ensure_key(folder: Path, report: Callable[[str], None]) -> Path:
-    """Return the private key in ~/.ssh; create it, and report that, if it does not exist. The public key is in KEY.pub.
+    """Return the private key in ~/.ssh. If it does not exist, create it and report that. The public key is in KEY.pub.
 
     Raises:
         LaunchError: it can't be created.
@@ -83,8 +83,10 @@ def public_key(key: Path) -> str:
 
 
 def host_keys(attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a VM's host keys ("ssh-ed25519 AAAA…") from its guest attributes. The VM wrote them, so values that are
-    not base64 are ignored."""
+    """Return a VM's host keys ("ssh-ed25519 AAAA…") from its guest attributes.
+
+    The VM itself wrote them, so values that are not base64 are ignored.
+    """
     words = {kind: attributes.get(kind, "").split() for kind in KINDS}
     return tuple(f"{kind} {found[0]}" for kind, found in words.items() if found and is_base64(found[0]))
 
@@ -98,8 +100,11 @@ def is_base64(text: str) -> bool:
 
 
 def known_hosts(settings: Path, alias: str) -> Path:
-    """Return the file with one VM's host keys. Each VM has its own file, so that concurrent launches, and ssh, which
-    appends to it, can't lose each other's keys."""
+    """Return the file with one VM's host keys.
+
+    Each VM has its own file, so that concurrent launches and ssh, which appends to it, can't overwrite each other's
+    keys.
+    """
     return settings / "known_hosts.d" / alias
 
 
@@ -169,8 +174,10 @@ def text_of(file: Path) -> str:
 
 
 def write(file: Path, text: str) -> None:
-    """Replace a file atomically; a new one is readable by its owner only. Follows links, because dotfiles may be kept
-    elsewhere. Raises LaunchError."""
+    """Replace a file atomically. A new file is readable by its owner only.
+
+    Links are followed, because dotfiles may be kept elsewhere. Raises LaunchError.
+    """
     target = Path(os.path.realpath(file))
     try:
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600

@@ -1,6 +1,6 @@
 """OS Login: a user's name on VMs, and the registered SSH keys.
 
-Uses REST through google-auth's session: two calls need no client library.
+It calls the REST API through google-auth's session, because two calls don't need a client library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ SERVICE: Final = Service("oslogin", "OS Login", "roles/compute.osAdminLogin")
 
 
 class Profiles:
-    """users.getLoginProfile and users.importSshPublicKey, with the signatures of Google's own clients, which `Api`
-    expects (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)."""
+    """users.getLoginProfile and users.importSshPublicKey, with the method signatures that `Api` expects.
+
+    https://cloud.google.com/compute/docs/oslogin/rest/v1/users
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Raises NotAuthorised: no credentials were found."""
@@ -26,7 +28,7 @@ class Profiles:
 
     @property
     def account(self) -> str:
-        """Return the service account of the credentials; empty for a user's."""
+        """Return the service account of the credentials. Empty for a user's credentials."""
         return service_account(self._session.credentials)
 
     def profile(self, *, request: Mapping[str, Any], retry: None, timeout: float) -> Any:

@@ -9,13 +9,13 @@ from launcher.errors import LaunchError
 from launcher.jobs.vm import DOWN, Machine
 
 TUNNEL_URL: Final = "LAUNCH_IAP_TUNNEL_URL"
-"""Overrides Google's relay by another one (ws://HOST:PORT), as in tests."""
+"""Replaces Google's relay with another one (ws://HOST:PORT), for tests."""
 INSTALL: Final = "Install gcloud (https://cloud.google.com/sdk/docs/install), or create the VM with --external-ip."
 CREATING: Final = frozenset({"PROVISIONING", "STAGING", "PENDING"})
 
 
 class Route(NamedTuple):
-    """The host that ssh connects to, and the proxy command; without one: directly."""
+    """The host that ssh connects to, and the proxy command. Empty: a direct connection."""
 
     host: str
     proxy: tuple[str, ...] = ()
@@ -27,8 +27,9 @@ def alias(machine: Machine) -> str:
 
 
 def choose_route(machine: Machine, gcloud: str | None, environ: Mapping[str, str], *, tunnel: bool = False) -> Route:
-    """Return the route to a running VM. `gcloud`: path of that program; `tunnel`: use IAP even if it has an external
-    address.
+    """Return the route to a running VM.
+
+    `gcloud` is the path of that program. With `tunnel`, IAP is used even if the VM has an external address.
 
     Raises:
         LaunchError: the VM is not running, or the tunnel needs gcloud.
@@ -63,6 +64,6 @@ def iap_command(machine: Machine, gcloud: str, environ: Mapping[str, str]) -> tu
     where = (f"--project={machine.project}", f"--zone={machine.zone}")
     url = environ.get(TUNNEL_URL, "")
     override = (f"--iap-tunnel-url-override={url}",) if url else ()
-    # Errors only: at "warning" each connection begins with a page about NumPy.
+    # Errors only: with "warning", gcloud prints a page about NumPy for each connection.
     quiet = ("--verbosity=error", "--quiet")
     return (gcloud, "compute", "start-iap-tunnel", machine.name, "%p", "--listen-on-stdin", *where, *override, *quiet)

@@ -1,4 +1,4 @@
-"""Run ssh, with this terminal or to capture a command's output.
+"""Run ssh attached to this terminal, or capture a command's output.
 
 Messages of ssh and its tunnel go to a separate log. So the remote command's output is unchanged, and a failure of ssh
 can be distinguished from one of the command.
@@ -22,11 +22,11 @@ from launcher.ssh.errors import FAILED, Explained, explain
 from launcher.ssh.keys import missing_program
 
 ANSWER_SECONDS: Final = 120.0
-"""Timeout of a quick command: the connection takes most of it."""
+"""Timeout of a quick command. Connecting takes most of it."""
 
 
 class Answer(NamedTuple):
-    """How a remote command ended. `fault`: ssh failed, not the command."""
+    """The result of a remote command. `fault` is set if ssh itself failed."""
 
     code: int
     out: str = ""
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A VM and how to reach it. `account`: the account to name in an error about missing permissions."""
+    """A VM and its SSH target. `account` is named in errors about missing permissions."""
 
     machine: Machine
     target: command.SshTarget
@@ -78,7 +78,7 @@ class Remote(NamedTuple):
             return Answer(ran.returncode, out, err, self.fault(ran.returncode, log))
 
     def fault(self, code: int, log: Path) -> Explained | None:
-        """Return why ssh failed; None: it did not."""
+        """Return the reason why ssh failed, or None if it did not."""
         if code != FAILED:
             return None
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
@@ -107,7 +107,7 @@ def run_in_foreground(argv: Sequence[str], stdin: int | IO[bytes] | None = None)
     Ctrl-C only affects the program: ssh passes it on, or ends. Raises LaunchError: the program is not installed.
     """
     try:
-        with sigint_ignored():  # before the start: Ctrl-C may come at once
+        with sigint_ignored():  # before the start, because Ctrl-C may come immediately
             return subprocess.Popen(argv, stdin=stdin).wait()
     except FileNotFoundError:
         raise missing_program(argv[0]) from None
@@ -118,7 +118,7 @@ def sigint_ignored() -> Iterator[None]:
     """Ignore SIGINT in this process only. Uses a handler instead of SIG_IGN, which a started program would inherit."""
 
     def ignore(_signal: int, _frame: FrameType | None) -> None:
-        """The program in the foreground gets the signal as well."""
+        """Do nothing: the program in the foreground gets the signal as well."""
 
     before = signal.signal(signal.SIGINT, ignore)
     try:

@@ -1,9 +1,9 @@
-"""The VM's side of a push, run there with the Python that it has: a file of its own, of the standard library alone.
+"""Prepare a push on the VM. The script runs with the VM's own Python and uses the standard library only.
 
-    python3 -c SOURCE FOLDER keep|delete     (the names of what comes, a NUL after each, on stdin)
+    python3 -c SOURCE FOLDER keep|delete     (stdin: the names of the pushed files, each followed by a NUL)
 
-Makes the folder, and remembers there what has come from outside; `delete` removes what an earlier push brought and this
-one doesn't: nothing else, so no result that was made there. Prints JSON: {"rsync": bool, "removed": [name, …]}.
+It creates the folder and records in it which files were pushed. `delete` removes files of earlier pushes that are not
+part of this one. All other files, such as results, are kept. Prints JSON: {"rsync": bool, "removed": [name, …]}.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 KEPT = ".launch-pushed"
-"""In the folder: the names of what was brought, a NUL after each."""
+"""The file in the folder with the names of pushed files, each followed by a NUL."""
 
 
 def main(text: str, mode: str) -> None:
-    """One push to a folder."""
+    """Prepare one push to a folder."""
     folder = Path(text)
     folder.mkdir(parents=True, exist_ok=True)
     coming = names_of(sys.stdin.buffer.read())
@@ -31,12 +31,12 @@ def main(text: str, mode: str) -> None:
 
 
 def names_of(listed: bytes) -> set[str]:
-    """Names, without the empty one after the last NUL."""
+    """Split names, without the empty one after the last NUL."""
     return {os.fsdecode(name) for name in listed.split(b"\0") if name}
 
 
 def remembered(folder: Path) -> set[str]:
-    """What earlier pushes have brought."""
+    """Return the names of the files that earlier pushes brought."""
     try:
         return names_of((folder / KEPT).read_bytes())
     except FileNotFoundError:
@@ -44,14 +44,17 @@ def remembered(folder: Path) -> set[str]:
 
 
 def remember(folder: Path, names: set[str]) -> None:
-    """Write that down, whole or not at all."""
+    """Record the names of pushed files atomically."""
     new = folder / f"{KEPT}.new"
     new.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in sorted(names)))
     new.replace(folder / KEPT)
 
 
 def remove(folder: Path, name: str) -> bool:
-    """Remove one file, and the folders that are empty then. Whether it was there; what lies elsewhere is left alone."""
+    """Remove one file and its parent folders that are then empty. Return whether it existed.
+
+    Files outside the folder are not touched.
+    """
     path, top = folder / name, folder.resolve()
     parent = path.parent.resolve()
     if top not in (parent, *parent.parents) or not (path.is_symlink() or path.is_file()):

@@ -31,7 +31,9 @@ class Listed(NamedTuple):
     """The output of `git ls-files` for a folder."""
 
     names: list[str]
-    """Files, tracked or not. A submodule is named by its folder; any other repository by its folder and a trailing /."""
+    """Files, tracked or not. A submodule is named by its folder; any other repository by its folder and a trailing
+    /.
+    """
     unread: list[tuple[str, str]]
     """Folders ("…/") and .gitignore files that git could not read, with the reason."""
 

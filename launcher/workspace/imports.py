@@ -59,7 +59,9 @@ def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import |
 
 
 def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
-    """Return whether the body always runs in a program: `if __name__ == "__main__":`, and `try:` with only `finally:`."""
+    """Return whether the body always runs in a program: `if __name__ == "__main__":`, and `try:` with only
+    `finally:`.
+    """
     if isinstance(node, ast.If):
         return "__main__" in ast.dump(node.test)
     return isinstance(node, ast.Try) and not node.handlers

@@ -1,4 +1,4 @@
-"""Container registries: names of images, credentials, and the client."""
+"""Container registries: image names, credentials, and the client."""
 
 from __future__ import annotations
 

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from requests import Response
 
 LIFETIME_SECONDS: Final = 60.0
-"""Of a token whose service doesn't say: the specification's default."""
+"""The lifetime of a token whose service does not specify one: the specification's default."""
 
 MARGIN: Final = 0.9
-"""The part of a token's life that it is used for: it must not expire under way, behind a piece of 16 MiB."""
+"""The fraction of its lifetime for which a token is used. It must not expire while a piece of 16 MiB is being sent."""
 
 Scopes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """A parsed WWW-Authenticate header; `scheme` is in lower case, `scope` is what the registry proposes."""
+    """A parsed WWW-Authenticate header. `scheme` is in lower case; `scope` is the one that the registry suggests."""
 
     scheme: str
     realm: str = ""
@@ -44,7 +44,7 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Grant:
-    """An Authorization header, the source of its credentials (an index) and when its life is over."""
+    """An Authorization header, the index of its credential source, and its expiry time."""
 
     header: str | None
     source: int
@@ -65,12 +65,12 @@ class Auth:
         self._lock = threading.Lock()
 
     def header(self, scopes: Scopes, what: str) -> str | None:
-        """What to send with a request that needs `scopes`: nothing as long as the registry has asked for nothing.
+        """Return the Authorization header for `scopes`. None until the registry has requested authentication.
 
-        `what` is being done, for the error.
+        `what` is the operation, for error messages.
 
         Raises:
-            NotAuthorised: no credentials are taken.
+            NotAuthorised: no credentials are accepted.
             RegistryError: the token service fails.
         """
         with self._lock:
@@ -81,21 +81,21 @@ class Auth:
             return self._grant(scopes, self._challenge, start, None, f"{what}: no credentials are taken")
 
     def renew(self, scopes: Scopes, response: Response, refused: str | None, *, first: bool, what: str) -> str | None:
-        """What to send instead of `refused`, which the registry answered with a 401.
+        """Return the header to send instead of `refused`, which the registry answered with a 401.
 
-        At `first` it may have expired: the same credentials are asked again. After that they lack the right, and the
-        next ones are tried.
+        On the `first` refusal the token may have expired, so the same credentials are used again. Afterwards they lack
+        the permission, and the next ones are tried.
 
         Raises:
             NotAuthorised: there are no others.
-            RegistryError: the token service fails, or the registry asks for something else than Basic and Bearer.
+            RegistryError: the token service fails, or the registry requests neither Basic nor Bearer.
         """
         with self._lock:
             grant = self._grants.get(scopes)
             if grant and grant.header != refused:
-                return grant.header  # another thread was quicker
+                return grant.header  # another thread has renewed it
             challenge = self._asked(response, what)
-            self._challenge = replace(challenge, scope="")  # that was this request's
+            self._challenge = replace(challenge, scope="")  # the scope was for this request only
             start = grant.source if grant else 0
             if refused is not None and not first:
                 self._note(start, "refused")
@@ -107,7 +107,7 @@ class Auth:
         return ", ".join(f"{name} ({outcome})" for name, outcome in self._outcomes.items())
 
     def _grant(self, scopes: Scopes, challenge: Challenge, start: int, refused: str | None, problem: str) -> str | None:
-        """The header made of the first credentials from `start` on that are taken."""
+        """Return the header of the first accepted credentials, from the source with index `start` on."""
         for index in range(start, len(self._sources)):
             found = self._granted(scopes, challenge, index)
             if found and found.header != refused:
@@ -118,7 +118,9 @@ class Auth:
         raise denied(self._host, problem, self.tried())
 
     def _granted(self, scopes: Scopes, challenge: Challenge, index: int) -> Grant | None:
-        """From one source; None: it has nothing for this registry, or nothing that is taken even if asked anew."""
+        """Return a grant from one source. None: it has no credentials for this registry, or even fresh ones are
+        refused.
+        """
         source = self._sources[index]
         try:
             known = source.known
@@ -142,7 +144,7 @@ class Auth:
         return self._token(scopes, challenge, index, found)
 
     def _token(self, scopes: Scopes, challenge: Challenge, index: int, found: Credentials | None) -> Grant | None:
-        """A token from the token service; None: it refuses the credentials."""
+        """Request a token from the token service. None: it refuses the credentials."""
         ask = _token_request(challenge, (*scopes, *challenge.scope.split()), found)
         tries = self._patience.begin(f"{self._host}: ask for a token at {challenge.realm}")
         while True:
@@ -180,9 +182,9 @@ _WORD = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+)
 
 
 def challenges(text: str) -> list[Challenge]:
-    """The challenges of a WWW-Authenticate header, in its order (RFC 9110, section 11.6.1).
+    """Parse the challenges of a WWW-Authenticate header, in order (RFC 9110, section 11.6.1).
 
-    A word without a value begins one; those with a value are its parameters.
+    A word without a value starts a challenge. Words with values are its parameters.
     """
     found: list[tuple[str, dict[str, str]]] = []
     for word in _WORD.finditer(text):
@@ -200,7 +202,10 @@ def _basic(credentials: Credentials) -> str:
 
 
 def _token_request(challenge: Challenge, scopes: Scopes, found: Credentials | None) -> Ask:
-    """By GET with a name and a password, as every token service takes it; by POST with an identity token."""
+    """Build the request for a token: by GET with user name and password, or by POST with an identity token.
+
+    Every token service supports GET.
+    """
     distinct = tuple(dict.fromkeys(scopes))
     service = (("service", challenge.service),) if challenge.service else ()
     if found and found.identity_token:
@@ -218,7 +223,7 @@ def _token_request(challenge: Challenge, scopes: Scopes, found: Credentials | No
 
 
 def _token_of(response: Response, what: str) -> tuple[str, float]:
-    """The token in an answer and the seconds of its life."""
+    """Return the token in a response, and its lifetime in seconds."""
     try:
         answer = json.loads(response.content) if response.ok else {}
         token = str(answer.get("token") or answer.get("access_token") or "")

@@ -1,7 +1,7 @@
 """A client of one registry: the part of the OCI distribution API that appending a layer and pushing it need.
 
-oras-py, the client library that there is, was looked at: its import takes 1.1 s where a whole "nothing to do" has 0.5,
-and it neither mounts blobs across repositories nor goes on with an upload that was cut off.
+The client library oras-py is not used. Importing it takes 1.1 s, while a complete "nothing to do" takes 0.5 s. It also
+can neither mount blobs across repositories nor resume an interrupted upload.
 https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md
 """
 
@@ -32,10 +32,10 @@ ACCEPTED: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.index.v1+json",
 )
-"""Media types of manifests: of an image and of an index, Docker's and OCI's."""
+"""Media types of manifests: images and indexes, Docker's and OCI's."""
 
 LARGEST: Final = 16 << 20
-"""Bytes of a manifest or of a blob that is read into memory; registries themselves take manifests up to 4 MiB."""
+"""Maximum size of a manifest or blob that is read into memory. Registries accept manifests up to 4 MiB."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ Heard = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as the registry has it: `digest` is that of `raw`, `body` is what it says."""
+    """A manifest in the registry. `digest` is that of `raw`, and `body` is its parsed JSON."""
 
     digest: str
     media_type: str
@@ -53,11 +53,11 @@ class Manifest:
 
 
 class Registry:
-    """One registry, for all threads. Credentials are looked for when it asks for some.
+    """One registry. Thread-safe. Credentials are looked up when the registry requests them.
 
     All methods raise:
-        NotAuthorised: none of the credentials that there are is taken, or they lack the right.
-        RepositoryMissing: the repository isn't there.
+        NotAuthorised: the registry accepts none of the available credentials, or they lack a permission.
+        RepositoryMissing: the repository does not exist.
         RegistryError: it can't be reached, or refuses for another reason.
     """
 
@@ -70,7 +70,7 @@ class Registry:
         patience: Patience | None = None,
         chunk: int | None = CHUNK,
     ) -> None:
-        """`chunk`: bytes of an upload's request; None: a blob goes in one.
+        """`chunk`: bytes per request of an upload. None: a blob is sent in one request.
 
         Raises:
             LaunchError: the extra `docker` is not installed.
@@ -83,11 +83,11 @@ class Registry:
 
     @property
     def sent(self) -> int:
-        """Bytes of bodies sent so far, those sent again included."""
+        """Return the bytes of request bodies sent so far, including retries."""
         return self._wire.http.sent
 
     def head(self, repository: str, reference: str) -> str | None:
-        """The digest of a tag (or of a digest that is there); None: there is none."""
+        """Return the digest of a tag, or of a digest that exists. None: it does not exist."""
         call = self._reading("HEAD", repository, f"manifests/{reference}", f"look for {reference}")
         response = self._wire.do(call)
         if response.status_code == 404:
@@ -96,11 +96,11 @@ class Registry:
         found = response.headers.get("Docker-Content-Digest")
         if found and is_digest(found):
             return str(found)
-        manifest = self.manifest(repository, reference)  # a registry need not say it in a header
+        manifest = self.manifest(repository, reference)  # the header is optional
         return manifest.digest if manifest else None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or a digest, with its digest checked; None: it does not exist."""
+        """Return the manifest of a tag or digest after verifying its digest. None: it does not exist."""
         call = self._reading("GET", repository, f"manifests/{reference}", f"read {reference}")
 
         def read() -> Manifest | None:
@@ -117,7 +117,7 @@ class Registry:
         return self._again(call, read)
 
     def blob(self, repository: str, digest: str) -> bytes:
-        """A small blob, such as an image's configuration, its digest checked."""
+        """Return a small blob, such as an image's config, after verifying its digest."""
         call = self._reading("GET", repository, f"blobs/{digest}", f"read {digest}")
 
         def read() -> bytes:
@@ -139,7 +139,7 @@ class Registry:
         return True
 
     def mount(self, repository: str, digest: str, source: str) -> bool:
-        """Let the repository have a blob of the repository `source` too; False: it must be uploaded."""
+        """Mount a blob of the repository `source`. Return False if the registry can't; it must then be uploaded."""
         if source == repository:
             return self.has(repository, digest)
         params = (("mount", digest), ("from", source))
@@ -154,7 +154,9 @@ class Registry:
         return True
 
     def check_write(self, repository: str) -> None:
-        """Begin an upload and give it up: what can't be pushed to should be known before an hour of building."""
+        """Check write access by starting and cancelling an upload, so that a missing permission is known before a
+        long build.
+        """
         ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
         call = RegistryCall("begin an upload", repository, (may_push(repository),), ask)
         response = self._wire.do(call)
@@ -166,18 +168,18 @@ class Registry:
         repository: str,
         digest: str,
         size: int,
-        open: Callable[[], BinaryIO],  # noqa: A002 - it is what it does
+        open: Callable[[], BinaryIO],  # noqa: A002 - the parameter opens the blob
         on_bytes: Heard = lambda total: None,
     ) -> None:
-        """Send a blob that the repository hasn't got (asking first is the caller's).
+        """Upload a blob. The caller checks first that the repository does not have it.
 
-        `open` opens its `size` bytes anew, from the first one. `on_bytes` is told how many of them the registry has;
-        the number falls when a part must be sent again. Once this returns, the blob is there.
+        `open` opens the `size` bytes at their start, once for each try. `on_bytes` receives the number of bytes that
+        the registry has; the number falls if a part must be sent again.
         """
         Upload(self._wire, Blob(repository, digest, size, open), self._chunk, on_bytes).run()
 
     def put_manifest(self, repository: str, reference: str, raw: bytes, media_type: str) -> str:
-        """Write a manifest, all of whose blobs are there, to a tag or its digest; answers its digest."""
+        """Write a manifest to a tag or its digest, and return its digest. All of its blobs must exist."""
         url = self._wire.url(f"/v2/{repository}/manifests/{reference}")
         ask = Ask("PUT", url, {"Content-Type": media_type}, body=raw)
         call = RegistryCall(f"write {reference}", repository, (may_push(repository),), ask)
@@ -185,7 +187,9 @@ class Registry:
         response = self._wire.do(call)
         if not done(response):
             if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
-                return digest  # a tag that can't be moved, and somebody (or a lost try of ours) put it there
+                return (
+                    digest  # the tag is immutable, and another launch (or a try whose answer was lost) has written it
+                )
             raise self._wire.refusal(call, response)
         said = response.headers.get("Docker-Content-Digest", digest)
         if said != digest:
@@ -193,7 +197,7 @@ class Registry:
         return digest
 
     def stop(self) -> None:
-        """Let what other threads do here fail soon; nothing can be done afterwards."""
+        """Make calls in other threads fail soon. The client can't be used afterwards."""
         self._wire.http.stop()
 
     def close(self) -> None:
@@ -251,7 +255,7 @@ class Registry:
         return Manifest(digest, str(body.get("mediaType") or media_type), body, raw)
 
     def _cancel(self, repository: str, response: Response) -> None:
-        """End the upload that a registry begins where it can't mount; one that it keeps, it forgets by itself."""
+        """Cancel an upload that a registry started. Errors are ignored: registries expire unfinished uploads."""
         ask = Ask("DELETE", self._wire.url(response.headers.get("Location", "")))
         self._wire.unheeded(RegistryCall("cancel an upload", repository, (may_push(repository),), ask))
 
@@ -262,7 +266,7 @@ def digest_of(raw: bytes, algorithm: str = "sha256") -> str:
 
 
 def _checked(raw: bytes, digest: str | None) -> str:
-    """The digest of `raw`. Raises Passing: it should be another; the bytes were damaged on their way."""
+    """Return the digest of `raw`. Raises Passing: it is not `digest`, so the bytes were damaged in transit."""
     found = digest_of(raw, digest.partition(":")[0] if digest else "sha256")
     if digest and found != digest:
         raise Passing(f"damaged: it has the digest {found}, and should have {digest}")

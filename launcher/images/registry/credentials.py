@@ -1,7 +1,7 @@
 """Find credentials for a registry, in a fixed order of sources.
 
-gcloud's access token in the environment, docker's own configuration, Google's application default credentials, the
-gcloud command, nobody. Google's are for Google's registries alone.
+The sources are gcloud's access token in the environment, Docker's configuration, Google's application default
+credentials, the gcloud command, and anonymous access. Google's credentials are used for Google's registries only.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Any, Final
 from launcher.images.registry.reference import is_googles
 
 OAUTH2: Final = "oauth2accesstoken"
-"""The name under which Artifact Registry takes an access token as a password:
-https://cloud.google.com/artifact-registry/docs/docker/authentication#token, read in 2026."""
+"""The user name with which Artifact Registry accepts an access token as the password:
+https://cloud.google.com/artifact-registry/docs/docker/authentication#token, read in 2026.
+"""
 
 TRUE: Final = ("true", "1", "yes", "on", "y")
-"""The values that gcloud reads as true (googlecloudsdk.core.properties)."""
+"""Values that gcloud accepts as true (googlecloudsdk.core.properties)."""
 
 HELPER_SECONDS: Final = 60.0
-"""For a helper that is stuck; gcloud takes about one."""
+"""Timeout of a credential helper. gcloud takes about a second."""
 
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 
 
 class SourceError(Exception):
-    """A place where credentials should be, and can't be read."""
+    """A source of credentials exists but can't be read."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A name and a password; or an identity token, which a token service takes in their place."""
+    """A user name and a password, or an identity token for the token service."""
 
     username: str
     password: str = field(default="", repr=False)
@@ -45,7 +46,7 @@ class Credentials:
 
 
 class Source:
-    """One place. What it says is kept, until it is asked anew."""
+    """One source of credentials. Its result is cached."""
 
     def __init__(self, name: str, find: Callable[[], Credentials | None] | None = None) -> None:
         self.name = name
@@ -89,7 +90,7 @@ def credentials(host: str, environ: Mapping[str, str]) -> Credentials | None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Credentials | None:
-    """gcloud's access token, from the environment or the file that it names."""
+    """Return gcloud's access token, from the environment or from the file that it names."""
     token, file = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN"), environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
     if not token and file:
         try:
@@ -100,7 +101,7 @@ def from_environment(environ: Mapping[str, str]) -> Credentials | None:
 
 
 def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
-    """Credentials of `docker login`, from its file or a credential helper."""
+    """Return the credentials of `docker login`, from its file or a credential helper."""
     path = _docker_config(environ)
     content = _read_json(path) if path else {}
     config = {key: content[key] for key in ("auths", "credHelpers", "credsStore") if content.get(key)}
@@ -117,14 +118,14 @@ def from_docker(host: str, environ: Mapping[str, str]) -> Credentials | None:
         found = auth.resolve_authconfig(host)
     except DockerException as error:
         raise SourceError(f"{path}: {' '.join(str(error).split())}") from error
-    except (ValueError, TypeError, AttributeError, KeyError) as error:  # what docker.auth makes of a wrong entry
+    except (ValueError, TypeError, AttributeError, KeyError) as error:  # docker.auth's errors for an invalid entry
         problem = f"an entry of auths or a credential helper's answer can't be read ({type(error).__name__})"
         raise SourceError(f"{path}: {problem}") from error
     return _of_docker(found or {})
 
 
 def _docker_config(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of docker's configuration; None: no home folder."""
+    """Return the path of Docker's configuration file. None: no home folder."""
     folder, home = environ.get("DOCKER_CONFIG"), environ.get("HOME")
     if folder:
         return Path(folder) / "config.json"
@@ -132,7 +133,7 @@ def _docker_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; empty where there is no file. Raises SourceError."""
+    """Return the object in a JSON file. Empty if the file does not exist. Raises SourceError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -145,14 +146,14 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _check_helper(name: str | None, environ: Mapping[str, str]) -> None:
-    """docker.auth only warns of a helper that isn't there, and names another reason then."""
+    """Raise SourceError if a credential helper is missing. docker.auth only warns, and then reports another reason."""
     command = f"docker-credential-{name}"
     if name and shutil.which(command, path=environ.get("PATH", "")) is None:
         raise SourceError(f"its credential helper {command} is not on PATH")
 
 
 def _of_docker(found: Mapping[str, Any]) -> Credentials | None:
-    """docker.auth writes the keys of a helper's answer large and those of the file small."""
+    """Convert docker.auth's result. A helper's keys are capitalised; those of the file are in lower case."""
     values = {key.lower(): str(value or "") for key, value in found.items()}
     if token := values.get("identitytoken"):
         return Credentials("<token>", identity_token=token)
@@ -162,9 +163,9 @@ def _of_docker(found: Mapping[str, Any]) -> Credentials | None:
 
 
 def from_google(environ: Mapping[str, str]) -> Credentials | None:
-    """Application default credentials: of a file, or of the machine where it is one of Google's.
+    """Return application default credentials, from a file or, on a Google machine, from its metadata server.
 
-    Elsewhere nobody asks for the machine's: the metadata server that isn't there costs seconds.
+    On other machines the metadata server is not queried: waiting for its timeout costs seconds.
     """
     path = _default_file(environ)
     if path is None and not _on_googles_machine(environ):
@@ -177,19 +178,19 @@ def from_google(environ: Mapping[str, str]) -> Credentials | None:
     try:
         found = _loaded(path)
         found.refresh(Request())
-    except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but the first: a file that is none
+    except (GoogleAuthError, OSError, ValueError, AttributeError) as error:  # all but GoogleAuthError: an invalid file
         raise SourceError(f"{path or 'this machine'}: {_first_line(error)}") from error
     return Credentials(OAUTH2, found.token) if found.token else None
 
 
 def _loaded(path: Path | None) -> Any:
-    """google.auth.default() would do too, and ask gcloud for the project: a second that nobody needs."""
+    """Load credentials. google.auth.default() would also run gcloud to find the project, which takes a second."""
     import google.auth
     from google.auth import compute_engine
 
     if path is None:
         return compute_engine.Credentials()
-    with warnings.catch_warnings():  # that a file from somewhere else may be bad: this one is the user's own
+    with warnings.catch_warnings():  # the warning is about files from untrusted sources
         warnings.simplefilter("ignore", DeprecationWarning)
         return google.auth.load_credentials_from_file(str(path), scopes=[SCOPE])[0]
 
@@ -206,7 +207,9 @@ def _default_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _on_googles_machine(environ: Mapping[str, str]) -> bool:
-    """As google.auth itself tells: https://cloud.google.com/compute/docs/instances/detect-compute-engine."""
+    """Return whether this is a Google machine, by google.auth's own rule:
+    https://cloud.google.com/compute/docs/instances/detect-compute-engine.
+    """
     try:
         product = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -215,7 +218,7 @@ def _on_googles_machine(environ: Mapping[str, str]) -> bool:
 
 
 def from_gcloud(environ: Mapping[str, str]) -> Credentials | None:
-    """The access token of gcloud's account."""
+    """Return the access token of gcloud's account, or None if gcloud is not installed."""
     if command := shutil.which("gcloud", path=environ.get("PATH", "")):
         token = _output([command, "auth", "print-access-token", "--quiet"], environ).strip()
         return Credentials(OAUTH2, token) if token else None

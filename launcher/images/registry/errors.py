@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class RegistryError(LaunchError):
-    """A registry that can't be reached, or says no for a reason of its own."""
+    """A registry can't be reached, or refuses a request."""
 
 
 class RepositoryMissing(RegistryError):
-    """The repository does not exist; Artifact Registry creates none by itself."""
+    """The repository does not exist. Artifact Registry never creates one by itself."""
 
 
 def refusal(response: Response, host: str, repository: str, what: str, tried: str = "") -> LaunchError:
-    """Return the error for a refusal. `what`: the operation ("put manifest x"); `tried`: the credentials."""
+    """Return the error for a refusal. `what` is the operation ("put manifest x"), `tried` the credentials."""
     where, text = f"{host}/{repository}", said(response)
     if response.status_code in (401, 403):
         return denied(host, f"{where}: {what}: {text}", tried)
@@ -31,7 +31,7 @@ def refusal(response: Response, host: str, repository: str, what: str, tried: st
 
 
 def denied(host: str, problem: str, tried: str) -> NotAuthorised:
-    """No access to a registry, with the credentials that were tried and the ways to better ones."""
+    """Return the error for denied access, with the credentials that were tried and the commands to log in."""
     ways = f"docker login {host}"
     if is_googles(host):
         ways = (
@@ -52,24 +52,24 @@ def _create(host: str, repository: str) -> str:
 
 
 def done(response: Response) -> bool:
-    """Return whether a request succeeded. (requests also counts a redirect, which has written nothing.)"""
+    """Return whether a request succeeded. A redirect, which requests counts as ok, has written nothing."""
     return 200 <= response.status_code < 300
 
 
 def codes(response: Response) -> tuple[str, ...]:
-    """The codes in an answer's errors, such as BLOB_UPLOAD_UNKNOWN; empty when it has none."""
+    """Return the error codes in a response, such as BLOB_UPLOAD_UNKNOWN. Empty if there are none."""
     return tuple(code for code, _ in _errors(response))
 
 
 def said(response: Response) -> str:
-    """The registry's own words on one line: code and message of each error, else the text, else the status."""
+    """Return the registry's message on one line: code and message of each error, else the text, else the status."""
     words = "; ".join(f"{code}: {message}" if message else code for code, message in _errors(response))
     words = words or " ".join(response.text[:300].split())
     return f"HTTP {response.status_code} {words or response.reason}"
 
 
 def _errors(response: Response) -> list[tuple[str, str]]:
-    """As in https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes."""
+    """Parse errors as in https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#error-codes."""
     try:
         errors = json.loads(response.content)["errors"]
         return [(str(one["code"]), str(one.get("message") or "")) for one in errors]

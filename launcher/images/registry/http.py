@@ -1,4 +1,4 @@
-"""HTTP as a registry's client needs it: one session, no hidden credentials, and errors in two kinds."""
+"""An HTTP session for a registry's client, without implicit credentials and with two kinds of errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
-"""For a connection, and for each of its silences: a registry may take long to move a large blob into place."""
+"""Timeouts for connecting and for each pause in a response. A registry may take long to move a large blob into
+place.
+"""
 
 CONNECTIONS: Final = 16
-"""Kept open for the threads of one registry."""
+"""Connections that are kept open for the threads of one registry."""
 
 MOST_REDIRECTS: Final = 5
 
 
 class Body(Protocol):
-    """Bytes of known length, read once."""
+    """A readable body of known length, for one request."""
 
     def read(self, size: int = -1) -> bytes: ...
 
@@ -37,12 +39,12 @@ class Body(Protocol):
 
 
 Bodies = Callable[[], AbstractContextManager[Body]]
-"""Opens a body; again for each request that sends it."""
+"""Opens a body, once for each request that sends it."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `authorization` is the header's value; `stream`: the answer's body is read by the caller."""
+    """One request. `authorization` is the header's value. With `stream`, the caller reads the response's body."""
 
     method: str
     url: str
@@ -54,7 +56,7 @@ class Ask:
 
 
 class Http:
-    """One session for all threads. `sent` counts the bytes of bodies, those sent again included.
+    """One session, thread-safe. `sent` counts the bytes of request bodies, including retries.
 
     Raises:
         LaunchError: the extra `docker` is not installed.
@@ -71,29 +73,29 @@ class Http:
         except ImportError as error:
             raise LaunchError("speaking to a registry needs requests", 'pip install "gcp-launch[docker]"') from error
         self._session = requests.Session()
-        # This machine is reached without a proxy, and nobody's ~/.netrc or proxy settings are read for each request.
+        # This machine is reached without a proxy, and without reading ~/.netrc or proxy settings for each request.
         self._session.trust_env = not is_loopback(host)
-        # Digests are of the bytes as they are stored: nothing may be packed on the way.
+        # Digests cover the stored bytes, so no content encoding may be applied.
         self._session.headers.update({"User-Agent": "gcp-launch", "Accept-Encoding": "identity"})
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))
 
     def go_on(self) -> None:
-        """Raises RegistryError: everything is to stop."""
+        """Raise RegistryError if `stop` was called."""
         if self.stopped:
             raise RegistryError(f"{self._host}: stopped", "Start again: what has arrived is not sent again.")
 
     def count(self, size: int) -> None:
-        """Add to what was sent."""
+        """Add to the number of bytes sent."""
         with self._lock:
             self.sent += size
 
     def send(self, ask: Ask) -> Response:
-        """Return the response, whatever its status. Follows redirects of GET and HEAD, without credentials.
+        """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
 
         Raises:
-            Passing: there is none, and the same request may work later.
-            RegistryError: there can't be one.
+            Passing: no response, but the same request may work later.
+            RegistryError: no response is possible.
         """
         response = self._once(ask)
         for _ in range(MOST_REDIRECTS):
@@ -106,7 +108,7 @@ class Http:
         raise RegistryError(f"{self._host}: {ask.url} leads in circles (more than {MOST_REDIRECTS} redirects)")
 
     def stop(self) -> None:
-        """Let all threads end soon: each fails at the next request or piece of a body."""
+        """Make all threads stop soon: each fails at its next request or piece of a body."""
         self.stopped = True
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Http:
         self._session.close()
 
     def allowed(self, url: str) -> str:
-        """`url`, unless a registry with TLS sends its client to a place without. Raises RegistryError."""
+        """Return `url`. Raises RegistryError: a registry with TLS redirects to an address without."""
         if urlsplit(url).scheme == "https" or is_loopback(url):
             return url
         raise RegistryError(f"{self._host}: the registry leads to an address without TLS: {url}")
@@ -146,11 +148,18 @@ class Http:
         return response
 
     def _for_sending(self, place: str, ask: Ask) -> float:
-        """Seconds for a connection; urllib3 also gives them to each silence of a registry while it takes a body."""
+        """Return the connect timeout in seconds.
+
+        urllib3 also uses it for each pause while the registry receives a body, so it is longer once a connection
+        worked.
+        """
         return SILENCE_SECONDS if ask.body and place in self._reached else CONNECT_SECONDS
 
     def _failure(self, error: Exception, place: str) -> Exception:
-        """A connection that never came about at first contact is a wrong name or no registry at all: no more tries."""
+        """Classify an error of the session.
+
+        If the first connection fails, the name is wrong or no registry is running there, so it is not retried.
+        """
         from requests import exceptions
 
         hopeless = isinstance(error, (exceptions.InvalidURL, exceptions.InvalidSchema, exceptions.MissingSchema))
@@ -163,7 +172,7 @@ class Http:
 
 
 class _Authorization:
-    """Sets the header, or sees to it that there is none: requests itself would take one from ~/.netrc."""
+    """Sets the header, or keeps requests from taking one from ~/.netrc."""
 
     def __init__(self, value: str | None) -> None:
         self._value = value
@@ -183,7 +192,7 @@ def _never_connected(error: Exception) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """requests wraps urllib3's errors, which wrap the socket's: that one says what happened."""
+    """Return the socket's error, which urllib3's and requests' errors wrap."""
     while True:
         reason = getattr(error, "reason", None)
         inner = reason if isinstance(reason, BaseException) else None

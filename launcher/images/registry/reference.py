@@ -10,23 +10,24 @@ from launch_train.common.loopback import is_loopback
 from launcher.errors import UsageError
 
 HUB: Final = "docker.io"
-"""Docker Hub's name in references; a name without a host is there."""
+"""Docker Hub's host name in references, also of names without a host."""
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?")
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
-"""https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests, and image-spec 1.1 on
-descriptors for the digests."""
+"""https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pulling-manifests, and for the digests
+image-spec 1.1 on descriptors.
+"""
 
 LONGEST_NAME: Final = 255
-"""Characters of host and repository: the distribution spec's advice to clients."""
+"""Maximum length of host and repository in characters, as the distribution spec recommends to clients."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One image, or with neither tag nor digest the repository of many."""
+    """One image. Without tag and digest: a repository."""
 
     host: str
     repository: str
@@ -35,16 +36,16 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Host and repository."""
+        """Return host and repository."""
         return f"{self.host}/{self.repository}"
 
     @property
     def scheme(self) -> str:
-        """Registries on this machine need no TLS, as for Docker; all others do."""
+        """Return the URL scheme. As in Docker, registries on this machine need no TLS; all others do."""
         return scheme(self.host)
 
     def with_digest(self, digest: str) -> Reference:
-        """The same name pinned to `digest`; the tag stays, and no longer says which image it is. Raises UsageError."""
+        """Return the same name with a digest. The tag stays but has no effect. Raises UsageError."""
         return replace(self, digest=_checked(digest, _DIGEST, "digest", digest))
 
     def __str__(self) -> str:
@@ -53,10 +54,10 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """A reference as Docker reads it: `python:3.12` is docker.io/library/python:3.12.
+    """Parse a reference by Docker's rules: `python:3.12` is docker.io/library/python:3.12.
 
     Raises:
-        UsageError: it isn't one.
+        UsageError: it is invalid.
     """
     if "://" in text:
         raise UsageError(f"{text!r} is not an image: it is an address", "Leave the scheme out: HOST/NAME:TAG")
@@ -76,7 +77,7 @@ def parse(text: str) -> Reference:
 
 
 def _split_host(name: str) -> tuple[str, str]:
-    """The first part is a host when it has a dot or a port, or is localhost: Docker's rule."""
+    """Split off the host. By Docker's rule, the first part is a host if it has a dot or a port, or is localhost."""
     first, slash, rest = name.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first):
         return first, rest
@@ -93,17 +94,17 @@ def _checked(value: str, pattern: re.Pattern[str], what: str, whole: str) -> str
 
 
 def scheme(host: str) -> str:
-    """`http` for a registry on this machine, which needs no TLS; `https` for all others."""
+    """Return `http` for a registry on this machine, and `https` for all others."""
     return "http" if is_loopback(host) else "https"
 
 
 def is_digest(text: str) -> bool:
-    """Return whether a text is a complete digest of a supported kind."""
+    """Return whether a text is a complete digest of a supported algorithm."""
     return bool(_DIGEST.fullmatch(text))
 
 
 def is_googles(host: str) -> bool:
-    """Return whether `host` accepts Google's credentials: Artifact Registry, and the names of Container Registry."""
+    """Return whether a host accepts Google's credentials: those of Artifact Registry and Container Registry."""
     return host.endswith(".pkg.dev") or _is_container_registry(host)
 
 
@@ -119,7 +120,7 @@ _REPOSITORY_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Place(NamedTuple):
-    """A repository of Artifact Registry; `project` with its domain is example.com:my-project."""
+    """A repository in Artifact Registry. A project with a domain is example.com:my-project."""
 
     location: str
     project: str
@@ -127,9 +128,9 @@ class Place(NamedTuple):
 
 
 def place(host: str, repository: str) -> Place | None:
-    """Return the Artifact Registry repository of a name; None: it is not in Artifact Registry.
+    """Return the Artifact Registry repository of a name, or None if it is not in Artifact Registry.
 
-    A project of a domain, example.com:my-project, stands as example.com/my-project in names.
+    In names, a project with a domain (example.com:my-project) is written as example.com/my-project.
     """
     found, parts = _ARTIFACT_REGISTRY.fullmatch(host), repository.split("/")
     domain = f"{parts.pop(0)}:" if "." in parts[0] else ""
@@ -139,10 +140,11 @@ def place(host: str, repository: str) -> Place | None:
 
 
 def check_repository(text: str) -> None:
-    """Refuse a place to which no image can be pushed: of Google's, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY can.
+    """Check that images can be pushed to a repository. Of Google's, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY
+    works.
 
     Raises:
-        UsageError: the name can't be taken.
+        UsageError: they can't.
     """
     reference = parse(text)
     if reference.tag or reference.digest:

@@ -1,4 +1,4 @@
-"""Which failures of a registry pass by themselves, and how long they are waited for."""
+"""Retry a registry's transient failures, with a bounded backoff."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ PASSING: Final = (408, 429, 500, 502, 503, 504)
 """Status codes after which the same request may work."""
 
 TRIES: Final = 5
-"""Of one request, or of an upload without a new byte in between."""
+"""Tries of one request, or of an upload without progress."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 0.5, 8.0
-"""The waits' bounds double from the one to the other."""
+"""The backoff in seconds doubles from the first bound to the second."""
 
 LONGEST_ASKED: Final = 120.0
-"""Seconds that a registry's Retry-After is followed; one that asks for more is down for now."""
+"""The longest Retry-After, in seconds, that is followed. A registry that asks for more is considered down."""
 
 
 class Passing(Exception):
-    """A failure that may pass: an answer such as 503, or none. `wish` is the registry's Retry-After in seconds."""
+    """A transient failure: a status such as 503, or no response. `retry_after` is the registry's Retry-After in
+    seconds.
+    """
 
     def __init__(self, problem: str, retry_after: float = 0.0) -> None:
         super().__init__(problem)
@@ -41,15 +43,15 @@ class Patience:
 
     clock: Clock = REAL
     tries: int = TRIES
-    jitter: Callable[[], float] = Random().random  # noqa: S311 - it spreads waits, and guards nothing
+    jitter: Callable[[], float] = Random().random  # noqa: S311 - it only spreads the waits
 
     def begin(self, what: str) -> Tries:
-        """Yield the tries of one operation, which an error names."""
+        """Return the tries of one operation. `what` names it in errors."""
         return Tries(what, self)
 
 
 class Tries:
-    """Bounded tries, with an exponential wait before each but the first."""
+    """Bounded tries, with exponential backoff."""
 
     def __init__(self, what: str, patience: Patience) -> None:
         self.what = what
@@ -57,7 +59,9 @@ class Tries:
         self._patience = patience
 
     def wait(self, error: Passing) -> None:
-        """Wait before the next try. Raises RegistryError: it was the last, or the registry asks for too long a wait."""
+        """Wait before the next try. Raises RegistryError: it was the last one, or the registry demands too long a
+        wait.
+        """
         self.failed += 1
         if self.failed >= self._patience.tries or error.retry_after > LONGEST_ASKED:
             hint = "No image was changed. Try again later: what has arrived is not sent again."
@@ -66,17 +70,17 @@ class Tries:
         self._patience.clock.sleep(max(error.retry_after, bound * (0.5 + self._patience.jitter() / 2)))
 
     def progressed(self) -> None:
-        """Something new is done for good: all tries are open again."""
+        """Reset the number of failed tries, after progress that can't be lost."""
         self.failed = 0
 
 
 def raise_if_passing(response: Response) -> None:
-    """Raise Passing for an answer after which the same request may work."""
+    """Raise Passing for a response after which the same request may work."""
     if response.status_code in PASSING:
         raise Passing(said(response), _retry_after(response))
 
 
 def _retry_after(response: Response) -> float:
-    """Seconds to wait as the registry asks; 0 if it doesn't, or names a date."""
+    """Return the seconds of the Retry-After header. 0 if it is missing or a date."""
     text = response.headers.get("Retry-After", "")
     return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0

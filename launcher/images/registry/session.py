@@ -1,4 +1,4 @@
-"""Requests to one registry: with the credentials that it takes, and tried again where that may help."""
+"""Send requests to one registry, with credentials and retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HUBS_API = "registry-1.docker.io"
 
 @dataclass(frozen=True)
 class RegistryCall:
-    """A request and what it is for: the words of its error, and the rights that it needs."""
+    """A request, its description for errors, and the scopes that it needs."""
 
     what: str
     repository: str
@@ -33,17 +33,17 @@ class RegistryCall:
 
 
 def may_pull(repository: str) -> str:
-    """The scope of a read."""
+    """Return the scope of a read."""
     return f"repository:{repository}:pull"
 
 
 def may_push(repository: str) -> str:
-    """The scope of a write; registries require pull as well as push."""
+    """Return the scope of a write. Registries require both pull and push."""
     return f"repository:{repository}:pull,push"
 
 
 class Wire:
-    """One registry, for all threads."""
+    """One registry. Thread-safe."""
 
     def __init__(self, host: str, environ: Mapping[str, str], patience: Patience) -> None:
         self.host = host
@@ -53,12 +53,13 @@ class Wire:
         self._root = f"{scheme(host)}://{HUBS_API if host == HUB else host}"
 
     def url(self, path: str) -> str:
-        """The address of something below /v2/, or of a Location that the registry gave.
+        """Return the URL of a path below /v2/, or of a Location header.
 
-        Behind a proxy that ends TLS, a registry may give an http: address of its own: it is reached as before.
+        Behind a proxy that terminates TLS, a registry may return its own address with http:. It gets the original
+        scheme.
 
         Raises:
-            RegistryError: it lies elsewhere, and without TLS.
+            RegistryError: it is on another host, without TLS.
         """
         url = urljoin(self._root, path)
         if self._is_ours(url):
@@ -66,11 +67,11 @@ class Wire:
         return self.http.allowed(url)
 
     def do(self, call: RegistryCall) -> Response:
-        """Return the response to the first try that gets one.
+        """Return the response, with retries.
 
         Raises:
-            NotAuthorised: no credentials are taken.
-            RegistryError: none of the tries had an answer, or the registry can't be reached.
+            NotAuthorised: no credentials are accepted.
+            RegistryError: all tries failed, or the registry can't be reached.
         """
         tries = self.patience.begin(self.words(call))
         while True:
@@ -80,17 +81,17 @@ class Wire:
                 tries.wait(error)
 
     def once(self, call: RegistryCall) -> Response:
-        """Return the response; renew an expired token and repeat the request.
+        """Send a request once, and again after renewing refused credentials.
 
         Raises:
-            Passing: no answer, or one that passes.
+            Passing: no response, or a transient failure.
         """
         ours = self._is_ours(call.ask.url)
         header = self.auth.header(call.scopes, self.words(call)) if ours else None
         for refused in count():
             response = self.http.send(replace(call.ask, authorization=header))
             if response.status_code != 401 or not ours or not self._is_ours(str(response.url)):
-                break  # where the registry only sends its readers on to, nobody asks for its credentials
+                break  # the registry's credentials are never sent to a host that it redirects to
             header = self.auth.renew(call.scopes, response, header, first=refused == 0, what=self.words(call))
         raise_if_passing(response)
         return response
@@ -99,7 +100,9 @@ class Wire:
         return urlsplit(url).netloc == urlsplit(self._root).netloc
 
     def unheeded(self, call: RegistryCall) -> None:
-        """Send a request once, whose answer changes nothing: no credentials are given up over it."""
+        """Send a request whose result does not matter, once. Errors are ignored, and no credentials are marked as
+        refused.
+        """
         with suppress(Passing, LaunchError):
             header = self.auth.header(call.scopes, self.words(call))
             self.http.send(replace(call.ask, authorization=header))

@@ -1,4 +1,4 @@
-"""One blob's way into a registry, in pieces that a broken connection costs no more than one of."""
+"""Upload one blob to a registry in pieces. A broken connection costs at most one piece."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHUNK: Final = 16 << 20
-"""Bytes of one PATCH."""
+"""Bytes per PATCH request."""
 
 SINGLE: Final = 8 << 20
-"""Bytes up to which a blob goes in one PUT: two requests where pieces take three."""
+"""Blobs up to this size, in bytes, are sent in one PUT: two requests instead of three."""
 
 BLOCK: Final = 1 << 16
-"""Bytes read at a time."""
+"""Bytes per read."""
 
 FORGOTTEN: Final = (404, 410, 416)
-"""Answers about an upload after which it must be asked about, or begun anew: not known, or at another byte."""
+"""Statuses after which an upload's position must be requested, or the upload restarted."""
 
 DAMAGED: Final = ("DIGEST_INVALID", "SIZE_INVALID")
 
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes to send; `open` opens them anew, from the first one."""
+    """Bytes to send. `open` opens them at their start, once for each try."""
 
     repository: str
     digest: str
@@ -44,11 +44,12 @@ class Blob:
 
 
 class Upload:
-    """One blob's upload: begun by a POST, sent by PATCHes, ended by a PUT; or whole in the PUT.
+    """The upload of one blob: started by a POST, sent by PATCHes and completed by a PUT, or sent by the PUT alone.
 
-    After a failure the registry is asked whether the blob is there (the lost answer may have been the last one), then
-    how far it got, and the upload goes on from there; a registry that can't say lets it begin anew. Docker's registry
-    2.8 says so only between two pieces: https://github.com/distribution/distribution/pull/3755.
+    After a failure, the registry is first asked whether the blob exists, because only the last response may have been
+    lost. Then it is asked how many bytes it has, and the upload resumes from there, or restarts if the registry does
+    not know. Docker's registry 2.8 knows only between two pieces:
+    https://github.com/distribution/distribution/pull/3755.
     """
 
     def __init__(self, wire: Wire, blob: Blob, chunk: int | None, on_bytes: Callable[[int], None]) -> None:
@@ -65,7 +66,7 @@ class Upload:
         self._tries = wire.patience.begin(wire.words(self._call("POST", "")))
 
     def run(self) -> None:
-        """Until the blob is there. Raises what Registry.upload does."""
+        """Upload the blob. Raises as `Registry.upload` does."""
         while not self._done:
             try:
                 if self._broken:
@@ -88,7 +89,7 @@ class Upload:
             self._finish(self._location, self._offset)
 
     def _take_up(self) -> None:
-        """Find out after a failure what the registry has."""
+        """Find out the state of the upload after a failure."""
         if self._is_there():
             self._done = True
             return
@@ -107,8 +108,11 @@ class Upload:
         self._reached(0)
 
     def _send(self, location: str, size: int) -> None:
-        """One piece. The registry says how much of it is there; one that doesn't has it all. One that takes no pieces
-        gets the blob whole."""
+        """Send one piece.
+
+        The registry reports how many bytes it has; without a report it has all of them. If it does not support pieces,
+        the blob is sent as a whole.
+        """
         first = self._offset
         headers = {"Content-Range": f"{first}-{first + size - 1}", "Content-Type": "application/octet-stream"}
         response = self._answer(self._call("PATCH", location, headers, body=self._part(first, size)))
@@ -119,7 +123,7 @@ class Upload:
         self._reached(reached)
 
     def _finish(self, location: str, first: int) -> None:
-        """End the upload, with the bytes from `first`."""
+        """Complete the upload, with the bytes from `first` on."""
         params, size = (("digest", self._blob.digest),), self._blob.size - first
         body = self._part(first, size) if size else b""
         headers = {"Content-Type": "application/octet-stream"}
@@ -130,7 +134,7 @@ class Upload:
         self._done = True
 
     def _answer(self, call: RegistryCall) -> Response:
-        """A piece's answer. Raises Passing: the upload is not where this piece goes, or bytes were damaged."""
+        """Return a successful response. Raises Passing: the upload is at another position, or bytes were damaged."""
         response = self._wire.once(call)
         if done(response):
             return response
@@ -160,7 +164,7 @@ class Upload:
         self._reached(reached)
 
     def _moved(self, response: Response) -> None:
-        """The upload's address may change with each answer."""
+        """Store the upload's URL, which may change with each response."""
         found = response.headers.get("Location") or self._location
         if not found:
             raise RegistryError(f"{self._tries.what}: the registry doesn't say where an upload goes")
@@ -189,7 +193,7 @@ class Upload:
 
 
 class Part:
-    """Some bytes of a blob, read as they are sent."""
+    """A range of a blob, read while it is sent."""
 
     def __init__(self, open: Callable[[], BinaryIO], first: int, size: int, http: Http) -> None:  # noqa: A002
         self._open = open
@@ -214,7 +218,7 @@ class Part:
             yield piece
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes. Raises RegistryError: the file can't be read, or has become shorter."""
+        """Read up to `size` bytes. Raises RegistryError: the file can't be read, or is shorter than expected."""
         self._http.go_on()
         wanted = self._left if size < 0 else min(size, self._left)
         piece = self._reading(lambda: self._file.read(wanted))
@@ -226,7 +230,7 @@ class Part:
 
     @staticmethod
     def _reading(what: Callable[[], T]) -> T:
-        """An error of the disk in our own words: the connection's are OSErrors too, and pass."""
+        """Convert an error of the disk. Errors of the connection are OSErrors too, but they are retried."""
         try:
             return what()
         except OSError as error:
@@ -234,9 +238,9 @@ class Part:
 
 
 def _end(response: Response) -> int | None:
-    """Bytes that an upload has, from an answer's Range; None if it doesn't say.
+    """Return the number of bytes that an upload has, from a response's Range header. None: unknown.
 
-    Nothing and one byte look the same: "0-0".
+    "0-0" stands for both zero bytes and one byte.
     """
     found = re.fullmatch(r"(?:bytes=)?0-(\d+)", response.headers.get("Range", ""))
     return int(found[1]) + 1 if found and found[1] != "0" else None
