@@ -98,8 +98,10 @@ class Vms:
         return job
 
     def get(self, name: str) -> Job:
-        """Return a job's current state, or how it ended. Raises GoneError: no such VM, and no record of its end;
-        UnreachableError: no answer for a minute."""
+        """Return a job's current or final state.
+
+        Raises GoneError: no such VM, and no record of its end; UnreachableError: no answer for a minute.
+        """
         zone, number = parse_job_name(name)
         try:
             machine = self.compute.instance(zone, number)
@@ -147,8 +149,10 @@ class Vms:
         return frozenset(one.request_id for one in mine if one.request_id)
 
     def cancel(self, name: str) -> None:
-        """Record that a job was cancelled and begin to delete its VMs, which get half a minute to save. Does nothing
-        if it has ended. Raises GoneError; UnreachableError: the VM does not exist yet."""
+        """Record that a job was cancelled, and begin to delete its VMs, which get half a minute to save.
+
+        Does nothing if it has ended. Raises GoneError; UnreachableError: the VM does not exist yet.
+        """
         zone, number = parse_job_name(name)
         try:
             machine = self.compute.instance(zone, number)
@@ -163,8 +167,9 @@ class Vms:
             self._delete(one)
 
     def release(self, job: Job) -> None:
-        """Delete the VMs of an ended job, and wait until they are gone. A VM whose container has ended deletes itself.
-        VMs of other attempts and workstations are not touched.
+        """Delete the VMs of an ended job, and wait until they are deleted.
+
+        A VM whose container has ended deletes itself. VMs of other attempts and workstations are not touched.
 
         Raises:
             LaunchError: a VM still exists and is billed.
@@ -198,8 +203,10 @@ class Vms:
         return job_of(machine, record, self.compute.operations_of(machine.zone, machine.id) if went_down else ())
 
     def _deleted_job(self, name: str, error: GoneError) -> Job:
-        """Return a job whose VM no longer exists, or not yet. Raises GoneError; LaunchError: its record can't be
-        read."""
+        """Return a job whose VM no longer exists, or not yet.
+
+        Raises GoneError; LaunchError: its record can't be read.
+        """
         zone, number = parse_job_name(name)
         machine = self._seen.get(number)
         base = job_of(machine) if machine else self._created.get(number)
@@ -217,8 +224,11 @@ class Vms:
         return found
 
     def _record_of(self, machine: Machine) -> Record | None:
-        """Return the record of how a VM's job ended: the VM's own, or that of another node whose container never
-        started, as the job can't run without it. Raises LaunchError: it can't be read."""
+        """Return the record of how a VM's job ended. None: it has not ended.
+
+        It is the VM's own record, or that of another node whose container never started, because the job can't run
+        without it. Raises LaunchError: it can't be read.
+        """
         folder = self._folder_of(machine.parameters.get("run_folder")) if machine.trains else None
         if folder is None:
             return None
@@ -240,8 +250,10 @@ class Vms:
     # --- Its end ------------------------------------------------------------------------------------------------------
 
     def _note_cancelled(self, machine: Machine) -> None:
-        """Record that the user cancelled the job; otherwise it would look as if the VM had been deleted by other means.
-        A failure does not stop the cancellation."""
+        """Record that the user cancelled the job, to distinguish it from a VM that was deleted by other means.
+
+        A failure does not stop the cancellation.
+        """
         record = Record(
             exit=Exit.PREEMPTED,
             reason="cancelled",

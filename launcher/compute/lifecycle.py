@@ -51,8 +51,10 @@ def change_and_wait(
 
 
 def begin_change(change: Callable[[], Operation]) -> Operation:
-    """Begin a change and return its operation. Raises CreateRefused; GoneError; UnreachableError: unknown whether it
-    began."""
+    """Begin a change and return its operation.
+
+    Raises CreateRefused; GoneError; UnreachableError: it is unknown whether it began.
+    """
     from google.api_core.exceptions import GoogleAPICallError
 
     try:
@@ -67,8 +69,10 @@ def begin_change(change: Callable[[], Operation]) -> Operation:
 
 
 def wait_for_operation(compute: Compute, operation: Operation, say: Say) -> Operation:
-    """Wait until an operation has succeeded, and return it. Outages are tolerated. Raises CreateRefused,
-    StillRunning."""
+    """Wait until an operation has succeeded, and return it. Outages are tolerated.
+
+    Raises CreateRefused, StillRunning.
+    """
     began = compute.clock.now()
     while not operation.done:
         waited = compute.clock.now() - began

@@ -15,8 +15,11 @@ COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
 
 
 class OperationError(Struct, frozen=True, kw_only=True):
-    """One of an operation's errors. `reason` and `metadata` are its ErrorInfo's. For a quota, the metadata has
-    quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions (region, gpu_family)."""
+    """One of an operation's errors. `reason` and `metadata` come from its ErrorInfo.
+
+    For a quota, the metadata has quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions
+    (region, gpu_family).
+    """
 
     code: str
     message: str

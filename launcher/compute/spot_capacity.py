@@ -47,8 +47,10 @@ def order_by_capacity(plan: Plan, compute: Compute) -> tuple[Plan, tuple[str, ..
 
 
 def order_by_score(attempts: Sequence[Attempt], scores: Mapping[str, float]) -> tuple[Attempt, ...]:
-    """Order consecutive attempts of equal price, model and machine by score, best first. Zones without a score come
-    last, in the plan's order."""
+    """Order consecutive attempts of equal price, model and machine by score, best first.
+
+    Zones without a score come last, in the plan's order.
+    """
     found: list[Attempt] = []
     for (model, price, _), group in groupby(attempts, key=group_key):
         members = list(group)
@@ -75,8 +77,10 @@ def no_scores_text(found: Mapping[str, float | LaunchError | None]) -> str:
 
 
 def score(compute: Compute, plan: Plan, zone: str) -> float | None:
-    """Return the likelihood (0 to 1) that a zone has capacity for the plan's VMs; None: no advice. Raises
-    LaunchError."""
+    """Return the likelihood (0 to 1) that a zone has capacity for the plan's VMs. None: no advice.
+
+    Raises LaunchError.
+    """
     from google.cloud import compute_v1
 
     resource = message_of(compute_v1.CapacityAdviceRequest, advice_request(plan, zone))

@@ -43,8 +43,9 @@ class Service(NamedTuple):
 
 
 class UnreachableError(LaunchError):
-    """The API gave no answer, or only transient errors, until the timeout. It is unknown whether the request had an
-    effect.
+    """The API gave no answer, or only transient errors, until the timeout.
+
+    It is unknown whether the request had an effect.
     """
 
 
@@ -77,8 +78,10 @@ class Api:
         return self._ask(method, request, PATIENCE_SECONDS, lambda: self.clock.now() - began)
 
     def ask_soon(self, method: str, seconds: float, **request: Any) -> Any:
-        """Return the answer to an idempotent request, retrying for at most `seconds`, including those in which this
-        machine slept. Raises as `ask` does."""
+        """Return the answer to an idempotent request, retrying for at most `seconds`.
+
+        Time in which this machine slept counts. Raises as `ask` does.
+        """
         return self._ask(method, request, seconds, stopwatch(self.clock, self.wall))
 
     def wall(self) -> float:
@@ -131,8 +134,11 @@ def service_account(credentials: Any) -> str:
 
 
 def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
-    """Return an authorised session (google.auth.transport.requests) for an API without a client library, and its
-    endpoint without a trailing slash. Raises NotAuthorised: no credentials."""
+    """Return an authorised session and the endpoint of an API without a client library.
+
+    The session is one of google.auth.transport.requests. The endpoint has no trailing slash. Raises NotAuthorised: no
+    credentials.
+    """
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError
     from google.auth.transport.requests import AuthorizedSession
@@ -147,8 +153,11 @@ def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str
 
 
 def credentials(environ: Mapping[str, str], endpoint: str) -> Any:
-    """Return the credentials to use: anonymous if gcloud's are disabled; gcloud's access token; anonymous for a server
-    on loopback; otherwise None, which means Google's default credentials. Raises NotAuthorised."""
+    """Return the credentials to use. None means Google's default credentials.
+
+    In this order: anonymous if gcloud's are disabled; gcloud's access token, from the environment or a file; anonymous
+    for a server on loopback. Raises NotAuthorised.
+    """
     from google.auth.credentials import AnonymousCredentials
     from google.oauth2.credentials import Credentials
 

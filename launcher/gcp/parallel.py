@@ -26,9 +26,7 @@ T = TypeVar("T")
 
 
 class Asking(Api):
-    """An API client that treats unreadable answers as no answer, and rate limits (403 on Compute Engine) as
-    transient errors.
-    """
+    """An API client that treats unreadable answers and rate limits (403 on Compute Engine) as transient errors."""
 
     def once(self, method: str, **request: Any) -> Any:
         """As Api.once."""

@@ -200,8 +200,10 @@ def submit(api: Api, scope: BuildScope, request: Mapping[str, Any]) -> RunningBu
 
 
 def start(api: Api, scope: BuildScope, request: Mapping[str, Any], known: set[str], tries: int = TRIES) -> RunningBuild:
-    """Start the build. After a lost response, look for it before starting another one. `known`: ids of builds that
-    existed before."""
+    """Start the build. After a lost response, look for it before starting another one.
+
+    `known` are the ids of builds that existed before.
+    """
     from google.cloud.devtools import cloudbuild_v1
 
     message = cloudbuild_v1.Build.from_json(json.dumps(request))

@@ -206,7 +206,7 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
 
 
 def address(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's address (`base_url`) and TLS settings, from DOCKER_HOST, the current context, or the
+    """Return the engine's address (`base_url`) and TLS settings: from DOCKER_HOST, the current context or the
     default.
     """
     from docker import ContextAPI

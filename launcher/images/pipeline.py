@@ -66,8 +66,9 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
 
 
 def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
-    """Bring the image into the registry if that needs no engine. Otherwise build it in this machine's engine, for
-    `push`.
+    """Bring the image into the registry if that needs no engine. Otherwise build it in this machine's engine.
+
+    In the second case, `push` sends it later.
 
     Raises:
         LaunchError: no method worked; the error says what to do.
@@ -136,8 +137,9 @@ def references(image: Image) -> tuple[Reference, Reference]:
 
 
 def registry_of(target: Reference, environ: Mapping[str, str]) -> Registry:
-    """Return a client of the image's registry, which the caller closes. Raises LaunchError: the client is not
-    installed.
+    """Return a client of the image's registry. The caller closes it.
+
+    Raises LaunchError: the client is not installed.
     """
     from launcher.images.registry import Registry
 
@@ -186,8 +188,9 @@ def appended(
 
 
 def code_layers(source: Source, folder: Path) -> list[Layer]:
-    """Return the layers that change with the code. They match the last two COPY lines of
-    containers/train.Dockerfile.
+    """Return the layers that change with the code.
+
+    They match the last two COPY lines of containers/train.Dockerfile.
     """
     from launcher.images.layer import layer
 

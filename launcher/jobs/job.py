@@ -50,10 +50,11 @@ class Job(Struct, frozen=True, kw_only=True):
     """A job. Times are Unix seconds by Google's clock. None: not yet known."""
 
     name: str
-    """projects/NUMBER/locations/REGION/customJobs/ID, or projects/PROJECT/zones/ZONE/instances/NUMBER for a training
-    VM.
+    """The name of the Job resource.
 
-    With several VMs it is the first one's. VMs are identified by number, because a later VM may reuse the name.
+    projects/NUMBER/locations/REGION/customJobs/ID on Vertex AI, or projects/PROJECT/zones/ZONE/instances/NUMBER for a
+    training VM. With several VMs it is the first one's. VMs are identified by number, because a later VM may reuse the
+    name.
     """
     region: str
     state: str
@@ -64,8 +65,9 @@ class Job(Struct, frozen=True, kw_only=True):
     error: Failure | None = None
     labels: Mapping[str, str] = {}
     request: Mapping[str, Any] = {}
-    """The request as canonical proto3 JSON: displayName, jobSpec, labels and encryptionSpec. For a VM it is the current
-    Instance.
+    """The request as canonical proto3 JSON: displayName, jobSpec, labels and encryptionSpec.
+
+    For a VM it is the current Instance.
     """
 
     folder: str = ""

@@ -11,8 +11,10 @@ from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import DOWN, Machine, last, seconds
 
 LATE_SECONDS: Final = 600.0
-"""Grace period. After a lease ends, the watchdog (every 30 s) must have stopped the VM by then. After a training job
-ends, its VM must have deleted itself by then.
+"""Grace period in seconds.
+
+After a lease ends, the watchdog (every 30 s) must have stopped the VM by then. After a training job ends, its VM must
+have deleted itself by then.
 """
 FORGOTTEN_SECONDS: Final = 7 * 86400.0
 """A workstation VM that is stopped for longer counts as forgotten. Its disk is still billed."""

@@ -89,10 +89,10 @@ class Vertex:
             raise gone(name) from error
 
     def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
-        """Return the jobs in these regions that match a filter (labels.launch-run=ID). The regions are read in
-        parallel.
+        """Return the jobs in these regions that match a filter (labels.launch-run=ID).
 
-        Unless `partly` is set, raises the first region's error, because an unread region may have matching jobs.
+        The regions are read in parallel. Unless `partly` is set, raises the first region's error, because an unread
+        region may have matching jobs.
         """
         apis = {region: self._api(region) for region in dict.fromkeys(regions)}
         found = together({region: partial(self._all, api, region, filter_) for region, api in apis.items()})

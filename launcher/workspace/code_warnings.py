@@ -16,9 +16,7 @@ from launcher.workspace.python_files import started
 def code_warnings(
     spec: JobSpec, located: Located, target: Target, folder: Path | None, names: Sequence[str], requirements: str
 ) -> Iterator[str]:
-    """Yield the warnings, each with its line. `names` are the code's files; `requirements` is the requirements'
-    text.
-    """
+    """Yield the warnings, each with its line. `names` are the code's files; `requirements` is a file's text."""
     for field, path in local_paths(spec.run, folder, target):
         where = f"{located.place(field)}: {field.rpartition('.')[0]}"
         yield f"{where}: {path} is a path of this machine; the job's machine does not have it"

@@ -69,8 +69,9 @@ def config_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text, or an empty string if it can't be read. A byte order mark and invalid UTF-8 are
-    tolerated.
+    """Return a file's text, or an empty string if it can't be read.
+
+    A byte order mark and invalid UTF-8 are tolerated.
     """
     try:
         return path.read_text(encoding="utf-8-sig", errors="replace")

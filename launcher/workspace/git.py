@@ -31,9 +31,7 @@ class Listed(NamedTuple):
     """The output of `git ls-files` for a folder."""
 
     names: list[str]
-    """Files, tracked or not. A submodule is named by its folder; any other repository by its folder and a trailing
-    /.
-    """
+    """Files, tracked or not. A submodule is listed as its folder, and any other repository as FOLDER/."""
     unread: list[tuple[str, str]]
     """Folders ("…/") and .gitignore files that git could not read, with the reason."""
 
@@ -74,9 +72,7 @@ def list_files(folder: str) -> Listed | None:
             f"git can't list the code in {folder}: {what}",
             "\n".join(fix) or f"git -C {folder} status",
         )
-    names = list(
-        dict.fromkeys(os.fsdecode(ran.stdout).split("\0")[:-1])
-    )  # git lists a file with a merge conflict three times
+    names = list(dict.fromkeys(os.fsdecode(ran.stdout).split("\0")[:-1]))  # a conflict lists a file three times
     unread = re.findall(
         r"^warning: (?:could not open directory|unable to access) '([^/].*)': (.+)$", said, re.MULTILINE
     )

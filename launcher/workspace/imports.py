@@ -59,9 +59,7 @@ def unconditional(block: ast.Module | ast.If | ast.Try) -> Iterator[ast.Import |
 
 
 def is_always_run(node: ast.stmt) -> TypeGuard[ast.If | ast.Try]:
-    """Return whether the body always runs in a program: `if __name__ == "__main__":`, and `try:` with only
-    `finally:`.
-    """
+    """Return whether the body always runs: `if __name__ == "__main__":`, and `try:` with only `finally:`."""
     if isinstance(node, ast.If):
         return "__main__" in ast.dump(node.test)
     return isinstance(node, ast.Try) and not node.handlers
@@ -91,9 +89,7 @@ def may_provide(package: str, module: str) -> bool:
 
 
 def comes_with(module: str, requirements: Sequence[str]) -> bool:
-    """Return whether a requirement, or one of its own requirements, has a module according to the packages installed
-    here.
-    """
+    """Return whether a requirement, or one that it requires, has a module according to the packages installed here."""
     from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
     wanted = {normalised(one) for one in packages_distributions().get(module, ())} if requirements else set()

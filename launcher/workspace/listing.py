@@ -137,9 +137,7 @@ class GitIgnore:
         self._rules = [(one.regex, one.include) for spec in specs for one in spec.patterns if one.regex][::-1]
 
     def says(self, name: str) -> bool | None:
-        """Return whether the rules ignore a file (or a folder: "…/"), or None if no rule matches. The last match
-        decides.
-        """
+        """Return whether the rules ignore a file or folder ("…/"). None: no rule matches. The last match decides."""
         inside = name.removeprefix(self._folder)
         return next((ignored for rule, ignored in self._rules if matches(rule, inside)), None)
 

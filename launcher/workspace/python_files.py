@@ -25,8 +25,9 @@ NEWER = re.compile(r"""\b(type|def|class)\s+\w+\s*[\[=]|\b[rR]?[fFtT][rR]?["']""
 
 
 def parsed(file: Path) -> ast.Module:
-    """Parse a file with this Python's grammar. Raises SyntaxError, ValueError (null bytes), RecursionError and
-    OSError.
+    """Parse a file with this Python's grammar.
+
+    Raises SyntaxError, ValueError (null bytes), RecursionError and OSError.
     """
     import ast
     import warnings

@@ -42,9 +42,7 @@ def read(request: Mapping[str, Any]) -> JobRequest:
 
 
 def tried(project: str, region: str, request: Mapping[str, Any], zone: str | None = None) -> Tried:
-    """Return the request's properties for error causes and fixes: of a plan's attempt, or of a job without a known
-    plan.
-    """
+    """Return a request's properties for causes and fixes: of a plan's attempt, or of a job without a known plan."""
     found = read(request)
     return Tried(
         project=project,
@@ -98,9 +96,7 @@ def within_wait(request: Mapping[str, Any], left: float | None) -> Mapping[str, 
 
 
 def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[str, Any]:
-    """Return the request with a list of the run's ended jobs (contract.ENDED), for a launch that could not write a
-    lock.
-    """
+    """Return the request with the run's ended jobs (contract.ENDED), for a launch that could not write a lock."""
     changed_request: Mapping[str, Any] = service(request).with_env(
         request, contract.ENDED, json.dumps(ended[:MOST_ENDED])
     )
@@ -165,9 +161,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     for name, value in read_back.env.items():
         if name == contract.CONFIG:
             found |= config(value)
-        elif name == contract.SECRETS or not name.startswith(
-            "LAUNCH_"
-        ):  # other LAUNCH_ variables follow from other fields
+        elif name == contract.SECRETS or not name.startswith("LAUNCH_"):  # the others are derived
             found[f"env.{name}"] = value
     return found
 

@@ -118,9 +118,7 @@ class Auth:
         raise denied(self._host, problem, self.tried())
 
     def _granted(self, scopes: Scopes, challenge: Challenge, index: int) -> Grant | None:
-        """Return a grant from one source. None: it has no credentials for this registry, or even fresh ones are
-        refused.
-        """
+        """Return a grant from one source. None: it has no credentials for this registry, or they are refused."""
         source = self._sources[index]
         try:
             known = source.known

@@ -154,8 +154,9 @@ class Registry:
         return True
 
     def check_write(self, repository: str) -> None:
-        """Check write access by starting and cancelling an upload, so that a missing permission is known before a
-        long build.
+        """Check write access by starting and cancelling an upload.
+
+        A missing permission is then known before a long build.
         """
         ask = Ask("POST", self._wire.url(f"/v2/{repository}/blobs/uploads/"))
         call = RegistryCall("begin an upload", repository, (may_push(repository),), ask)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
-"""Timeouts for connecting and for each pause in a response. A registry may take long to move a large blob into
-place.
-"""
+"""Timeouts for connecting and for each pause in a response. Moving a large blob into place may take long."""
 
 CONNECTIONS: Final = 16
 """Connections that are kept open for the threads of one registry."""

@@ -140,8 +140,9 @@ def place(host: str, repository: str) -> Place | None:
 
 
 def check_repository(text: str) -> None:
-    """Check that images can be pushed to a repository. Of Google's, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY
-    works.
+    """Check that images can be pushed to a repository.
+
+    Of Google's names, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY works.
 
     Raises:
         UsageError: they can't.

@@ -28,8 +28,9 @@ LONGEST_ASKED: Final = 120.0
 
 
 class Passing(Exception):
-    """A transient failure: a status such as 503, or no response. `retry_after` is the registry's Retry-After in
-    seconds.
+    """A transient failure: a status such as 503, or no response.
+
+    `retry_after` is the registry's Retry-After in seconds.
     """
 
     def __init__(self, problem: str, retry_after: float = 0.0) -> None:
@@ -59,8 +60,9 @@ class Tries:
         self._patience = patience
 
     def wait(self, error: Passing) -> None:
-        """Wait before the next try. Raises RegistryError: it was the last one, or the registry demands too long a
-        wait.
+        """Wait before the next try.
+
+        Raises RegistryError: it was the last one, or the registry demands too long a wait.
         """
         self.failed += 1
         if self.failed >= self._patience.tries or error.retry_after > LONGEST_ASKED:

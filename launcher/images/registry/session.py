@@ -100,9 +100,7 @@ class Wire:
         return urlsplit(url).netloc == urlsplit(self._root).netloc
 
     def unheeded(self, call: RegistryCall) -> None:
-        """Send a request whose result does not matter, once. Errors are ignored, and no credentials are marked as
-        refused.
-        """
+        """Send a request once and ignore errors, because its result does not matter. Credentials are not renewed."""
         with suppress(Passing, LaunchError):
             header = self.auth.header(call.scopes, self.words(call))
             self.http.send(replace(call.ask, authorization=header))
