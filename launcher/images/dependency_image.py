@@ -46,7 +46,7 @@ class Report(Struct, frozen=True):
 
 
 def make(wanted: Wanted, environ: Mapping[str, str], registry: Registry, base: Reference, report: Report) -> None:
-    """Build the dependency image and push it, if it does not exist. Its tag is never overwritten.
+    """Build the dependency image and push it. Callers check that it does not exist, so its tag is never overwritten.
 
     Raises LaunchError, before the build if the registry denies write access.
     """

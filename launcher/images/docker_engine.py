@@ -206,9 +206,7 @@ def docker_errors(reference: str, what: str) -> Iterator[None]:
 
 
 def address(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's address (`base_url`) and TLS settings: from DOCKER_HOST, the current context or the
-    default.
-    """
+    """Return the engine's address (`base_url`) and TLS settings: from DOCKER_HOST, the context or the default."""
     from docker import ContextAPI
     from docker.constants import DEFAULT_UNIX_SOCKET
     from docker.utils import kwargs_from_env

@@ -17,16 +17,16 @@ from typing import Any, Final
 from launcher.selftest.foreign import reduced
 
 LONGEST: Final = 2000
-"""Characters that are kept of a text, such as a VM's startup script."""
+"""Maximum length of a text, such as a VM's startup script, in characters."""
 ITEMS: Final = 100
-"""Elements that are kept of a list: a page of prices has 5,000."""
+"""Maximum number of elements in a list. A page of prices has 5,000."""
 SECRET: Final = re.compile(r"(\w*token|\w*secret|private_?key\w*|password|bucketName)", re.IGNORECASE)
-"""Names of fields whose text is hidden. A page's token holds the name of what comes next."""
+"""Names of fields whose text is hidden. A page token contains the name of the next item."""
 PUBLIC_PROJECTS: Final = "deeplearning-platform-release|vertex-ai|cloud-builders"
 
 
 def unless_path(found: re.Match[str]) -> str:
-    """BASE64, or the same text where it is a path such as v1/projects/PROJECT/customJobs."""
+    """Return BASE64, or the same text if it is a path such as v1/projects/PROJECT/customJobs."""
     is_path = all(PART.fullmatch(part) for part in found[0].split("/"))
     return found[0] if is_path and "/" in found[0] else "BASE64"
 
@@ -66,14 +66,16 @@ def written(
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: it is no bundle."""
+    """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: the file is no bundle."""
     with zipfile.ZipFile(path) as file:
         return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
 
 
 def learnt(calls: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return replacements for the project's number and for buckets of others that a call names, as they may occur
-    elsewhere too."""
+    """Return replacements for the project's number and for other people's buckets in a call.
+
+    They are applied to the whole bundle, because the values may occur elsewhere too.
+    """
     text = json.dumps([*calls])
     numbers = [found[1] or found[2] for found in NUMBER.finditer(text)]
     return {**dict.fromkeys(BUCKET.findall(text), "BUCKET"), **dict.fromkeys(numbers, "PROJECT-NUMBER")}
@@ -83,13 +85,13 @@ class Redactor:
     """Replaces known values and patterns in any JSON."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
-        """`known`: value -> replacement. A short value is only replaced as a whole word."""
+        """`known`: value -> replacement. Short values are only replaced as whole words."""
         self._values = frozenset(known)
         longest = sorted((value for value in known if value), key=len, reverse=True)
         self._known = [(re.compile(whole(value), re.IGNORECASE), known[value]) for value in longest]
 
     def __call__(self, value: Any) -> Any:
-        """Return the JSON redacted."""
+        """Return the redacted JSON."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -102,7 +104,7 @@ class Redactor:
         return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
 
     def text(self, text: str) -> str:
-        """Return one text redacted."""
+        """Return the redacted text."""
         for pattern, instead in self._known:
             text = pattern.sub(instead, text)
         for pattern, word in PATTERNS:
@@ -119,6 +121,6 @@ def is_text(value: Any) -> bool:
 
 
 def whole(value: str) -> str:
-    """Return a value as a pattern: `root` must not match in `chroot`."""
+    """Return a pattern that matches a value as a whole word: `root` must not match in `chroot`."""
     plain = re.escape(value)
     return plain if len(value) > SHORT else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"

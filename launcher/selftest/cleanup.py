@@ -1,4 +1,4 @@
-"""Remove what a selftest has created, by its label and the prefix of its name, and nothing else."""
+"""Remove a selftest's resources, which are identified by their label and the prefix of their name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Cleaned(NamedTuple):
-    """Names that were removed, and problems in Google's words."""
+    """Names that were removed, and problems as reported by Google."""
 
     removed: tuple[str, ...]
     problems: tuple[str, ...]
 
 
 Finish = Callable[[], bool]
-"""Waits until a resource is gone; False: something else has removed it."""
+"""Waits until a resource is deleted. Returns False if something else deleted it."""
 
 
 class Removal(NamedTuple):
@@ -52,7 +52,7 @@ Find = Callable[[Kit, str, bool], Iterator[Removal]]
 
 
 def worked(kit: Kit, scope: str, kinds: tuple[Find, ...], *, everywhere: bool) -> Cleaned:
-    """Begin to remove every resource of a kind as soon as it is found, of all kinds before any is waited for."""
+    """Begin to remove the resources of all kinds as they are found, then wait for all of them."""
     removed: list[str] = []
     problems: list[str] = []
     begun: list[tuple[str, Finish]] = []
@@ -70,7 +70,7 @@ def worked(kit: Kit, scope: str, kinds: tuple[Find, ...], *, everywhere: bool) -
 
 @contextmanager
 def collected(problems: list[str], what: str) -> Iterator[None]:
-    """Keep an error as a problem: whatever it is, the rest costs money."""
+    """Record any error as a problem and continue, because the remaining resources are billed."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above
@@ -79,7 +79,7 @@ def collected(problems: list[str], what: str) -> Iterator[None]:
 
 
 def is_ours(name: str, labels: Container[str], scope: str) -> bool:
-    """Return whether a selftest created a resource: its label and its name must both say so."""
+    """Return whether a selftest created a resource. Both its label and its name must match."""
     return LABEL in labels and name.startswith(scope) and OWN.match(name) is not None
 
 
@@ -93,7 +93,7 @@ def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
 
 
 def begin_delete(kit: Kit, machine: Machine) -> Finish:
-    """Begin to delete a VM, which may have deleted itself meanwhile."""
+    """Begin to delete a VM. It may have deleted itself meanwhile."""
     from launcher.backend.base import GoneError
     from launcher.compute.lifecycle import begin_change, wait_for_operation
 
@@ -132,13 +132,13 @@ def begin_cancel(kit: Kit, job: Job) -> Finish:
         return True
 
     if not job.is_over:
-        with suppress(LaunchError):  # asked again, and told, when it is waited for
+        with suppress(LaunchError):  # `finish` repeats the request and reports errors
             kit.vertex.cancel(job.name)
     return finish
 
 
 def refuse_unread(places: Iterable[str]) -> None:
-    """Raise LaunchError if regions or zones could not be read, as there may be more."""
+    """Raise LaunchError if regions or zones could not be read: they may have further resources."""
     if names := ", ".join(places):
         raise LaunchError(f"{names} can't be read")
 
@@ -184,7 +184,7 @@ def names_of_buckets(kit: Kit, scope: str) -> list[str]:
 
 
 def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
-    """Delete a bucket once nothing writes to it."""
+    """Delete a bucket after everything that writes to it has ended."""
 
     def finish() -> bool:
         delete(*what)

@@ -28,8 +28,11 @@ def differences(google: Iterable[Mapping[str, Any]], ours: Iterable[Mapping[str,
 
 
 def of_operation(google: Shape, ours: Shape) -> Iterator[str]:
-    """Yield the differences in one operation's answers. Fields below one that differs are skipped, and so are the
-    elements of a list that is empty on one side: Google leaves empty lists out."""
+    """Yield the differences in one operation's answers.
+
+    Fields below one that differs are skipped. So are the elements of a list that is empty on one side, because Google
+    omits empty lists.
+    """
     for path in sorted(google.keys() ^ ours.keys()):
         above = parent(path)
         known = not above or bool(kinds(google.get(above, ())) & kinds(ours.get(above, ())))

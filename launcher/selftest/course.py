@@ -14,7 +14,7 @@ from launcher.text import usd_text
 
 
 class Item(NamedTuple):
-    """One resource, and the most that it can cost; None: a negligible amount."""
+    """One resource, and the upper bound on its cost. None: negligible."""
 
     kind: str
     name: str
@@ -22,7 +22,7 @@ class Item(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of a step. `ok` is None if it could not be tried: no capacity, or a prerequisite failed."""
+    """The result of a step. `ok` is None if it could not be tried: no capacity, or a prerequisite failed."""
 
     name: str
     ok: bool | None
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     found: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as in benchmarks/results/selftest-DATE.json."""
+        """Return it in the format of benchmarks/results/selftest-DATE.json."""
         return {**self._asdict(), "seconds": round(self.seconds, 1)}
 
 
@@ -40,7 +40,10 @@ class Outcome(NamedTuple):
 
 
 def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
-    """Return what the steps create. Raises LaunchError: the region lacks the machine, or its price is unknown."""
+    """Return the resources that the steps create.
+
+    Raises LaunchError: the region lacks the machine, or its price is unknown.
+    """
     found = [Item("bucket", kit.bucket)]
     if any(step.group == "push" for step in steps):
         from launcher.images.cloud_build import Options
@@ -60,7 +63,7 @@ def machine(kit: Kit, step: Step) -> Item:
     plan = ran.data
     usd = plan["limits"]["usd_hard_bound"]
     kind = plan["machine"]["machine_type"]
-    if usd is None:  # without it --usd would bound nothing
+    if usd is None:  # without a price, --usd would be no upper bound
         raise PlanRefused(f"the highest price of {kind} in {kit.region} is unknown", "Choose another --region.")
     what = "job" if step.command[0] == "vertex" else "VM"
     return Item(what, f"{kit.name(step.name)}, {kind}, {plan['limits']['hours']:g} h at most", usd)
@@ -104,7 +107,7 @@ def run(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: Callab
 
 
 def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
-    """Return whether a step passed, and the finding or the reason. An unexpected exception is a failure too."""
+    """Return whether a step passed, and the finding or the reason. An unexpected exception counts as a failure."""
     try:
         return True, step.check(kit)
     except NoCapacity as error:
@@ -113,5 +116,5 @@ def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
         return None, f"not tried: {error.problem}"
     except LaunchError as error:
         return False, " ".join(f"{error.problem} {error.hint}".split())
-    except Exception as error:  # noqa: BLE001 - a finding, and the other steps go on
+    except Exception as error:  # noqa: BLE001 - the other steps continue
         return False, f"{type(error).__name__}: {error}"

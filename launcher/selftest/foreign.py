@@ -13,24 +13,24 @@ from typing import Any, Final
 from launcher.selftest.kit import OWN
 
 NAMES: Final = ("name", "displayName", "id", "bucket", "logsBucket", "selfLink", "targetLink")
-"""Fields that name the resource which they are in."""
+"""Fields with the name of the resource that contains them."""
 PUBLIC: Final = re.compile(
     r"GET .*/(skus|machineTypes/\*|acceleratorTypes/\*|regions/\*|images/family/\*)|.*Permissions"
 )
-"""Operations whose answers are Google's catalogs, or the permissions that were asked for."""
+"""Operations whose answers are Google's catalogs or permissions."""
 HARMLESS: Final = re.compile(
     "@type|IPProtocol|architecture|code|currencyCode|direction|domain|format|kind|locationType|metric|mode|reason|shell"
     "|natIpAllocateOption|operatingSystemType|operationType|sourceSubnetworkIpRangesToNat|state|status|storageClass"
     "|usageType"
 )
-"""Fields that hold a word of Google's."""
+"""Fields whose values are Google's own terms."""
 WORD: Final = re.compile(r"[\w#./-]{1,80}")
 STRICT: Final = frozenset({"entries", "commonInstanceMetadata", "loginProfile", "posixAccounts", "sshPublicKeys"})
-"""Fields in which nothing but the shape stays."""
+"""Fields that are reduced to their shape."""
 FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys"})
-"""Maps whose keys are somebody's words."""
+"""Maps whose keys are chosen by users."""
 PEOPLE: Final = "/users/"
-"""In the paths of OS Login alone."""
+"""Occurs only in the paths of OS Login."""
 THINGS: Final = re.compile(
     r"(?<=/)(subnetworks|instances|repositories|builds|images|b|o|users)/(?!launch-selftest-)[^/:]+"
 )
@@ -47,13 +47,13 @@ def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(answer: Any) -> Any:
-    """Reduce an answer. Google's error message is kept: it says why a step failed."""
+    """Reduce an answer. Google's error message is kept, because it explains a failed step."""
     is_error = isinstance(answer, Mapping) and answer.keys() == {"error"}
     return answer if is_error else shape(answer)
 
 
 def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
-    """Return JSON of the same shape. `name`: the field that contains it."""
+    """Return JSON of the same shape. `name` is the field that contains it."""
     strict = strict or name in STRICT
     if isinstance(value, Mapping):
         if not strict and is_own(value):
@@ -68,5 +68,5 @@ def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
 
 
 def is_own(value: Mapping[str, Any]) -> bool:
-    """Return whether a resource is a selftest's, by its name."""
+    """Return whether a resource belongs to a selftest, judging by its name."""
     return any(OWN.search(str(value.get(name, ""))) for name in NAMES)

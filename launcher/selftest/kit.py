@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from launcher.vertex.backend import Vertex
 
 PREFIX: Final = "launch-selftest"
-"""Every name begins with it."""
+"""The prefix of all names."""
 OWN: Final = re.compile(rf"{PREFIX}-[0-9a-f]{{6}}(?![0-9a-z])")
-"""How the names of all that a selftest makes begin."""
+"""The pattern at the start of all names of a selftest's resources."""
 LABEL: Final = "gcp-launch-selftest"
-"""On all that can have labels; the value is the selftest's id. Nothing without it is ever changed or removed."""
+"""The label of all resources that support labels. Its value is the selftest's id.
+
+Resources without it are never changed or removed.
+"""
 CPU: Final = "n1-standard-4"
 GPU: Final = "g2-standard-4"
-"""The smallest with an L4."""
+"""The smallest machine type with an L4."""
 SMALL: Final = {"name": "gpt", "n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32}
 MEDIUM: Final = {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 LONG: Final = {"model": MEDIUM, "steps": 2000, "batch_size": 24}
-"""Two or three minutes on CPU: long enough to be cancelled in the middle."""
+"""Trains for two or three minutes on CPU, long enough to be cancelled midway."""
 
 
 class Ran(NamedTuple):
@@ -74,7 +77,7 @@ class Kit:
     launch: Callable[..., Ran]
     start: Callable[..., subprocess.Popen[str]]
     repository: str = ""
-    """Where images are pushed; empty: a repository that the selftest creates and removes."""
+    """The repository for images. Empty: one that the selftest creates and removes."""
     long_run: Mapping[str, Any] = field(default_factory=lambda: LONG)
     """run.config of the run that is cancelled midway."""
     poll_seconds: float = 10.0
@@ -133,7 +136,7 @@ class Kit:
         return checked(self.launch(*argv))
 
     def wait(self, seconds: float, is_done: Callable[[], bool]) -> bool:
-        """Poll until something is done; return False if it isn't after so many seconds."""
+        """Poll until something is done. Return False if it is not done after `seconds`."""
         until = self.clock.now() + seconds
         while not is_done():
             if self.clock.now() >= until:

@@ -31,8 +31,10 @@ SHARE: Final = 0.02
 
 
 def check(kit: Kit) -> str:
-    """Check that the machine costs what the catalog says. Raises NotTried: the price list can't be read;
-    LaunchError."""
+    """Check that the machine costs what the catalog says.
+
+    Raises NotTried: the price list can't be read; LaunchError.
+    """
     known = catalog.load()
     machine = known.find(GPU, None, None, "compute")
     try:
@@ -54,8 +56,10 @@ def check(kit: Kit) -> str:
 
 
 def unit_prices(kit: Kit) -> dict[str, float]:
-    """Return the USD per hour of each part in the kit's region, by the prefix of its description. Raises
-    LaunchError."""
+    """Return the USD per hour of each part in the kit's region, by the prefix of its description.
+
+    Raises LaunchError.
+    """
     wanted = [part for parts in PARTS.values() for part in parts]
     found: dict[str, float] = {}
     for sku in skus(kit):
@@ -78,7 +82,7 @@ def skus(kit: Kit) -> Iterator[dict[str, Any]]:
 
 
 class Skus:
-    """Client for services.skus.list, in the shape of Google's own clients, which `Api` expects."""
+    """Client for services.skus.list, with the method signature that `Api` expects."""
 
     def __init__(self, session: Any, endpoint: str) -> None:
         self._session, self._url = session, f"{endpoint}/v1/{COMPUTE}/skus"

@@ -24,7 +24,7 @@ PERMISSIONS: Final = (
     "logging.logEntries.list",
     "storage.buckets.create",
 )
-"""Permissions that the steps need and that are granted on the project."""
+"""Permissions that the steps need and that are granted at project level."""
 
 
 # --- Access -----------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def missing_permissions(kit: Kit) -> list[str]:
 
 
 class Permissions:
-    """Client for projects.testIamPermissions, in the shape of Google's own clients, which `Api` expects."""
+    """Client for projects.testIamPermissions, with the method signature that `Api` expects."""
 
     def __init__(self, session: Any, url: str) -> None:
         self._session, self._url = session, url

@@ -18,18 +18,18 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 ALIKE: Final = 3
-"""Calls per step that are kept of one operation with the same status."""
+"""How many calls of one operation with the same status are recorded per step."""
 NAMED: Final = re.compile(
     r"/(projects|locations|regions|zones|instances|operations|customJobs|repositories|builds|family|images(?!/family)"
     r"|machineTypes|subnetworks|services|b|o|users)/[^/:]+"
 )
-"""Parts of a path that are followed by a name."""
+"""Parts of a path that precede a resource name."""
 BLOB: Final = re.compile(r"^/v2/.+?/(manifests|blobs/uploads|blobs)/.*$")
-"""A registry's paths; the repository's name has slashes."""
+"""A registry's paths. The repository's name contains slashes."""
 SECRET: Final = re.compile(r"(oauth2|accounts|sts|iamcredentials|metadata)(\..*)?|169\.254\.169\.254")
-"""Hosts that answer with credentials, or are asked with them."""
+"""Hosts whose requests or answers contain credentials."""
 TOKENS: Final = re.compile(r"/computeMetadata/|/oauth2/|/token$")
-"""In the paths of such, and of a registry's token endpoint."""
+"""Paths of requests for credentials, including those to a registry's token endpoint."""
 METHODS: Final = {
     "create_custom_job": ("POST", ""),
     "get_custom_job": ("GET", "/*"),
@@ -37,7 +37,7 @@ METHODS: Final = {
     "cancel_custom_job": ("POST", "/*:cancel"),
     "delete_custom_job": ("DELETE", "/*"),
 }
-"""JobService's methods as its REST API has them (google/cloud/aiplatform/v1/job_service.proto)."""
+"""JobService's methods as REST requests (google/cloud/aiplatform/v1/job_service.proto)."""
 JOBS: Final = "/v1/projects/*/locations/*/customJobs"
 
 
@@ -51,7 +51,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def note(self, operation: str, **call: Any) -> None:
-        """Record a call; of identical ones only the first ALIKE."""
+        """Record a call. Of similar calls only the first ALIKE are kept."""
         key = (self.step, operation, call.get("status"))
         with self._lock:
             self._alike[key] += 1
@@ -96,7 +96,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 def note_http(
     recorder: Recorder, request: Any, status: int | None, *, seconds: float, answer: Any = None, error: str = ""
 ) -> None:
-    """Record one request. Headers are not recorded: they hold tokens, and nothing that is compared."""
+    """Record one request. Headers are not recorded: they contain tokens and are not compared."""
     url = urlsplit(request.url)
     if template(url.path).startswith(JOBS):
         return
@@ -139,7 +139,7 @@ def as_json(body: str | bytes) -> Any:
 
 
 class Jobs:
-    """Google's client for custom jobs; each method is called with request= and answers one message or a pager."""
+    """Wraps Google's client for custom jobs. Each method takes request= and returns one message or a pager."""
 
     def __init__(self, client: Any, recorder: Recorder) -> None:
         self._client, self._recorder = client, recorder

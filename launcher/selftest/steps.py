@@ -1,4 +1,4 @@
-"""The steps of the selftest: what each creates and needs, and its check."""
+"""The steps of the selftest: the resources that each creates, its prerequisites and its check."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ JOIN: Final = 0.25
 """Largest relative difference between the mean losses of ten steps before and after a resume."""
 MEAN: Final = 10
 NODE_SECONDS, LOG_SECONDS, STOP_SECONDS, GONE_SECONDS = 2400.0, 300.0, 900.0, 300.0
-"""Time limits of waiting for a job's first steps, its log lines, a VM's stop and a VM's removal."""
+"""Time limits in seconds: for a job's first steps, its log lines, a VM's stop and a VM's deletion."""
 
 
 class Step(NamedTuple):
-    """One step. `command` and `spec` are what costs money: a launch command that gets the spec's file."""
+    """One step. `command` and `spec` are the billed part: a launch command that gets the spec's file."""
 
     name: str
     group: str
-    """Its name in --only; empty: always run."""
+    """The group's name in --only. Empty: the step always runs."""
     target: str
     check: Callable[[Kit], str]
-    """Returns what was found. Raises NoCapacity; LaunchError, or anything else: the step failed."""
+    """Returns the finding. Raises NoCapacity; LaunchError, or anything else: the step failed."""
     needs: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     spec: Mapping[str, Any] = {}
@@ -134,7 +134,7 @@ def logs(kit: Kit) -> str:
 
 
 def once(kit: Kit) -> str:
-    """Submit the same job three times at once: only one job may exist."""
+    """Submit the same job three times at once and check that only one job is created."""
     running = [kit.start(*argv(kit, "once"), "--detach", "-o", "json") for _ in range(AT_ONCE)]
     try:
         ended = [(one, *one.communicate()) for one in running]
@@ -153,7 +153,7 @@ def once(kit: Kit) -> str:
 
 
 def preempt(kit: Kit) -> str:
-    """Cancel a run midway and resume it: it must continue from its checkpoint."""
+    """Cancel a run midway and resume it. It must continue from its checkpoint."""
     run = kit.must(*argv(kit, "preempt"), "--detach", "-o", "json").data["run"]
     reached: list[int] = [0]
 
@@ -183,7 +183,7 @@ def mean(rows: Mapping[int, float], first: int, last: int) -> float:
 
 
 def gpu(kit: Kit) -> str:
-    """Run a job with an L4; its node fails if no GPU is visible."""
+    """Run a job with an L4. Its node fails if no GPU is visible."""
     return trained(kit, kit.must(*argv(kit, "gpu"), "-o", "json").data)
 
 
@@ -214,7 +214,7 @@ def vm(kit: Kit) -> str:
 
 
 def lease(kit: Kit) -> str:
-    """Set a lease of two minutes: the VM must stop itself."""
+    """Set a lease of two minutes. The VM must stop itself."""
     name = kit.name("vm")
     kit.must("vm", "extend", name, "--lease", "2m")
     began, states = kit.clock.now(), [""]
@@ -230,7 +230,7 @@ def lease(kit: Kit) -> str:
 
 
 def spot_vm(kit: Kit) -> str:
-    """Train on a Spot VM, which must delete itself."""
+    """Train on a Spot VM. It must delete itself."""
     ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
     found = trained(kit, ended)
 

@@ -1,8 +1,8 @@
-"""A small Google Cloud on loopback, for the real clients: Vertex CustomJobs and what they log, Cloud Storage, Compute
-instances, Artifact Registry's repositories, Cloud Build, Secret Manager.
+"""A small Google Cloud on loopback for Google's real clients.
 
-It imports nothing of the launcher, and parses what arrives strictly into Google's own protobuf types, so that it
-can't merely agree with the code under test. `python -m tests.googlecloud --port 0` starts it by itself.
+It has Vertex CustomJobs and their logs, Cloud Storage, Compute instances, Artifact Registry's repositories, Cloud Build
+and Secret Manager. It imports nothing from the launcher, and parses requests strictly into Google's own protobuf types,
+so that it does not repeat an error of the code under test. `python -m tests.googlecloud --port 0` starts it on its own.
 """
 
 from __future__ import annotations

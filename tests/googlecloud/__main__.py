@@ -1,6 +1,8 @@
-"""The loopback cloud by itself, until Ctrl-C: `python -m tests.googlecloud --port 0 [--record FILE] [--latency 0.1]`.
+"""Run the loopback cloud on its own until Ctrl-C.
 
-It prints the environment that brings gcloud and Google's clients to it, ready for a shell's `eval`.
+    python -m tests.googlecloud --port 0 [--record FILE] [--latency 0.1]
+
+It prints the environment that leads gcloud and Google's clients to it, for a shell's `eval`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from tests.googlecloud.shapes import is_zone
 
 
 def main() -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     options = parsed()
     done = threading.Event()
-    # Handled, not blocked: a job's processes would inherit that, and couldn't be stopped.
+    # Handled instead of blocked: a job's processes would inherit the mask and could not be stopped.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     with GoogleCloud(
@@ -44,7 +46,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.googlecloud", description=__doc__)
     add = parser.add_argument
     add("--port", type=int, default=0, help="0: any free one")

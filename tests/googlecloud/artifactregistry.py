@@ -1,4 +1,4 @@
-"""Artifact Registry's repositories: create, get, list, and the operations that make them."""
+"""Artifact Registry's repositories: create, get, list, and the operations that create them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PARENT = "/v1/projects/{project}/locations/{location}"
 REPOSITORY = PARENT + "/repositories/{repository}"
 NAMED = "artifactregistry.projects.locations."
 LOCATIONS = ("asia", "asia-southeast1", "europe", "europe-west4", "us", "us-central1", "us-east5")
-"""Those that are played here, three multi-regions among them."""
+"""The supported locations, with three multi-regions."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A repository, or one that will be there at `ready` (Unix seconds). `message` is Google's protobuf type."""
+    """A repository that exists from `ready` (Unix seconds) on. `message` is Google's protobuf type."""
 
     message: Any
     ready: float
 
 
 class ArtifactRegistry:
-    """The service. Each repository takes `seconds` to be made."""
+    """The service. Creating a repository takes `seconds`."""
 
     def __init__(self, project: str, number: str, clock: Callable[[], float]) -> None:
         self.project = project
@@ -41,7 +41,7 @@ class ArtifactRegistry:
         self.seconds = 2.0
         self.repositories: dict[str, Made] = {}
         self.operations: dict[str, str] = {}
-        """Operation -> repository, both by their full names."""
+        """Operation -> repository, by full names."""
         self._ids = count(1)
         self.routes: list[Route] = [
             route("POST", PARENT + "/repositories", self.create, NAMED + "repositories.create", _asked),
@@ -52,11 +52,11 @@ class ArtifactRegistry:
         ]
 
     def create(self, request: Request, project: str, location: str) -> Response:
-        """Begin to make a repository; the answer is the operation."""
+        """Begin to create a repository. Returns the operation."""
         parent = self._allow(project, location)
         request.only_query("repositoryId")
         message = parse(request.json(), artifactregistry_v1.Repository.pb()(), "repository")
-        if not request.query.get("repositoryId") or not message.format_:  # proto-plus avoids the builtin
+        if not request.query.get("repositoryId") or not message.format_:  # proto-plus adds _ to the name of a builtin
             raise ApiError(400, "Request contains an invalid argument.")
         name = f"{parent}/repositories/{request.query['repositoryId']}"
         if name in self.repositories:
@@ -69,7 +69,7 @@ class ArtifactRegistry:
         return self._answer(request, self._shown(operation))
 
     def operation(self, request: Request, project: str, location: str, operation: str) -> Response:
-        """How far an operation is."""
+        """Return an operation's state."""
         name = f"{self._allow(project, location)}/operations/ar-{operation}"
         request.only_query()
         if name not in self.operations:
@@ -77,7 +77,7 @@ class ArtifactRegistry:
         return self._answer(request, self._shown(name))
 
     def get(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """One repository."""
+        """Return one repository."""
         name = f"{self._allow(project, location)}/repositories/{repository}"
         request.only_query()
         if name not in self._there():
@@ -85,7 +85,7 @@ class ArtifactRegistry:
         return self._answer(request, self.repositories[name].message)
 
     def delete(self, request: Request, project: str, location: str, repository: str) -> Response:
-        """Remove a repository; the operation that comes back is done."""
+        """Delete a repository. The returned operation is done."""
         parent = self._allow(project, location)
         request.only_query()
         if self.repositories.pop(f"{parent}/repositories/{repository}", None) is None:
@@ -96,7 +96,7 @@ class ArtifactRegistry:
         return self._answer(request, operation)
 
     def list(self, request: Request, project: str, location: str) -> Response:
-        """A page of a location's repositories."""
+        """Return a page of a location's repositories."""
         parent = self._allow(project, location)
         request.only_query("pageSize", "pageToken")
         names = [name for name in sorted(self._there()) if name.startswith(f"{parent}/")]
@@ -116,8 +116,11 @@ class ArtifactRegistry:
         return operation
 
     def _allow(self, project: str, location: str) -> str:
-        """The parent's name. A location that isn't one gets the answer of any bad argument, with no more in it
-        (https://github.com/terraform-google-modules/terraform-google-iam/pull/201)."""
+        """Return the parent's name.
+
+        An unknown location is refused like any invalid argument, without details
+        (https://github.com/terraform-google-modules/terraform-google-iam/pull/201).
+        """
         if project not in (self.project, self.number):
             raise ApiError(403, f"Permission denied on resource project {project}.", info="CONSUMER_INVALID")
         if location not in LOCATIONS:

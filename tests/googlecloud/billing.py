@@ -1,4 +1,4 @@
-"""Cloud Billing's catalog: the price list of Compute Engine, as far as it is about machines with L4s in one region."""
+"""Cloud Billing's catalog: Compute Engine's prices of machines with L4s in one region."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UNITS = {
     "Nvidia L4 GPU attached to Spot Preemptible VMs running in Iowa": ("Preemptible", 224_000_000),
     "Commitment v1: Nvidia L4 GPU running in Iowa for 1 Year": ("Commit1Yr", 352_830_000),
 }
-"""Nanodollars an hour, of one vCPU, GB or GPU (us-central1, 2026)."""
+"""Nanodollars per hour of one vCPU, GB or GPU (us-central1, 2026)."""
 
 
 class Billing:
-    """The service. `units` may be changed."""
+    """The service. Tests may change `units`."""
 
     def __init__(self) -> None:
         self.units = dict(UNITS)
@@ -28,9 +28,9 @@ class Billing:
         ]
 
     def skus(self, request: Request, service: str) -> Response:
-        """A page of the list."""
+        """Return a page of the price list."""
         request.only_query("pageSize", "pageToken")
-        size = min(int(request.query.get("pageSize", 5000)), 4)  # so that there are several pages
+        size = min(int(request.query.get("pageSize", 5000)), 4)  # small, to have several pages
         items, following = page([*self.units.items()], size, request.query.get("pageToken", ""))
         shown = [_sku(number, service, *item) for number, item in enumerate(items)]
         return json_response({"skus": shown, "nextPageToken": following})

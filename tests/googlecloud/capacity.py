@@ -1,10 +1,10 @@
-"""What a zone has and a project may have: stockouts and quotas, as a test orders them, in Google's words.
+"""Simulated stockouts and quotas, with Google's messages.
 
     cloud.compute.capacity.out("us-central1-*", "a3-*", "SPOT", available=("us-east4-a",))
     cloud.compute.capacity.out("us-central1-a", left=1, until=clock() + 600)
     cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
 
-Nothing is scarce until then. The words and the shape of errorDetails are those of answers that users have shown
+By default capacity and quota are unlimited. The messages and the shape of errorDetails are those of published answers
 (github.com/kubernetes/k8s.io issue 9834, CCExtractor/sample-platform issue 901).
 """
 
@@ -32,7 +32,7 @@ HELP = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a VM takes up."""
+    """The capacity that a VM requires."""
 
     zone: str
     machine: str
@@ -42,15 +42,16 @@ class Wanted:
 
     @property
     def region(self) -> str:
-        """`us-central1-a` is in us-central1."""
+        """Return the region of the zone: us-central1 for us-central1-a."""
         return self.zone.rpartition("-")[0]
 
 
 @dataclass
 class Shortage:
-    """Zones, machines and models (globs) of which only `left` VMs can still be had, until a time or for some tries.
+    """A stockout in zones, of machine types and models (globs), until a time or for some tries.
 
-    `after`: the insert's operation fails that many seconds after it began (None: as the cloud's pace says).
+    `left` VMs are still available. With `after`, the insert's operation fails that many seconds after it began (None:
+    by the cloud's pace).
     """
 
     zone: str = "*"
@@ -65,7 +66,7 @@ class Shortage:
     met: int = 0
 
     def problem(self, project: str, wanted: Wanted) -> Problem:
-        """The operation's error."""
+        """Return the operation's error."""
         where = f"The zone 'projects/{project}/zones/{wanted.zone}'"
         rest = (
             "  Try a different zone, or try again later." if self.code == CODES[0] else "  '(resource type:compute)'."
@@ -91,24 +92,24 @@ class Shortage:
 
 
 class Capacity:
-    """All shortages there are."""
+    """All stockouts."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.shortages: list[Shortage] = []
 
     def out(self, zone: str = "*", machine: str = "*", model: str = "*", **more: Any) -> Shortage:
-        """From now on there is a shortage; `more` is what else a Shortage says."""
+        """Add a stockout. `more` are further fields of Shortage."""
         shortage = Shortage(zone, machine, model, **more)
         self.shortages.append(shortage)
         return shortage
 
     def back(self) -> None:
-        """Everything is to be had again."""
+        """Remove all stockouts."""
         self.shortages.clear()
 
     def meets(self, wanted: Wanted) -> Shortage | None:
-        """The shortage that a VM meets now."""
+        """Return the stockout that applies to a VM, or None."""
         return next((one for one in self.shortages if self._fits(one, wanted)), None)
 
     def _fits(self, one: Shortage, wanted: Wanted) -> bool:
@@ -127,8 +128,10 @@ NAMED = {
     "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
     "nvidia-l4": "NVIDIA_L4_GPUS",
 }
-"""Metrics of the enum Quota.Metric of google-cloud-compute 1.56.0. On demand, newer GPUs share GPUS_PER_GPU_FAMILY,
-which regions.get doesn't show."""
+"""Metrics in the enum Quota.Metric of google-cloud-compute 1.56.0.
+
+On demand, newer GPUs share GPUS_PER_GPU_FAMILY, which regions.get doesn't show.
+"""
 PREEMPTIBLE = ("SPOT", "FLEX_START")
 """Models that consume preemptible quota (Google Cloud blog, "Introducing Flex-start VMs", 2025-09-25)."""
 PREEMPTIBLE_ONLY = {"nvidia-h100-80gb": "PREEMPTIBLE_NVIDIA_H100_GPUS"}
@@ -137,7 +140,7 @@ PER_FAMILY = "GPUS_PER_GPU_FAMILY"
 
 
 def metric(wanted: Wanted) -> str:
-    """The quota that a VM's GPUs use up in its region; empty: none."""
+    """Return the quota that a VM's GPUs consume in its region. Empty: none."""
     if not wanted.gpus:
         return ""
     named = NAMED.get(wanted.accelerator)
@@ -148,19 +151,21 @@ def metric(wanted: Wanted) -> str:
 
 @dataclass
 class Quotas:
-    """Limits by (region, metric); the region of GPUS_ALL_REGIONS is empty. `late`: refused by the operation, not at
-    once."""
+    """Limits by (region, metric). The region of GPUS_ALL_REGIONS is empty.
+
+    Metrics in `late` are refused by the operation instead of the request.
+    """
 
     limits: dict[tuple[str, str], float] = field(default_factory=dict)
     late: bool = False
 
     def limit(self, name: str, limit: float, region: str = "", *, late: bool = False) -> None:
-        """The most of a metric that may be used in a region."""
+        """Set the limit of a metric in a region."""
         self.limits["" if name == EVERYWHERE else region, name] = limit
         self.late = late
 
     def exceeded(self, wanted: Iterable[Wanted], used: Iterable[Wanted]) -> Problem | None:
-        """Why these VMs can't be had beside those that there are."""
+        """Return the problem if new VMs exceed a quota, given the existing VMs. None: they fit."""
         asked, there = list(wanted), list(used)
         for name in dict.fromkeys([*filter(None, map(metric, asked)), EVERYWHERE]):
             region = "" if name == EVERYWHERE else asked[0].region
@@ -170,13 +175,13 @@ class Quotas:
         return None
 
     def usage(self, vms: Iterable[Wanted], region: str, name: str) -> float:
-        """How much of a metric VMs use in a region."""
+        """Return the usage of a metric by VMs in a region."""
         if name == EVERYWHERE:
             return float(sum(vm.gpus for vm in vms))
         return float(sum(vm.gpus for vm in vms if vm.region == region and metric(vm) == name))
 
     def shown(self, used: Iterable[Wanted], region: str) -> list[dict[str, Any]]:
-        """regions.get's quotas[], or with an empty region projects.get's."""
+        """Return regions.get's quotas[], or with an empty region projects.get's."""
         vms = list(used)
         classic = [*NAMED.values(), *(f"PREEMPTIBLE_{name}" for name in NAMED.values()), *PREEMPTIBLE_ONLY.values()]
         names = classic if region else [EVERYWHERE]

@@ -1,10 +1,10 @@
-"""A clock that moves only when a test says so."""
+"""A clock that only tests move."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Called, it answers Unix seconds."""
+    """Returns Unix seconds when called."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now

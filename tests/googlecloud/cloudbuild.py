@@ -1,6 +1,6 @@
-"""Cloud Build: create, get, list and cancel builds. Nothing is built: what a build says and how it ends is played.
+"""Cloud Build: create, get, list and cancel builds. Nothing is built; logs and outcomes are simulated.
 
-A build's log lies in its bucket, and holds at each request of this service what was said by then.
+A build's log is an object in its bucket. Each request to this service updates it to the current time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUTPUT_ONLY = ("name", "id", "project_id", "status", "results", "create_time", "
 
 
 class Outcome(NamedTuple):
-    """A build's life: what it says, each at how many seconds after its creation, and when and how it ends."""
+    """A build's life: its log texts with the seconds after creation, and the time and status of its end."""
 
     said: tuple[tuple[float, str], ...]
     ended: float
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Made:
-    """A build as it was submitted. Times are Unix seconds."""
+    """A submitted build. Times are Unix seconds."""
 
     message: Any
     created: float
@@ -53,7 +53,7 @@ class Made:
 
 
 def played(message: Any, source: bytes | None) -> Outcome:
-    """The usual life: Docker would build the stage that is asked for, if the source has it."""
+    """Return the default life: Docker builds the requested stage, if the source has it."""
     if source is None:
         return Outcome(((3.0, "FETCHSOURCE\n"),), 4.0, "FAILURE", "could not resolve source: googleapi: Error 404")
     args = dict(one.split("=", 1) for one in message.steps[0].args if one.startswith("--") and "=" in one)
@@ -68,7 +68,7 @@ def played(message: Any, source: bytes | None) -> Outcome:
 
 
 class CloudBuild:
-    """The service. `play` says how builds that are created from now on will go, by build and source."""
+    """The service. `play` returns the outcome of new builds, by build and source."""
 
     def __init__(self, project: str, number: str, clock: Callable[[], float], objects: Objects) -> None:
         self.project = project
@@ -86,7 +86,7 @@ class CloudBuild:
         ]
 
     def create(self, request: Request, project: str, location: str) -> Response:
-        """Take a build; the answer is an operation with the build in its metadata."""
+        """Create a build. Returns an operation with the build in its metadata."""
         self._allow(project)
         request.only_query()
         message = parse(request.json(), cloudbuild_v1.Build.pb()(), "build")
@@ -106,12 +106,12 @@ class CloudBuild:
         return self._answer(request, operation)
 
     def get(self, request: Request, project: str, location: str, build: str) -> Response:
-        """One build as it is now."""
+        """Return one build in its current state."""
         request.only_query()
         return self._answer(request, self._find(project, location, build))
 
     def list(self, request: Request, project: str, location: str) -> Response:
-        """A page of a location's builds, the newest first."""
+        """Return a page of a location's builds, newest first."""
         self._allow(project)
         request.only_query("pageSize", "pageToken", "filter")
         there = [self._shown(one) for one in reversed(self.builds)]
@@ -122,7 +122,7 @@ class CloudBuild:
         return json_response({"builds": shown, **({"nextPageToken": following} if following else {})})
 
     def cancel(self, request: Request, project: str, location: str, build: str) -> Response:
-        """End a build that runs. Raises ApiError 400 for one that has ended."""
+        """Cancel a running build. Raises ApiError 400 for one that has ended."""
         request.only_query()
         if self._find(project, location, build).status not in [Status[name] for name in ACTIVE]:
             raise ApiError(400, "cannot cancel build: it has ended", status="FAILED_PRECONDITION")
@@ -139,7 +139,7 @@ class CloudBuild:
         return self._shown(build)
 
     def _shown(self, build: str) -> Any:
-        """The build as it is now; its log is brought up to date."""
+        """Return the build in its current state, and update its log."""
         made, now = self.builds[build], self.clock()
         seconds, outcome = now - made.created, made.outcome
         message = cloudbuild_v1.Build.pb()()
@@ -175,7 +175,7 @@ class CloudBuild:
 
 
 def check(message: Any) -> None:
-    """Raise ApiError 400 for a build that Cloud Build refuses."""
+    """Raise ApiError 400 for a build that Cloud Build rejects."""
     if given := [name for name in OUTPUT_ONLY if _is_set(message, name)]:
         raise ApiError(400, f"invalid build: {', '.join(given)} is set by Cloud Build alone")
     if not message.steps:
@@ -192,7 +192,7 @@ def check(message: Any) -> None:
 
 
 def end(message: Any, outcome: Outcome) -> None:
-    """What a build has in the end: its steps' states, and the digests of the images that it has pushed."""
+    """Set the final fields of a build: its steps' states, and the digests of the pushed images."""
     last = len(message.steps) - 1
     for n, step in enumerate(message.steps):
         step.status = Status[outcome.status if n == last else "SUCCESS"]
@@ -203,7 +203,7 @@ def end(message: Any, outcome: Outcome) -> None:
 
 
 def matches(message: Any, query: Any) -> bool:
-    """Whether a build passes the filter: terms such as tags="a", joined by OR. Raises ApiError 400."""
+    """Return whether a build matches the filter: terms such as tags="a", joined by OR. Raises ApiError 400."""
     terms = [term.strip() for term in query.get("filter", "").split(" OR ") if term.strip()]
     return not terms or any(_term(message, term) for term in terms)
 

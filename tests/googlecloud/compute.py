@@ -32,10 +32,10 @@ YOU = "you@example.com"
 
 
 class Compute:
-    """The service. What a test does to it by itself (`preempt`, `vm` …) is done at the cloud's time, under its lock.
+    """The service. Actions of a test (`preempt`, `vm` …) use the cloud's clock and its lock.
 
-    `moment`: how long a client that waits for an operation is kept, in real seconds. `actors` are users by the token
-    that they show; who shows none of these is you@example.com.
+    `moment` is how long a request that waits for an operation blocks, in real seconds. `actors` are users by token. A
+    request without one of these tokens is from you@example.com.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Compute:
 
     @property
     def pace(self) -> Pace:
-        """How long things take."""
+        """Return the durations of the VMs' transitions."""
         return self.life.pace
 
     @pace.setter
@@ -69,19 +69,19 @@ class Compute:
 
     @property
     def unreachable(self) -> set[str]:
-        """Zones of which no list can be had."""
+        """Return the zones that lists can't read."""
         return self.instances.unreachable
 
     def who(self, request: Request) -> str:
-        """The user that a request comes from."""
+        """Return the user of a request."""
         return self.actors.get(request.headers.get("authorization", "").removeprefix("Bearer "), YOU)
 
     def deny(self, permission: str, user: str = YOU) -> None:
-        """From now on a user lacks a permission, such as compute.instances.delete."""
+        """Take a permission, such as compute.instances.delete, from a user."""
         self.instances.denied.add((user, permission))
 
     def vm(self, name: str, zone: str = "") -> Vm:
-        """A VM as it is now, by its name or number. Raises KeyError for one that isn't there."""
+        """Return the current state of a VM, by name or number. Raises KeyError: it does not exist."""
         with self.lock:
             self.life.settle()
             for vm in self.park.vms.values():
@@ -90,17 +90,17 @@ class Compute:
         raise KeyError(name)
 
     def names(self) -> list[str]:
-        """All VMs there are now."""
+        """Return the names of all VMs."""
         with self.lock:
             self.life.settle()
             return [vm.name for vm in self.park.vms.values()]
 
     def made(self) -> list[dict[str, Any]]:
-        """The operations that were to make VMs, in their order: one for each insert that was taken."""
+        """Return the operations that create VMs, in order: one for each accepted insert."""
         return [one for one in self.operations.all if one["operationType"] in ("insert", "bulkInsert")]
 
     def put(self, body: dict[str, Any], zone: str = "us-central1-a") -> Vm:
-        """A VM that is there already and runs, as somebody else may have made it: the body of an insert."""
+        """Add a running VM, as created by somebody else, from the body of an insert."""
         with self.lock:
             self.life.settle()
             vm = self.park.add(zone, parse_instance(body).name, body)
@@ -108,32 +108,32 @@ class Compute:
             return vm
 
     def preempt(self, name: str) -> None:
-        """A Spot VM is taken away: its notice comes now."""
+        """Preempt a Spot VM. Its notice comes immediately."""
         self._do(name, self.life.preempt)
 
     def host_error(self, name: str) -> None:
-        """The host of a VM breaks."""
+        """Simulate a host error of a VM."""
         self._do(name, self.life.host_error)
 
     def power_off(self, name: str) -> None:
-        """A VM shuts itself down."""
+        """Shut a VM down from its own operating system."""
         self._do(name, self.life.power_off)
 
     def maintain(self, name: str, event: str = "TERMINATE_ON_HOST_MAINTENANCE") -> None:
-        """The metadata server of a VM tells of maintenance."""
+        """Announce maintenance on a VM's metadata server."""
         self._do(name, lambda vm: setattr(vm, "maintenance", event))
 
     def write_serial(self, name: str, text: str) -> None:
-        """A VM says something on its serial port."""
+        """Write to a VM's serial port."""
         self._do(name, lambda vm: setattr(vm, "serial", vm.serial + text))
 
     def set_guest(self, name: str, path: str, value: str) -> None:
-        """A VM sets a guest attribute: "launch/state"."""
+        """Set a guest attribute ("launch/state") of a VM."""
         space, _, key = path.partition("/")
         self._do(name, lambda vm: vm.guest.update({(space, key): value}))
 
     def forget_operations(self) -> None:
-        """Nothing is known any more of what was done, as two weeks later."""
+        """Delete all operations, as Google does after two weeks."""
         with self.lock:
             self.operations.all.clear()
 
@@ -143,7 +143,7 @@ class Compute:
             action(vm)
 
     def _entered(self, one: Route) -> Route:
-        """Whatever is asked, first what is due has happened; other projects aren't there, but for their images."""
+        """Wrap a route: perform due actions first, and refuse other projects except for their images."""
 
         def answer(request: Request, **names: str) -> Response:
             project = names["project"]
@@ -154,7 +154,7 @@ class Compute:
             with self.lock:
                 self.life.settle()
                 response = one.answer(request, **names)
-                self.life.settle()  # what takes no time has happened with it
+                self.life.settle()  # effects without a delay are visible immediately
                 return response
 
         return one._replace(answer=answer)

@@ -1,6 +1,6 @@
-"""The part of Compute Engine's list filters that is played here, pages, and lists over all zones.
+"""A subset of Compute Engine's list filters, pages, and lists over all zones.
 
-A filter that can't be read is refused, never ignored.
+Unsupported filters are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Item = dict[str, Any]
 
 
 def passing(items: Iterable[Item], text: str) -> list[Item]:
-    """The items that pass the filter `text`; an empty one lets all pass. Raises ApiError 400."""
+    """Return the items that match a filter; all if it is empty. Raises ApiError 400."""
     terms = [_term(part.strip(), text) for part in JOINED.split(text.strip()) if part.strip()]
     return [item for item in items if all(term(item) for term in terms)]
 
@@ -42,7 +42,7 @@ def _term(part: str, text: str) -> Callable[[Item], bool]:
 
 
 def _at(item: Any, path: str) -> Any:
-    """A field by its path; the name of a label may itself hold dots and dashes."""
+    """Return a field by its path. A label's name may contain dots and dashes."""
     for name in path.split("."):
         item = item.get(name) if isinstance(item, Mapping) else None
     return item
@@ -59,7 +59,7 @@ def _compare(have: Any, operator: str, value: str) -> bool:
 
 
 def listed(request: Request, kind: str, items: Iterable[Item]) -> Response:
-    """A page of the items that pass the request's filter. Raises ApiError 400."""
+    """Return a page of the items that match the request's filter. Raises ApiError 400."""
     request.only_query(*LIST)
     chosen, following = _page(request, passing(items, request.query.get("filter", "")))
     found = {"items": chosen} if chosen else {}
@@ -70,9 +70,9 @@ def aggregated(
     request: Request, kind: str, name: str, items: Iterable[tuple[str, Item]], scopes: Collection[str],
     unreachable: Collection[str] = (),
 ) -> Response:  # fmt: skip
-    """A page over all `scopes` (zones/Z, regions/R); `items` are pairs of a scope and an item in it.
+    """Return a page over all `scopes` (zones/Z, regions/R). `items` are pairs of a scope and an item in it.
 
-    Raises ApiError 503 where scopes can't be reached and the client takes no part of the list.
+    Raises ApiError 503 if scopes are unreachable and the client does not accept partial lists.
     """
     request.only_query(*AGGREGATED)
     if unreachable and request.query.get("returnPartialSuccess", "").lower() != "true":

@@ -1,4 +1,4 @@
-"""Operations of Compute Engine's zones: what is being done to a VM, by whom, and how that ended."""
+"""Zonal operations of Compute Engine: the action on a VM, its user, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.googlecloud.wire import Request, Response, Route, json_response, rout
 ZONE = "/compute/v1/projects/{project}/zones/{zone}"
 OPERATION = ZONE + "/operations/{operation}"
 SYSTEM = "system"
-"""Who has done what nobody asked for."""
+"""The user of operations that Google itself started."""
 
 Operation = dict[str, Any]
 
@@ -30,13 +30,13 @@ class Problem(NamedTuple):
     details: tuple[dict[str, Any], ...] = ()
 
     def json(self) -> dict[str, Any]:
-        """As the API answers it."""
+        """Return it as the API shows it."""
         details = {"errorDetails": list(self.details)} if self.details else {}
         return {"code": self.code, "message": self.message, **details}
 
 
 class Operations:
-    """All operations, in the order in which they began. `moment` is how long a wait for one takes, in real seconds."""
+    """All operations, in order. `moment` is how long a wait for one blocks, in real seconds."""
 
     def __init__(self, project: str, timeline: Timeline, url: Callable[[], str], moment: float) -> None:
         self.project = project
@@ -52,7 +52,7 @@ class Operations:
         ]
 
     def begin(self, kind: str, zone: str, user: str, **more: Any) -> Operation:
-        """Something begins: of the kind insert, delete, compute.instances.preempted …"""
+        """Begin an operation, such as insert, delete or compute.instances.preempted."""
         number = str(next(self._numbers))
         event = "systemevent" if user == SYSTEM else "operation"
         name = f"{event}-{int(self.timeline.now() * 1000)}-{number[-6:]}"
@@ -75,7 +75,7 @@ class Operations:
         return operation
 
     def end(self, operation: Operation, problems: Sequence[Problem] = ()) -> None:
-        """It is done, or has failed."""
+        """End an operation, successfully or with problems."""
         if operation["status"] == "DONE":
             return
         operation |= {"status": "DONE", "progress": 100, "endTime": stamp(self.timeline.now())}
@@ -85,7 +85,7 @@ class Operations:
             operation |= {"httpErrorStatusCode": int(http), "httpErrorMessage": http.phrase.upper()}
 
     def get(self, request: Request, project: str, zone: str, operation: str) -> Response:
-        """One operation, by its name or its number."""
+        """Return one operation by name or number."""
         request.only_query()
         for known in self.all:
             if operation in (known["name"], known["id"]) and known["zone"].endswith(f"/{zone}"):
@@ -94,17 +94,17 @@ class Operations:
         raise ApiError(404, f"The resource '{resource}' was not found", reason="notFound")
 
     def wait(self, request: Request, project: str, zone: str, operation: str) -> Response:
-        """The operation as it is after a moment: an answer may come before it is done, as Google's may after 2 min."""
+        """Return the operation after a moment, even if it is not done, as Google does after 2 minutes."""
         response = self.get(request, project, zone, operation)
         done = b'"status": "DONE"' in response.pieces[0]
         return response if done else Response(response.body, response.status, response.headers, wait=self.moment)
 
     def list(self, request: Request, project: str, zone: str) -> Response:
-        """A page of the zone's operations."""
+        """Return a page of the zone's operations."""
         here = [operation for operation in self.all if operation["zone"].endswith(f"/{zone}")]
         return listed(request, "compute#operationList", here)
 
 
 def stamp(now: float) -> str:
-    """RFC 3339, as Compute Engine writes times."""
+    """Format a time as Compute Engine does (RFC 3339)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")

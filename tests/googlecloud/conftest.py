@@ -1,4 +1,4 @@
-"""Google's own client, pointed at the loopback cloud."""
+"""Fixtures: Google's own clients, connected to the loopback cloud."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.googlecloud import GoogleCloud
 
 
 def storage_client() -> storage.Client:
-    """A client of the cloud that STORAGE_EMULATOR_HOST names.
+    """Return a client of the cloud that STORAGE_EMULATOR_HOST names.
 
-    Without its look at each bucket, in a thread of its own: that would meet faults planned for others, and goes on for
-    two minutes after its cloud has gone, drawing random numbers in the middle of other tests.
+    Its bucket lookup in a separate thread is disabled. It would trigger faults planned for other requests, and would go
+    on for two minutes after the cloud is closed, drawing random numbers during other tests.
     """
     client = storage.Client(project="my-project", credentials=AnonymousCredentials())
     client._bucket_metadata_cache = None
@@ -25,20 +25,20 @@ def storage_client() -> storage.Client:
 
 @pytest.fixture
 def bucket(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> storage.Bucket:
-    """The bucket my-bucket, as the SDK sees it."""
+    """Return the bucket my-bucket of the SDK."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     return storage_client().bucket("my-bucket")
 
 
 @pytest.fixture
 def client(cloud: GoogleCloud) -> aiplatform_v1.JobServiceClient:
-    """Vertex AI's own client, by REST."""
+    """Return Vertex AI's own client, over REST."""
     options = ClientOptions(api_endpoint=cloud.url)
     return aiplatform_v1.JobServiceClient(credentials=AnonymousCredentials(), transport="rest", client_options=options)
 
 
 class Clients:
-    """Compute Engine's own clients, by REST; each asks by itself, and no operation is waited for unasked."""
+    """Compute Engine's own clients, over REST. They neither retry nor wait for operations on their own."""
 
     def __init__(self, cloud: GoogleCloud) -> None:
         self._options = {
@@ -52,5 +52,5 @@ class Clients:
 
 @pytest.fixture
 def compute(cloud: GoogleCloud) -> Clients:
-    """`compute.Instances`, `compute.ZoneOperations` …: a client of the loopback cloud."""
+    """Return clients of the loopback cloud: `compute.Instances`, `compute.ZoneOperations`, …."""
     return Clients(cloud)

@@ -1,4 +1,4 @@
-"""Who may ask: access tokens, and what Google's APIs say to others."""
+"""Check access tokens, and refuse requests as Google's APIs do."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ INVALID = f"Request had invalid authentication credentials. {EXPECTED}"
 
 
 def check(request: Request, operation: str, tokens: Collection[str]) -> None:
-    """Let nobody in but who shows one of the tokens.
+    """Refuse requests without one of the tokens.
 
-    Cloud Storage's clients ask as nobody where STORAGE_EMULATOR_HOST is set, so that there a token may be missing; a
+    Cloud Storage's clients are anonymous if STORAGE_EMULATOR_HOST is set. So a missing token is accepted there, but a
     wrong one is refused.
 
     Raises ApiError 401.

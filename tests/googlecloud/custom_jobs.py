@@ -1,8 +1,8 @@
 """Vertex AI CustomJobs: create, get, list, cancel, delete.
 
-A job's life is a script of stages, each a state and the seconds since creation at which it is entered. What a job
-shows is worked out from the script and the clock when it is asked for: nothing moves in between. With a runner (see
-`runs`) the job's process writes the end.
+A job's life is a script of stages, each a state and the seconds since creation at which it is entered. The visible
+state is computed from the script and the clock on each request. With a runner (see `runs`), the job's process
+determines the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CANCELLING_SECONDS = 1.0
 
 
 class Stage(NamedTuple):
-    """A state, when it is entered (seconds after creation), and the error it carries (google.rpc code, message)."""
+    """A state, the time at which it is entered (seconds after creation), and its error (google.rpc code, message)."""
 
     state: str
     after: float
@@ -56,7 +56,7 @@ LIFE = (
 
 
 def parse_custom_job(body: dict[str, Any]) -> aiplatform_v1.CustomJob:
-    """The body of customJobs.create as Google's type. Raises ApiError as Vertex would refuse it."""
+    """Parse the body of customJobs.create to Google's type. Raises ApiError as Vertex does."""
     message = parse(body, aiplatform_v1.CustomJob.pb()(), "custom_job")
     check(message)
     return aiplatform_v1.CustomJob.wrap(message)
@@ -64,7 +64,7 @@ def parse_custom_job(body: dict[str, Any]) -> aiplatform_v1.CustomJob:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it was submitted. Times are Unix seconds."""
+    """A submitted job. Times are Unix seconds."""
 
     region: str
     id: str
@@ -72,19 +72,19 @@ class Job:
     created: float
     stages: tuple[Stage, ...]
     runs: bool = False
-    """A process on this machine says how it ends."""
+    """True if a process on this machine determines the end."""
 
     def at(self, now: float) -> list[Stage]:
-        """The stages that it has entered, in their order."""
+        """Return the stages entered so far, in order."""
         return [stage for stage in self.stages if self.created + stage.after <= now]
 
     def has_ended(self, now: float) -> bool:
-        """Whether it stays as it is."""
+        """Return whether the state is final."""
         return State[self.at(now)[-1].state] in ENDED
 
 
 def shown(job: Job, now: float) -> Any:
-    """The protobuf CustomJob that a client sees at `now`: with its state, times and error."""
+    """Return the protobuf CustomJob that a client sees at `now`, with state, times and error."""
     entered = [Stage(stage.state, stage.after + job.created, stage.error) for stage in job.at(now)]
     message = aiplatform_v1.CustomJob.pb()()
     message.CopyFrom(job.message)
@@ -102,7 +102,7 @@ def shown(job: Job, now: float) -> Any:
 
 
 def cancelled(job: Job, now: float) -> Job:
-    """The script, cut short by a cancellation. A process ends its job by itself."""
+    """Return the job with its script ended by a cancellation. A job with a process ends by itself."""
     before, after = job.at(now), now - job.created
     if job.has_ended(now) or before[-1].state == CANCELLING:
         return job
@@ -111,7 +111,10 @@ def cancelled(job: Job, now: float) -> Job:
 
 
 def ended(job: Job, how: Ended, now: float) -> Job:
-    """With the end that its process had (https://cloud.google.com/vertex-ai/docs/training/monitor-debug-training)."""
+    """Return the job with its process's end.
+
+    https://cloud.google.com/vertex-ai/docs/training/monitor-debug-training
+    """
     state, error = "JOB_STATE_SUCCEEDED", None
     if how.stopped:
         state, error = CANCELLED, CANCELLED_ERROR
@@ -122,8 +125,11 @@ def ended(job: Job, how: Ended, now: float) -> Job:
 
 
 class CustomJobs:
-    """The service. `script` is given to each job that is created from now on; with `runs` they really run. `play` may
-    have another life for a job, by its region and its request (protobuf), such as a stockout; None: as the others."""
+    """The service.
+
+    `script` is the life of jobs created from now on. With `runs` they run as processes. `play` may return another life
+    for a job, by its region and request (protobuf), such as a stockout. None: the default.
+    """
 
     def __init__(
         self,
@@ -151,13 +157,13 @@ class CustomJobs:
         ]
 
     def create(self, request: Request, project: str, region: str) -> Response:
-        """Take a job, and answer it in the first state of its script."""
+        """Create a job and return it in the first state of its script."""
         self._allow(project)
         request.only_query()
         return self._answer(request, shown(self.submit(region, request.json()), self.clock()))
 
     def submit(self, region: str, body: dict[str, Any]) -> Job:
-        """Create a job without a request of HTTP. Raises ApiError as Vertex would refuse it."""
+        """Create a job without an HTTP request. Raises ApiError as Vertex does."""
         message = aiplatform_v1.CustomJob.pb(parse_custom_job(body))
         asked, job_id = to_json(message), str(next(self._ids))
         message.name = f"projects/{self.number}/locations/{region}/customJobs/{job_id}"
@@ -171,13 +177,15 @@ class CustomJobs:
         return job
 
     def get(self, request: Request, project: str, region: str, job: str) -> Response:
-        """One job as it is now."""
+        """Return one job in its current state."""
         request.only_query()
         return self._answer(request, shown(self._find(project, region, job), self.clock()))
 
     def list(self, request: Request, project: str, region: str) -> Response:
-        """A page of the region's jobs, the newest first: those behind the last one of the page before, so that what
-        is created or deleted meanwhile hides none."""
+        """Return a page of the region's jobs, newest first.
+
+        A page begins after the last job of the previous page, so that creations and deletions in between hide nothing.
+        """
         self._allow(project)
         request.only_query("pageSize", "pageToken", "filter", "readMask", "orderBy")
         now, wanted = self.clock(), request.query.get("filter", "")
@@ -189,7 +197,7 @@ class CustomJobs:
         return json_response({"customJobs": items, **following})
 
     def cancel(self, request: Request, project: str, region: str, job: str) -> Response:
-        """Begin to cancel. A job that has ended stays as it is: cancelling is a best effort."""
+        """Begin to cancel a job. Has no effect on an ended job."""
         request.only_query()
         with self._changing:
             found = self.jobs[region, job] = cancelled(self._find(project, region, job), self.clock())
@@ -198,7 +206,7 @@ class CustomJobs:
         return json_response({})
 
     def delete(self, request: Request, project: str, region: str, job: str) -> Response:
-        """Forget a job; the operation that comes back is done."""
+        """Delete a job. The returned operation is done."""
         request.only_query()
         with self._changing:
             found = self._find(project, region, job)
@@ -211,7 +219,7 @@ class CustomJobs:
         return json_response(to_json(operation))
 
     def _end(self, region: str, job: str, how: Ended) -> None:
-        """Its process has ended; of a deleted job nobody wants to know."""
+        """Record the end of a job's process. A deleted job is ignored."""
         with self._changing:
             if found := self.jobs.get((region, job)):
                 self.jobs[region, job] = ended(found, how, self.clock())
@@ -234,19 +242,19 @@ class CustomJobs:
 
 
 def stockout(region: str) -> tuple[Stage, ...]:
-    """The life of a job for which there are no machines (a failed job's words, seen in answers of Vertex AI)."""
+    """Return the life of a job without available machines (message seen in answers of Vertex AI)."""
     said = f"Resources are insufficient in region: {region}. Please try a different region."
     return (*LIFE[:2], Stage("JOB_STATE_FAILED", 2, (8, said)))
 
 
 def starting(pending: float) -> tuple[Stage, ...]:
-    """The life of a job that runs, before its end."""
+    """Return the life of a running job, before its end."""
     waits = (Stage("JOB_STATE_QUEUED", 0), Stage("JOB_STATE_PENDING", pending / 2))
     return (*waits, Stage("JOB_STATE_RUNNING", pending))
 
 
 def _last_seen(token: str) -> float:
-    """The job that ended the page before, by its number: later ones are higher. Raises ApiError 400."""
+    """Return the number of the last job on the previous page. Later jobs have higher numbers. Raises ApiError 400."""
     if token and not token.isdecimal():
         raise ApiError(400, "The page token is invalid.")
     return int(token) if token else float("inf")

@@ -1,4 +1,4 @@
-"""Persistent disks: those of the VMs, and those that are left of them."""
+"""Persistent disks, attached to VMs or left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISK = ZONE + "/disks/{disk}"
 
 
 class Disks:
-    """They are made with VMs only."""
+    """The disks. They are created with VMs only."""
 
     def __init__(self, instances: Instances, operations: Operations) -> None:
         self.instances = instances
@@ -27,24 +27,24 @@ class Disks:
         ]
 
     def get(self, request: Request, project: str, zone: str, disk: str) -> Response:
-        """One disk."""
+        """Return one disk."""
         request.only_query()
         if (zone, disk) not in self.park.disks:
             raise self.park.gone(zone, "disks", disk)
         return json_response(self.park.disks[zone, disk])
 
     def list(self, request: Request, project: str, zone: str) -> Response:
-        """A page of the zone's disks."""
+        """Return a page of the zone's disks."""
         return listed(request, "compute#diskList", [one for (at, _), one in self.park.disks.items() if at == zone])
 
     def all(self, request: Request, project: str) -> Response:
-        """A page over all zones."""
+        """Return a page over all zones."""
         pairs = [(f"zones/{zone}", disk) for (zone, _), disk in sorted(self.park.disks.items())]
         scopes = [f"zones/{zone}" for region in regions() for zone in zones(region)]
         return aggregated(request, "compute#diskAggregatedList", "disks", pairs, scopes)
 
     def delete(self, request: Request, project: str, zone: str, disk: str) -> Response:
-        """A disk that no VM uses."""
+        """Delete a disk that no VM uses."""
         request.only_query("requestId")
         found = self.park.disks.get((zone, disk))
         if found is None:

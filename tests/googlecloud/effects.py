@@ -1,4 +1,4 @@
-"""What a fault does to a request: refusals, and answers that come late, in part, wrong or not at all."""
+"""The effects of faults on requests: refusals, and delayed, partial, damaged or missing answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from tests.googlecloud.wire import Call, Request, Response, json_response
 
 Serve = Callable[[Request], Response]
 Step = Literal["begin", "chunk", "status", "cancel", "whole", "media", "metadata", "page"]
-"""Of storage.objects.insert: a resumable upload's beginning, its chunks, the question how far it got and its end by
-the client; "whole" is an upload in one request. Of storage.objects.get: the bytes, or what is known of them. Of a
-list: "page" is any page but the first."""
+"""Steps of operations.
+
+storage.objects.insert: a resumable upload's beginning, chunks, status request and cancellation; "whole" is an upload in
+one request. storage.objects.get: the bytes, or the metadata. Lists: "page" is any page but the first.
+"""
 
 
 class Effect(Protocol):
-    """What happens to a request; `serve` lets the cloud do what was asked."""
+    """An effect on a request. `serve` lets the cloud perform the request."""
 
     step: ClassVar[Step | None]
-    """The only step that this can happen to; None: any."""
+    """The only step that it applies to. None: any."""
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer, with what is sent of it."""
+        """Return the answer and how much of it is sent."""
 
 
 REASONS = {
@@ -39,7 +41,7 @@ REASONS = {
     503: ("backendError", "We encountered an internal error. Please try again."),
     504: ("", "Gateway Timeout"),
 }
-"""By status: reason and text. Without a reason the answer isn't JSON: it comes from a proxy before the service.
+"""Reason and text by status. Without a reason the answer is not JSON, as from a proxy in front of the service.
 
 Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes, read in 2026.
 """
@@ -49,13 +51,16 @@ NEWER = (
     *("aiplatform.", "artifactregistry.", "cloudbilling.", "cloudbuild.", "cloudresourcemanager."),
     *("logging.", "oslogin.", "secretmanager."),
 )
-"""Operations of the APIs that answer google.rpc.Status."""
+"""Operations of the APIs that return google.rpc.Status."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """A refusal; nothing is done. `retry_after` is in seconds. Reason and message are Google's if not given;
-    `info` is the ErrorInfo's reason of a newer API, and `metadata` what else it holds."""
+    """A refusal without effect. `retry_after` is in seconds.
+
+    Reason and message default to Google's. `info` is the reason in a newer API's ErrorInfo, and `metadata` its
+    metadata.
+    """
 
     code: int
     retry_after: int | None = None
@@ -66,7 +71,7 @@ class Status:
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The refusal, as the operation's API shapes it."""
+        """Return the refusal in the format of the operation's API."""
         usual, text = REASONS.get(self.code, ("backendError", "Backend Error"))
         reason, message = self.reason or usual, self.message or text
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -80,13 +85,13 @@ class Status:
 
 @dataclass(frozen=True)
 class Reset:
-    """The connection is reset: before anything is done, or after (a lost answer)."""
+    """The connection is reset, before or after the request is performed (a lost answer)."""
 
     when: Literal["before", "after"] = "before"
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """Nothing of an answer."""
+        """Return no answer."""
         if self.when == "after":
             serve(call.request)
         return Response(head=False, shown=0, then="reset")
@@ -94,25 +99,25 @@ class Reset:
 
 @dataclass(frozen=True)
 class Slow:
-    """Done at once, answered `seconds` later."""
+    """The request is performed immediately, and answered `seconds` later."""
 
     seconds: float
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer, late."""
+        """Return the delayed answer."""
         return replace(serve(call.request), wait=self.seconds)
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """Done, but no more than `sent` of the answer ever comes; the connection stays open until the client goes."""
+    """The request is performed, but only `sent` bytes of the answer are sent. The connection stays open."""
 
     sent: Literal["nothing", "head", "half"] = "nothing"
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer's beginning."""
+        """Return the beginning of the answer."""
         response = serve(call.request)
         shown = pieces.size(response.pieces) // 2 if self.sent == "half" else 0
         return replace(response, head=self.sent != "nothing", shown=shown, then="hold")
@@ -120,13 +125,13 @@ class Stalled:
 
 @dataclass(frozen=True)
 class Truncated:
-    """The first `keep` bytes of the body (None: half of it), fewer than Content-Length says; then the end."""
+    """Only the first `keep` bytes of the body (None: half of it) are sent; Content-Length has the full size."""
 
     keep: int | None = None
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer's beginning."""
+        """Return the beginning of the answer."""
         response = serve(call.request)
         shown = pieces.size(response.pieces) // 2 if self.keep is None else self.keep
         return replace(response, shown=shown, then="close")
@@ -134,15 +139,17 @@ class Truncated:
 
 @dataclass(frozen=True)
 class Torn:
-    """`bits` of byte `at` of the body (None: of the middle one) are flipped; length and headers are as ever. With the
-    highest bit, 0x80, ASCII becomes what isn't UTF-8."""
+    """`bits` of byte `at` of the body (None: the middle one) are flipped. Length and headers are unchanged.
+
+    With the highest bit, 0x80, ASCII becomes invalid UTF-8.
+    """
 
     at: int | None = None
     bits: int = 1
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer, wrong. Raises ApiError 400 if it has no such byte."""
+        """Return the damaged answer. Raises ApiError 400: it has no such byte."""
         response = serve(call.request)
         length = pieces.size(response.pieces)
         at = length // 2 if self.at is None else self.at
@@ -153,50 +160,49 @@ class Torn:
 
 @dataclass(frozen=True)
 class KeepPart:
-    """Of a chunk, only the first `size` bytes arrive: the answer is 308 with the range that is there."""
+    """Only the first `size` bytes of a chunk arrive. The answer is 308 with the stored range."""
 
     size: int
     step: ClassVar[Step | None] = "chunk"
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """What the service says to a chunk with less in it than its Content-Range says."""
+        """Return the service's answer to a chunk that is shorter than its Content-Range."""
         return serve(replace(call.request, body=call.request.body[: self.size]))
 
 
 @dataclass(frozen=True)
 class LoseSession:
-    """A resumable upload is forgotten with all that had arrived: 404, or 410."""
+    """A resumable upload is lost with all of its bytes: 404, or 410."""
 
     code: Literal[404, 410] = 404
     step: ClassVar[Step | None] = "chunk"
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The refusal; a later request for the same upload finds none either."""
+        """Return the refusal. Later requests for the same upload are refused too."""
         serve(replace(call.request, method="DELETE", body=b""))
         return Status(self.code)(call, serve)
 
 
 @dataclass(frozen=True)
 class PageGone:
-    """The token of a list's next page is not known any more."""
+    """The page token of a list has expired."""
 
     step: ClassVar[Step | None] = "page"
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The refusal; a list from its start is answered as ever."""
+        """Return the refusal. A list from the start works."""
         return Status(400, reason="invalid", message="The page token is invalid.")(call, serve)
 
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """The request is served; before the answer is sent something else happens, such as a job that somebody creates
-    while the pages of a list are read."""
+    """An action between performing a request and sending its answer, such as another job that is created meanwhile."""
 
     action: Callable[[], object]
     step: ClassVar[Step | None] = None
 
     def __call__(self, call: Call, serve: Serve) -> Response:
-        """The answer, as it was before."""
+        """Return the answer from before the action."""
         response = serve(call.request)
         self.action()
         return response

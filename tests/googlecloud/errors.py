@@ -1,4 +1,4 @@
-"""Refusals, in the two shapes that Google's APIs give them."""
+"""Refusals in the two formats of Google's APIs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ STATUS = {
 
 
 class Violation(NamedTuple):
-    """One field that can't be taken; `field` is dotted, as Google writes it: job_spec.worker_pool_specs[0]."""
+    """An invalid field. `field` is dotted, as Google writes it: job_spec.worker_pool_specs[0]."""
 
     field: str
     message: str
 
 
 class ApiError(Exception):
-    """A refusal: an HTTP code, Google's wording and, for the older JSON APIs, a reason such as ``conditionNotMet``.
-    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED, and `metadata` what else it
-    holds."""
+    """A refusal: an HTTP code, Google's message and, for the older JSON APIs, a reason such as ``conditionNotMet``.
+
+    `info` is the reason in the newer APIs' google.rpc.ErrorInfo, such as SERVICE_DISABLED, and `metadata` its metadata.
+    """
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ApiError(Exception):
         self.status = status or STATUS.get(code, "UNKNOWN")
 
     def body(self) -> dict[str, Any]:
-        """The answer's JSON: google.rpc.Status for the newer APIs, errors[] with a reason for Compute and Storage."""
+        """Return the JSON: google.rpc.Status for the newer APIs, errors[] with a reason for Compute and Storage."""
         return {"error": self._with_reason() if self.reason else self._rpc_status()}
 
     def _with_reason(self) -> dict[str, Any]:
@@ -73,6 +74,6 @@ class ApiError(Exception):
 
 
 def found_errors(violations: list[Violation]) -> ApiError:
-    """Vertex's way to list all that is wrong with a request (wording seen in answers of Vertex AI)."""
+    """Return Vertex AI's error with all violations of a request (format seen in answers of Vertex AI)."""
     listed = [f"{n}.Field: {field}; Message: {message}" for n, (field, message) in enumerate(violations, 1)]
     return ApiError(400, "\t".join(["List of found errors:", *listed, ""]), violations=tuple(violations))

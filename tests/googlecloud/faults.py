@@ -1,12 +1,12 @@
-"""What can go wrong between a client and the cloud, on order.
+"""Planned faults between a client and the cloud.
 
     fault = cloud.faults.add(Fault("storage.objects.insert", Status(503), name=r"^runs/", times=2, after=1))
     cloud.faults.down(until=clock() + 180)
     ...
     assert cloud.faults.used[fault] == 2
 
-The first fault that fits a request has its effect on it. Operations have Google's names (storage.objects.insert for
-every way to upload, storage.objects.get for metadata and bytes); "" is the name of a request that nobody here answers.
+The first fault that matches a request affects it. Operations have Google's names (storage.objects.insert for all kinds
+of upload, storage.objects.get for metadata and bytes). "" matches requests without a route.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Effect", "Fault", "Faults", "Outage", "Reset", "Serve", "Slow", "Sta
 
 @dataclass(frozen=True)
 class Fault:
-    """`effect` on the requests of `operation` (a glob: storage.*) whose resource's name `name` (a regex) is found in.
+    """`effect` on the requests of `operation` (a glob: storage.*) with a resource name that matches `name` (a regex).
 
-    `after` such requests pass first; then `times` of them (None: all) have the effect. For lists the name is the
-    prefix asked for, for storage.buckets.get the bucket.
+    The first `after` requests pass; the next `times` of them (None: all) are affected. For lists the name is the
+    requested prefix, for storage.buckets.get the bucket.
     """
 
     operation: str
@@ -40,7 +40,7 @@ class Fault:
     after: int = 0
 
     def fits(self, call: Call) -> bool:
-        """Whether a request is of the kind meant."""
+        """Return whether a request matches."""
         steps = {self.step, self.effect.step} - {None}
         named = re.search(self.name, call.target.name) is not None
         return named and fnmatchcase(call.operation, self.operation) and steps <= {call.target.step}
@@ -55,7 +55,7 @@ class Outage:
 
 
 class Faults:
-    """The plan. `used` counts how often each fault and outage had its effect."""
+    """The planned faults. `used` counts how often each fault and outage had an effect."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -65,31 +65,31 @@ class Faults:
         self._lock = threading.Lock()
 
     def add(self, fault: Fault) -> Fault:
-        """Plan a fault, behind those already planned. Answers it, as the key in `used`."""
+        """Add a fault after those already planned. Returns it as the key in `used`."""
         with self._lock:
             self._plan.append(_Planned(fault))
         return fault
 
     def down(self, until: float, effect: Effect | None = None) -> Outage:
-        """Refuse everything before `until`: by a reset connection, or by `effect`, such as Status(503)."""
+        """Refuse all requests before `until`, by resetting the connection or with `effect`, such as Status(503)."""
         outage = Outage(until, effect or Reset())
         with self._lock:
             self._outages.append(outage)
         return outage
 
     def clear(self) -> None:
-        """Plan nothing more. What was used stays counted."""
+        """Remove all planned faults. `used` is kept."""
         with self._lock:
             self._plan.clear()
             self._outages.clear()
 
     @property
     def planned(self) -> bool:
-        """Whether a request could meet a fault at all."""
+        """Return whether any fault is planned."""
         return bool(self._plan or self._outages)
 
     def meet(self, call: Call) -> Effect | None:
-        """The effect on this request, which is counted; None: it passes."""
+        """Return the effect on this request and count it. None: it passes."""
         with self._lock:
             found = next((outage for outage in self._outages if self.clock() < outage.until), None)
             fault = found or next((entry.fault for entry in self._plan if entry.takes(call)), None)
@@ -101,13 +101,13 @@ class Faults:
 
 @dataclass
 class _Planned:
-    """A fault and the number of requests that fitted it."""
+    """A fault and the number of requests that matched it."""
 
     fault: Fault
     met: int = 0
 
     def takes(self, call: Call) -> bool:
-        """Whether this request has the effect. Must be asked once for each request."""
+        """Return whether this request is affected. Must be called once per request."""
         fault = self.fault
         if not fault.fits(call) or (fault.times is not None and self.met >= fault.after + fault.times):
             return False

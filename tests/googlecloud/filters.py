@@ -1,6 +1,6 @@
-"""The part of Google's list filters that is played here: comparisons joined by AND, and NOT in front of one.
+"""A subset of Google's list filters: comparisons joined by AND, with optional NOT.
 
-A filter that can't be read is refused, never ignored.
+Unsupported filters are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMES = {"create_time": "createTime", "createTime": "createTime"}
 
 
 def matches(job: dict[str, Any], text: str) -> bool:
-    """Whether a job (its JSON) passes the filter `text`. Raises ApiError 400 for a filter that isn't understood."""
+    """Return whether a job (its JSON) matches a filter. Raises ApiError 400: unsupported filter."""
     return all(_term(job, term.strip()) for term in re.split(r"\s+AND\s+", text.strip()) if term.strip())
 
 
@@ -42,7 +42,7 @@ def _compare(job: dict[str, Any], field: str, operator: str, value: str, text: s
 
 
 def _label(labels: dict[str, str], field: str, operator: str, value: str) -> bool:
-    """labels.KEY=VALUE, labels.KEY:* and labels:KEY."""
+    """Compare labels.KEY=VALUE, labels.KEY:* and labels:KEY."""
     key = field.removeprefix("labels").removeprefix(".") or value
     if operator == "=":
         return labels.get(key) == value
@@ -50,6 +50,6 @@ def _label(labels: dict[str, str], field: str, operator: str, value: str) -> boo
 
 
 def _ordered(left: str, operator: str, right: str) -> bool:
-    """RFC 3339 times in UTC, which sort as text."""
+    """Compare RFC 3339 times in UTC, whose text order is their time order."""
     results = {"=": left == right, "!=": left != right, "<": left < right, ">": left > right}
     return {**results, "<=": left <= right, ">=": left >= right}[operator]

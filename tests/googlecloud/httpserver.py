@@ -1,4 +1,4 @@
-"""HTTP: requests as data to a function, its answers back, with what becomes of the connection."""
+"""The HTTP layer: pass requests to a function, send its answers, and break connections as requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.httpserver import Handler
 def handler(
     serve: Callable[[Request], Response], clock: Callable[[], float] = time.time
 ) -> type[BaseHTTPRequestHandler]:
-    """What speaks HTTP: each request goes to `serve`, its answer is sent as it says. `clock` is for the header Date."""
+    """Return an HTTP handler that passes requests to `serve` and sends the answers. `clock` is for the Date header."""
 
     class Calls(Handler):
         def answer(self) -> None:
@@ -30,7 +30,7 @@ def handler(
             if response.then == "reset":
                 self.server.to_reset.add(self.connection)
             while response.then == "hold" and self.connection.recv(1 << 16):
-                continue  # until the client or the server hangs up
+                continue  # until the client or the server closes the connection
 
         def send(self, response: Response) -> None:
             if response.head:
@@ -44,10 +44,10 @@ def handler(
                 self.wfile.write(piece)
             self.wfile.flush()
 
-        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the names that the base class looks for
+        do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires
 
         def date_time_string(self, timestamp: float | None = None) -> str:
-            """For the header Date: the cloud's own time, which a client's clock needn't agree with."""
+            """Return the Date header by the cloud's clock, which may differ from the client's."""
             return super().date_time_string(clock() if timestamp is None else timestamp)
 
     return Calls

@@ -1,4 +1,4 @@
-"""What Compute Engine refuses of an Instance at once, in its words where they are known."""
+"""Validate an Instance as Compute Engine does, with its messages where they are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABEL = re.compile(r"[\w-]{0,63}")
 KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 GPU_SERIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 PARTS = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
-"""Machines that can't be had on demand, nor from a reservation (GPU machine types, 2026-04-14)."""
+"""Machine types that are available neither on demand nor by reservation (GPU machine types, 2026-04-14)."""
 NO_STANDARD_DISK = ("a3-", "g2-")
 HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 VALUE_MOST, METADATA_MOST = 1 << 18, 1 << 19
@@ -33,7 +33,7 @@ Properties = Any
 
 
 def parse_instance(body: dict[str, Any]) -> compute_v1.Instance:
-    """The body of instances.insert as Google's type. Raises ApiError as Compute Engine would refuse it."""
+    """Parse the body of instances.insert to Google's type. Raises ApiError as Compute Engine does."""
     message = parse(body, compute_v1.Instance.pb()(), "resource")
     instance = compute_v1.Instance.wrap(message)
     if not instance.name:
@@ -45,7 +45,7 @@ def parse_instance(body: dict[str, Any]) -> compute_v1.Instance:
 
 
 def parse_bulk(body: dict[str, Any]) -> compute_v1.BulkInsertInstanceResource:
-    """The body of instances.bulkInsert as Google's type. Raises ApiError as Compute Engine would refuse it."""
+    """Parse the body of instances.bulkInsert to Google's type. Raises ApiError as Compute Engine does."""
     message = parse(body, compute_v1.BulkInsertInstanceResource.pb()(), "resource")
     bulk = compute_v1.BulkInsertInstanceResource.wrap(message)
     names = list(bulk.per_instance_properties)
@@ -68,7 +68,7 @@ def parse_bulk(body: dict[str, Any]) -> compute_v1.BulkInsertInstanceResource:
 
 
 def check_properties(instance: Properties, path: str) -> None:
-    """What holds for one VM and for each of many. Raises ApiError."""
+    """Check the properties of one VM, or of each of several. Raises ApiError."""
     for field, value in (
         ("machineType", instance.machine_type),
         ("disks", instance.disks),
@@ -84,13 +84,13 @@ def check_properties(instance: Properties, path: str) -> None:
 
 
 def check_name(name: str, path: str) -> None:
-    """Names are a host's (RFC 1035). Raises ApiError."""
+    """Check a name, which must be a host name (RFC 1035). Raises ApiError."""
     if not re.fullmatch(NAME, name):
         raise invalid(path, name, f"Must be a match of regex '{NAME}'")
 
 
 def check_labels(labels: dict[str, str], path: str) -> None:
-    """Raises ApiError."""
+    """Check labels. Raises ApiError."""
     for key, value in labels.items():
         for what, text in (("key", key), ("value", value)):
             if text != text.lower() or not LABEL.fullmatch(text) or (what == "key" and not text[:1].isalpha()):
@@ -102,7 +102,7 @@ def check_labels(labels: dict[str, str], path: str) -> None:
 
 
 def check_metadata(items: list[tuple[str, str]], path: str) -> None:
-    """Raises ApiError."""
+    """Check metadata items. Raises ApiError."""
     for n, (key, value) in enumerate(items):
         if not KEY.fullmatch(key):
             raise invalid(f"{path}.items[{n}].key", key, f"Must be a match of regex '{KEY.pattern}'")
@@ -191,7 +191,7 @@ def _check_wait(instance: compute_v1.Instance) -> None:
 
 
 def has_local_ssd(instance: Properties) -> bool:
-    """Whether a VM has local SSDs, listed or its machine's own."""
+    """Return whether a VM has local SSDs, listed or built into its machine type."""
     known = shapes().get(last(instance.machine_type))
     return bool(known and known.local_ssds) or any(disk.type_ == "SCRATCH" for disk in instance.disks)
 
@@ -201,17 +201,17 @@ def _has_gpus(machine: str) -> bool:
 
 
 def last(link: str) -> str:
-    """The last part of a resource's URL."""
+    """Return the last part of a resource's URL."""
     return link.rpartition("/")[2]
 
 
 def invalid(path: str, value: object, text: str) -> ApiError:
-    """A value that a field can't have."""
+    """Return the error for an invalid field value."""
     return bad(f"Invalid value for field '{path}': '{value}'. {text}")
 
 
 def bad(message: str) -> ApiError:
-    """A request that can't be."""
+    """Return the error for an invalid request."""
     return ApiError(400, message, reason="invalid")
 
 
@@ -220,7 +220,7 @@ def _missing(path: str) -> ApiError:
 
 
 def numbered(pattern: str, count: int) -> Iterator[str]:
-    """The names of a pattern whose hash signs stand for a number: web-### is web-001, web-002 …"""
+    """Yield the names of a pattern in which hash signs stand for a number: web-### yields web-001, web-002, …."""
     hashes = re.search(r"#+", pattern)
     width = len(hashes[0]) if hashes else 0
     return (re.sub(r"#+", f"{n:0{width}d}", pattern, count=1) for n in range(1, count + 1))

@@ -1,4 +1,4 @@
-"""What a VM says while it runs: guest attributes and its serial port; and what a user may do to it."""
+"""Guest attributes and the serial port of VMs, and testIamPermissions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.googlecloud.wire import Request, Response, Route, json_response, rout
 
 
 class InstanceReads:
-    """More of the instances, for those who only read."""
+    """Read-only methods of instances."""
 
     def __init__(self, instances: Instances) -> None:
         self.instances = instances
@@ -21,7 +21,7 @@ class InstanceReads:
         ]
 
     def attributes(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """All guest attributes of a namespace ("launch/"), or one ("launch/state")."""
+        """Return all guest attributes of a namespace ("launch/"), or one ("launch/state")."""
         request.only_query("queryPath", "variableKey")
         self.instances.permit(request, "compute.instances.getGuestAttributes", zone, instance)
         vm = self.park.find(zone, instance)
@@ -37,7 +37,7 @@ class InstanceReads:
         return json_response({**answer, "queryValue": {"items": items}})
 
     def serial(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """What port 1 has said from byte `start` on; `next` is where to go on."""
+        """Return the output of port 1 from byte `start` on. `next` is the next position."""
         request.only_query("port", "start")
         said = self.park.find(zone, instance).serial.encode()
         start = min(int(request.query.get("start", 0)), len(said))
@@ -45,7 +45,7 @@ class InstanceReads:
         return json_response({**answer, "start": str(start), "next": str(len(said))})
 
     def permissions(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """Which of the permissions asked about the user has."""
+        """Return which of the requested permissions the user has."""
         request.only_query()
         self.park.find(zone, instance)
         user, asked = self.instances.who(request), request.json().get("permissions", [])
@@ -54,7 +54,7 @@ class InstanceReads:
 
 
 def enabled(vm: Vm) -> bool:
-    """Whether it has guest attributes at all."""
+    """Return whether guest attributes are enabled."""
     return vm.items.get("enable-guest-attributes", "").upper() == "TRUE"
 
 

@@ -1,4 +1,4 @@
-"""Instances as the API has them: insert, bulkInsert, get, list, stop, start, delete, and what can be set of one."""
+"""The Instances API: insert, bulkInsert, get, list, stop, start, delete, and the setters."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ INSTANCES = ZONE + "/instances"
 INSTANCE = INSTANCES + "/{instance}"
 AGGREGATED = "/compute/v1/projects/{project}/aggregated/instances"
 REMEMBERED = 3600.0
-"""Seconds for which the id of a request is known (instances.insert, requestId)."""
+"""Seconds for which a request id is remembered (instances.insert, requestId)."""
 DOWN = ("TERMINATED", "STOPPED", "SUSPENDED")
 
 
 class Instances:
-    """The instances. `who` answers the user that a request comes from; `denied` are pairs of a user and a permission
-    that it lacks; `unreachable` are zones that no list can be had of."""
+    """The instances.
+
+    `who` returns the user of a request. `denied` has pairs of a user and a permission that the user lacks.
+    `unreachable` has zones that lists can't read.
+    """
 
     def __init__(
         self, park: Park, life: Life, operations: Operations, quotas: Quotas, who: Callable[[Request], str]
@@ -70,35 +73,35 @@ class Instances:
         ]
 
     def insert(self, request: Request, project: str, zone: str) -> Response:
-        """Take an instance, and answer the operation that makes it; the same id of a request makes nothing twice."""
+        """Accept an instance and return the operation that creates it. A repeated request id has no effect."""
         return self._once(request, lambda: self._insert(request, zone))
 
     def bulk_insert(self, request: Request, project: str, zone: str) -> Response:
-        """Take several, which are made all or none."""
+        """Accept several instances. All of them are created, or none."""
         return self._once(request, lambda: self._bulk_insert(request, zone))
 
     def get(self, request: Request, project: str, zone: str, instance: str) -> Response:
-        """One instance, by its name or its number."""
+        """Return one instance by name or number."""
         request.only_query()
         self.permit(request, "compute.instances.get", zone, instance)
         return json_response(self.park.find(zone, instance).body)
 
     def list(self, request: Request, project: str, zone: str) -> Response:
-        """A page of the zone's instances."""
+        """Return a page of the zone's instances."""
         if zone in self.unreachable:
             raise ApiError(503, f"The service is currently unavailable in zones/{zone}.", reason="backendError")
         here = sorted((vm.name, vm.body) for vm in self.park.vms.values() if vm.zone == zone)
         return listed(request, "compute#instanceList", [body for _, body in here])
 
     def aggregated(self, request: Request, project: str) -> Response:
-        """A page over all zones."""
+        """Return a page over all zones."""
         pairs = [(f"zones/{vm.zone}", vm.body) for _, vm in sorted(self.park.vms.items())]
         scopes = [f"zones/{zone}" for region in regions() for zone in zones(region)]
         away = [f"zones/{zone}" for zone in self.unreachable]
         return aggregated(request, "compute#instanceAggregatedList", "instances", pairs, scopes, away)
 
     def stop(self, request: Request, vm: Vm) -> Operation:
-        """One that is stopped may be stopped again."""
+        """Stop a VM. A stopped VM may be stopped again."""
         request.only_query("requestId", "discardLocalSsd", "noGracefulShutdown")
         if vm.status in MAKING:
             raise self._not_ready(vm)
@@ -112,7 +115,7 @@ class Instances:
         return operation
 
     def start(self, request: Request, vm: Vm) -> Operation:
-        """One that runs may be started again."""
+        """Start a VM. A running VM may be started again."""
         request.only_query("requestId")
         if vm.status == "STOPPING":
             raise self._not_ready(vm)
@@ -125,7 +128,7 @@ class Instances:
         return operation
 
     def delete(self, request: Request, vm: Vm) -> Operation:
-        """It goes."""
+        """Delete a VM."""
         request.only_query("requestId", "noGracefulShutdown")
         if vm.body.get("deletionProtection"):
             raise bad(
@@ -136,7 +139,7 @@ class Instances:
         return operation
 
     def set_metadata(self, request: Request, vm: Vm) -> Operation:
-        """All items at once, if nobody has set them since they were read."""
+        """Replace all metadata items, if nobody has changed them since they were read."""
         request.only_query("requestId")
         body = request.json()
         _check_fingerprint(
@@ -147,7 +150,7 @@ class Instances:
         return self._at_once("setMetadata", request, vm)
 
     def set_labels(self, request: Request, vm: Vm) -> Operation:
-        """All labels at once, if nobody has set them since they were read."""
+        """Replace all labels, if nobody has changed them since they were read."""
         request.only_query("requestId")
         body, known = request.json(), {"fingerprint": vm.body["labelFingerprint"]}
         text = "Labels fingerprint either invalid or resource labels have changed"
@@ -157,7 +160,7 @@ class Instances:
         return self._at_once("setLabels", request, vm)
 
     def set_scheduling(self, request: Request, vm: Vm) -> Operation:
-        """The time limit and what comes at its end can be set of a stopped VM only."""
+        """Set the time limit and the action at its end, for a stopped VM only."""
         request.only_query("requestId")
         body = request.json()
         fixed = {"maxRunDuration", "instanceTerminationAction", "terminationTime", "provisioningModel"} & set(body)
@@ -167,7 +170,7 @@ class Instances:
         return self._at_once("setScheduling", request, vm)
 
     def permit(self, request: Request, permission: str, zone: str, name: str) -> None:
-        """Raises ApiError 403 for a user who lacks a permission."""
+        """Raise ApiError 403 if the user lacks a permission."""
         if (self.who(request), permission) in self.denied:
             resource = f"projects/{self.park.project}/zones/{zone}/instances/{name}"
             raise ApiError(403, f"Required '{permission}' permission for '{resource}'", reason="forbidden")
@@ -180,7 +183,7 @@ class Instances:
         return acted
 
     def _once(self, request: Request, act: Callable[[], Operation]) -> Response:
-        """Do what a request wants unless the same one has been here."""
+        """Perform a request, unless one with the same id was performed before."""
         key, now = request.query.get("requestId", ""), self.park.now()
         said = json.dumps([request.method, request.path, request.body.decode("utf-8", "replace")])
         known = self._requests.get(key)
@@ -258,7 +261,7 @@ class Instances:
             self.park.remove(vm)
 
     def _begin(self, kind: str, request: Request, vm: Vm, **more: str) -> Operation:
-        client_id = {} if "operationGroupId" in more else _client_id(request)  # a group's is the bulkInsert's alone
+        client_id = {} if "operationGroupId" in more else _client_id(request)  # only the bulkInsert has the id
         return self.operations.begin(kind, vm.zone, self.who(request), **target(vm), **client_id, **more)
 
     def _at_once(self, kind: str, request: Request, vm: Vm) -> Operation:
@@ -277,13 +280,13 @@ def _check_fingerprint(given: Json, known: Json, text: str) -> None:
 
 
 def _client_id(request: Request) -> dict[str, str]:
-    """The id of a request, as its operation shows it (Operation.clientOperationId: "the value of requestId")."""
+    """Return a request's id as its operation shows it (Operation.clientOperationId: "the value of requestId")."""
     found = request.query.get("requestId")
     return {"clientOperationId": found} if found else {}
 
 
 def _asked_name(request: Request, project: str, zone: str) -> Target:
-    """An insert is about the instance that it names."""
+    """Return the instance that an insert names."""
     try:
         return Target(str(json.loads(request.body)["name"]))
     except (ValueError, KeyError, TypeError):

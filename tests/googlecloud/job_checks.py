@@ -1,7 +1,7 @@
-"""What Vertex checks in a CustomJob beyond its shape. Pure: a message in, violations out.
+"""Validate a CustomJob as Vertex AI does, beyond its shape. Pure.
 
-The wording is Google's where it is known (of combinations, permissions, labels and required fields); where only the
-rule is documented, the field is Google's and the sentence says the rule.
+Messages are Google's where they are known (combinations, permissions, labels and required fields). Where only the rule
+is documented, the field is Google's and the message states the rule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEEK = 7 * 24 * 3600
 
 
 def check(job: Any) -> None:
-    """Raise ApiError 400 if Vertex would refuse `job` (a protobuf CustomJob)."""
+    """Raise ApiError 400 if Vertex would reject `job` (a protobuf CustomJob)."""
     violations = [*_job(job), *_scheduling(job.job_spec)]
     if violations:
         raise found_errors(violations)
@@ -115,7 +115,7 @@ def _scheduling(spec: Any) -> Iterator[Violation]:
 
 
 def _machine(machine: Any) -> None:
-    """The pair of machine and accelerator; Vertex answers with one sentence and no list."""
+    """Check the pair of machine and accelerator. Vertex reports it as one sentence without a list."""
     name, count = machine.machine_type, machine.accelerator_count
     gpu = aiplatform_v1.AcceleratorType(machine.accelerator_type).name
     known = accelerators(name)
@@ -131,11 +131,11 @@ def _machine(machine: Any) -> None:
 
 
 def _used(pool: Any) -> bool:
-    """A pool that is skipped is an empty message."""
+    """Return whether a pool is used. A skipped pool is an empty message."""
     return bool(pool.ByteSize())
 
 
 def _label(key: str, value: str) -> bool:
-    """Letters of any alphabet without case count as lowercase."""
+    """Return whether a label is valid. Letters of alphabets without case count as lower case."""
     legal = re.fullmatch(r"[\w-]{1,63}", key) and re.fullmatch(r"[\w-]{0,63}", value)
     return bool(legal) and key[0] not in "-_" and key + value == (key + value).lower()

@@ -1,8 +1,8 @@
-"""The life of a VM by the cloud's clock: made, run, stopped, started, taken away, deleted; each with its operation.
+"""The life of a VM by the cloud's clock, with an operation for each change.
 
-What is known of Google's own doings (operation types, who does what, that a Spot VM preempted while it is made is left
-stopped): compute/docs/instances/create-use-spot, and what users of them report (scylla-cluster-tests pull 2945,
-karpenter-provider-gcp pull 37).
+Sources for Google's own actions (operation types, users, that a Spot VM preempted during its creation is left stopped):
+compute/docs/instances/create-use-spot, and users' reports (scylla-cluster-tests pull 2945, karpenter-provider-gcp
+pull 37).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ PREEMPTED = Problem("UNSUPPORTED_OPERATION", "Instance failed to start due to pr
 
 @dataclass
 class Pace:
-    """Seconds that things take. `staging` and `running` are counted from the request, `fail` too: then a stockout is
-    noticed. A preempted VM has `notice` seconds."""
+    """Durations in seconds. `staging`, `running` and `fail` (a stockout) are counted from the request.
+
+    A preempted VM has `notice` seconds.
+    """
 
     staging: float = 5.0
     running: float = 10.0
@@ -33,12 +35,12 @@ class Pace:
     notice: float = 30.0
 
     def times(self, factor: float) -> Pace:
-        """Faster, or slower."""
+        """Return the durations multiplied by `factor`."""
         return Pace(**{name: seconds * factor for name, seconds in vars(self).items()})
 
 
 class Life:
-    """Does to VMs what is asked for, and what Google does by itself."""
+    """Performs the requested changes of VMs, and those that Google makes itself."""
 
     def __init__(self, park: Park, operations: Operations, capacity: Capacity, timeline: Timeline) -> None:
         self.park = park
@@ -50,14 +52,14 @@ class Life:
         self._leaving: dict[str, list[Operation]] = {}
 
     def settle(self) -> None:
-        """Do what is due. Who waits for capacity (flex-start) gets it as soon as there is some."""
+        """Perform all due actions. Flex-start VMs get capacity as soon as it is available."""
         self.timeline.settle()
         for vm in [vm for vm in self.park.vms.values() if vm.status == "PENDING"]:
             if self.capacity.meets(vm.wanted) is None:
                 self._provision(vm)
 
     def make(self, vm: Vm, operation: Operation) -> None:
-        """A VM is to run: it gets there, or its operation fails."""
+        """Create a VM: it reaches RUNNING, or its operation fails."""
         self._making[vm.number] = operation
         shortage = self.capacity.meets(vm.wanted)
         if shortage is None:
@@ -68,13 +70,13 @@ class Life:
             self.fail(vm, shortage)
 
     def run(self, vm: Vm) -> None:
-        """A VM runs already, and has been started now."""
+        """Treat a VM as running, started now."""
         self._begin(vm, "PROVISIONING")
         self._staging(vm)
         self._running(vm)
 
     def make_all(self, vms: Sequence[Vm], operation: Operation, each: Sequence[Operation], least: int) -> None:
-        """Several at once: if fewer than `least` can be had, none is left and the operation says so."""
+        """Create several VMs. If fewer than `least` are available, none is created and the operation fails."""
         shortage = self.capacity.meets(vms[0].wanted)
         room = len(vms) if shortage is None else min(shortage.left, len(vms))
         enough = room >= least
@@ -90,22 +92,22 @@ class Life:
         self.timeline.after(when, lambda: self._end_all(vms, operation, least, room, shortage))
 
     def fail(self, vm: Vm, shortage: Shortage, *, counted: bool = True) -> None:
-        """The zone has no such machine: that is noticed a little later, and the VM is gone."""
+        """Fail the creation of a VM because of a stockout, which is noticed after a delay."""
         shortage.met += counted
         problem = shortage.problem(self.park.project, vm.wanted)
         self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._failed(vm, problem))
 
     def refuse(self, vm: Vm, problem: Problem) -> None:
-        """The operation of a VM that is made fails with any problem, and the VM is gone."""
+        """Fail the creation of a VM with any problem."""
         vm.era += 1
         self._failed(vm, problem)
 
     def stop(self, vm: Vm, operation: Operation) -> None:
-        """It is stopped; its disks stay."""
+        """Stop a VM. Its disks are kept."""
         self._leave(vm, self.pace.stop, self._stopped, operation)
 
     def start(self, vm: Vm, operation: Operation) -> None:
-        """A stopped one runs again, if the zone still has such a machine."""
+        """Start a stopped VM, if the zone still has capacity."""
         vm.era += 1
         shortage = self.capacity.meets(vm.wanted)
         self._making[vm.number] = operation
@@ -118,14 +120,14 @@ class Life:
         self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._not_started(vm, problem))
 
     def delete(self, vm: Vm, operation: Operation) -> None:
-        """It goes, with the disks that go with it."""
+        """Delete a VM and its auto-delete disks."""
         making = self._making.pop(vm.number, None)
         if making:
             self.operations.end(making, [CANCELLED])
         self._leave(vm, self.pace.delete, self._deleted, operation)
 
     def preempt(self, vm: Vm) -> None:
-        """A Spot VM is taken away: with a notice while it runs, at once while it is made."""
+        """Preempt a Spot VM: with a notice if it is running, immediately if it is being created."""
         if vm.status in MAKING:
             self.operations.end(self._making.pop(vm.number), [PREEMPTED])
             self._event(vm, "compute.instances.preempted")
@@ -137,7 +139,7 @@ class Life:
         self._later(vm, self.pace.notice, lambda: self._take(vm, 0.0))
 
     def host_error(self, vm: Vm) -> None:
-        """Its host breaks: it starts again elsewhere where it may, else it is stopped."""
+        """Simulate a host error: the VM restarts on another host if allowed, else it is stopped."""
         self._event(vm, "compute.instances.hostError")
         self._stopped(vm)
         if vm.body["scheduling"]["automaticRestart"]:
@@ -146,7 +148,7 @@ class Life:
             self._provision(vm)
 
     def power_off(self, vm: Vm) -> None:
-        """Its own system shuts down."""
+        """Shut the VM down from its own operating system."""
         operation = self.operations.begin("compute.instances.guestTerminate", vm.zone, SYSTEM, **target(vm))
         self.stop(vm, operation)
 
@@ -177,14 +179,14 @@ class Life:
         self._take(vm, self.pace.stop)
 
     def _take(self, vm: Vm, seconds: float) -> None:
-        """What Google does to a VM at its end, as its instanceTerminationAction says; STOP if it says nothing."""
+        """Stop or delete a VM at its end, by its instanceTerminationAction. The default is STOP."""
         action = vm.body["scheduling"].get("instanceTerminationAction", "STOP")
         kind = "delete" if action == "DELETE" else "stop"
         operation = self.operations.begin(kind, vm.zone, SYSTEM, **target(vm))
         self._leave(vm, seconds, self._deleted if kind == "delete" else self._stopped, operation)
 
     def _leave(self, vm: Vm, seconds: float, end: Callable[[Vm], None], operation: Operation) -> None:
-        """On its way down. What was to be done before that is done with it."""
+        """Begin to shut a VM down. Earlier planned actions are dropped."""
         self._begin(vm, "STOPPING")
         self._leaving.setdefault(vm.number, []).append(operation)
         if seconds:
@@ -250,7 +252,7 @@ class Life:
 
 
 def target(vm: Vm) -> dict[str, str]:
-    """Whom an operation is about."""
+    """Return the target fields of a VM's operation."""
     return {"targetId": vm.number, "targetLink": vm.body["selfLink"]}
 
 

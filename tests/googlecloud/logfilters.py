@@ -1,7 +1,7 @@
-"""Cloud Logging's query language, as far as it is played here: comparisons, AND, OR, NOT and parentheses.
+"""A subset of Cloud Logging's query language: comparisons, AND, OR, NOT and parentheses.
 
-OR binds more tightly than AND, and two comparisons in a row are joined by AND
-(https://cloud.google.com/logging/docs/view/logging-query-language). What can't be read is refused, never ignored.
+OR binds more tightly than AND, and adjacent comparisons are joined by AND
+(https://cloud.google.com/logging/docs/view/logging-query-language). Unsupported syntax is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tests.googlecloud.errors import ApiError
 
 Test = Callable[[dict[str, Any]], bool]
-"""Whether a log entry, as its JSON, passes."""
+"""Returns whether a log entry, as its JSON, matches."""
 
-# A part of a path that holds more than letters, digits and _ stands in quotation marks: labels."launch-run".
+# Path parts with other characters than letters, digits and _ are quoted: labels."launch-run".
 WORD = r'[\w.*/%-]+(?<=\.)"[^"\\]+"|[\w.*/%-]+'
 TEXT = r'"(?:[^"\\]|\\.)*"'
 TOKEN = re.compile(rf"\s*(?:(?P<mark>[()])|(?P<op><=|>=|!=|=|<|>|:)|(?P<text>{TEXT})|(?P<word>{WORD}))")
@@ -31,7 +31,7 @@ LONGEST = 20_000
 
 
 class Token(NamedTuple):
-    """A part of a filter. `text` is without quotes; `at` is its first column, counted from 1."""
+    """A token of a filter. `text` is without quotes; `at` is its first column, counted from 1."""
 
     kind: str
     text: str
@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
 
 def compiled(text: str) -> Test:
-    """What the filter `text` lets pass. Raises ApiError 400."""
+    """Compile a filter. Raises ApiError 400."""
     if len(text) > LONGEST:
         raise ApiError(400, f"The filter is longer than {LONGEST} characters.")
     parser = _Parser(_tokens(text))
@@ -53,7 +53,7 @@ def compiled(text: str) -> Test:
 
 @lru_cache(maxsize=100_000)
 def nanoseconds(text: str) -> int:
-    """An RFC 3339 time, or a date, as Unix nanoseconds. Raises ApiError 400."""
+    """Parse an RFC 3339 time, or a date, to Unix nanoseconds. Raises ApiError 400."""
     moment = Timestamp()
     try:
         moment.FromJsonString(text if "T" in text else f"{text}T00:00:00Z")
@@ -83,7 +83,7 @@ def _unparseable(token: Token) -> ApiError:
 
 
 class _Parser:
-    """By recursive descent; `next` is the first token that isn't read yet."""
+    """A recursive-descent parser. `next` is the first unread token."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
@@ -93,7 +93,7 @@ class _Parser:
         return self.tokens[0]
 
     def take(self, kind: str, *texts: str) -> Token | None:
-        """The next token, if it is one of those; it is read then."""
+        """Read the next token if it is one of those, else return None."""
         if self.next.kind != kind or (texts and self.next.text not in texts):
             return None
         return self.tokens.pop(0)
@@ -149,7 +149,7 @@ def _comparison(field: str, operator: str, value: Token) -> Test:
 
 
 def _ordered(of: Callable[[dict[str, Any]], Any], operator: str, right: Any, value: Token) -> Test:
-    """A comparison with what an entry has; None, for what it doesn't have, is neither equal nor unequal."""
+    """Return a comparison with an entry's value. A missing value (None) is neither equal nor unequal."""
     compare: dict[str, Callable[[Any], bool]] = {
         "=": lambda left: left == right,
         "!=": lambda left: left != right,
@@ -164,7 +164,7 @@ def _ordered(of: Callable[[dict[str, Any]], Any], operator: str, right: Any, val
 
 
 def _at(entry: dict[str, Any], field: str) -> Any:
-    """What stands at a dotted path; None: nothing."""
+    """Return the value at a dotted path, or None."""
     found: Any = entry
     for name in field.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -172,7 +172,7 @@ def _at(entry: dict[str, Any], field: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """Texts are compared without case."""
+    """Return a text in lower case, as comparisons ignore case."""
     return None if value is None else str(value).casefold()
 
 
@@ -181,12 +181,12 @@ def _has(value: Any, wanted: str) -> bool:
 
 
 def rfc3339(nanos: int) -> str:
-    """Unix nanoseconds as Google writes a time: with 0, 3, 6 or 9 digits behind the point."""
+    """Format Unix nanoseconds as Google does: with 0, 3, 6 or 9 fractional digits."""
     moment = Timestamp()
     moment.FromNanoseconds(nanos)
     return str(moment.ToJsonString())
 
 
 def of_seconds(seconds: float) -> int:
-    """Unix seconds as nanoseconds, to the microsecond: a float holds no more of today's times."""
+    """Convert Unix seconds to nanoseconds, with microsecond precision, the limit of a float."""
     return round(datetime.fromtimestamp(seconds, UTC).timestamp() * 1_000_000) * 1000

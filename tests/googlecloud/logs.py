@@ -1,4 +1,4 @@
-"""Cloud Logging: entries:list, entries:write, and what Vertex AI's jobs have written."""
+"""Cloud Logging: entries:list, entries:write, and the log entries of Vertex AI's jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATION = "logging.entries.list"
 WRITE = "logging.entries.write"
 ORDERS = ("", "timestamp asc", "timestamp desc")
 PAGE, LARGEST_PAGE = 50, 1000
-"""Entries on a page, if not asked otherwise and at most."""
+"""Entries per page: the default and the maximum."""
 TEXT, INT = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_INT32
 REQUEST_FIELDS = (
     ("project_ids", 1, TEXT, True),
@@ -37,7 +37,7 @@ REQUEST_FIELDS = (
 
 
 def _request_type() -> Any:
-    """Google's message, made from its fields: the package that brings it has nothing else for these tests."""
+    """Build Google's message from its fields. The package that has it is not needed for anything else."""
     file = descriptor_pb2.FileDescriptorProto(
         name="google/logging/v2/logging.proto", package="google.logging.v2", syntax="proto3"
     )
@@ -55,8 +55,11 @@ ListLogEntriesRequest = _request_type()
 
 @dataclass(frozen=True)
 class Entry:
-    """A log entry of a job, or of a VM, whose number `job` is then. `timestamp` is when it was written, `received` when
-    it can be read: Unix nanoseconds. `shown` is its JSON."""
+    """A log entry of a job, or of a VM, whose number is then in `job`.
+
+    `timestamp` is the time of writing, `received` the time from which it can be read, in Unix nanoseconds. `shown` is
+    its JSON.
+    """
 
     timestamp: int
     insert_id: str
@@ -68,13 +71,16 @@ class Entry:
 
     @property
     def place(self) -> tuple[int, str]:
-        """By which entries are ordered."""
+        """Return the sort key of entries."""
         return self.timestamp, self.insert_id
 
 
 class Logging:
-    """The service. `denied`: nobody may read; `closed`: nobody may write. The next `empty_pages` answers have no
-    entries but a token to go on with: Google's way to say that there was no time to search all of them."""
+    """The service.
+
+    With `denied`, nobody may read; with `closed`, nobody may write. The next `empty_pages` answers have no entries but
+    a page token: Google sends such pages if a search takes too long.
+    """
 
     def __init__(self, project: str, number: str, clock: Callable[[], float]) -> None:
         self.project = project
@@ -101,10 +107,10 @@ class Logging:
         late: float = 0.0,
         plain: bool = False,
     ) -> str:
-        """Add an entry, as Vertex AI's are, and answer its insertId. The platform's own words have the task "service".
+        """Add an entry as Vertex AI does, and return its insertId. The platform's own messages have the task "service".
 
-        It is written at `when` (Unix seconds; now) and can be read `late` seconds from now on. The text is the message
-        of a jsonPayload, or with `plain` a textPayload.
+        It is written at `when` (Unix seconds; default: now) and can be read `late` seconds from now. The text is the
+        message of a jsonPayload, or with `plain` a textPayload.
         """
         now = self.clock()
         at, received = of_seconds(now if when is None else when), of_seconds(now + late)
@@ -126,7 +132,7 @@ class Logging:
         return insert_id
 
     def write_entries(self, request: Request) -> Response:
-        """Take entries. Two with the same time and insertId are one: the later is shown to nobody."""
+        """Accept entries. Of two with the same time and insertId, only the first is kept."""
         request.only_query()
         mine = set() if self.closed else {self.project, self.number}
         taken, refusal = written(request.json(), len(request.body), mine, self.clock())
@@ -149,7 +155,7 @@ class Logging:
         return Entry(at, shown["insertId"], of_seconds(self.clock()), job, task, text, shown)
 
     def list_entries(self, request: Request) -> Response:
-        """A page of the entries that pass a filter."""
+        """Return a page of the entries that match a filter."""
         request.only_query()
         asked = parse(request.json(), ListLogEntriesRequest(), "request")
         self._allow([*asked.resource_names, *(f"projects/{name}" for name in asked.project_ids)])
@@ -184,7 +190,7 @@ class Logging:
 
 
 def _target(request: Request) -> Target:
-    """The filter; a request for a later page is a step of its own."""
+    """Return the filter. A request for a later page is a separate step."""
     try:
         body = request.json()
     except ApiError:
@@ -197,12 +203,12 @@ def _is_behind(place: tuple[int, str], after: tuple[int, str] | None, backwards:
 
 
 def _token(asked: Any, after: tuple[int, str] | None) -> str:
-    """Where the next page begins, and for which question: what arrives meanwhile moves nothing."""
+    """Return the token of the next page, which is bound to the query. New entries don't shift pages."""
     return base64.urlsafe_b64encode(json.dumps([_question(asked), after]).encode()).decode()
 
 
 def _after(asked: Any) -> tuple[int, str] | None:
-    """Behind which entry this page begins. Raises ApiError 400."""
+    """Return the entry after which this page begins. Raises ApiError 400."""
     if not asked.page_token:
         return None
     try:

@@ -1,4 +1,4 @@
-"""entries:write: Google's messages for it, and what it takes and refuses."""
+"""entries:write: Google's messages, and validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.googlecloud.protobufs import parse
 
 Kind = descriptor_pb2.FieldDescriptorProto
 LARGEST_ENTRY = 256 * 1024
-"""By Cloud Logging's own measure, which is about that of the message: https://cloud.google.com/logging/quotas."""
+"""Cloud Logging's limit, measured approximately as the size of the message: https://cloud.google.com/logging/quotas."""
 LARGEST_REQUEST = 10_000_000
 RESOURCES = {"gce_instance": {"project_id", "instance_id", "zone"}, "global": {"project_id"}}
 """Labels of monitored resource types (https://cloud.google.com/logging/docs/api/v2/resource-list)."""
@@ -21,8 +21,11 @@ DAY_S = 24 * 3600
 
 
 def _request_type() -> Any:
-    """google.logging.v2.WriteLogEntriesRequest, made from its fields (google/logging/v2/logging.proto and
-    log_entry.proto) as far as they are used here: the package that brings it has nothing else for these tests."""
+    """Build google.logging.v2.WriteLogEntriesRequest from the fields that are used here.
+
+    Source: google/logging/v2/logging.proto and log_entry.proto. The package that has it is not needed for anything
+    else.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="google/logging/v2/write.proto", package="google.logging.v2")
     file.syntax = "proto3"
     needed = (monitored_resource_pb2, log_severity_pb2, struct_pb2, timestamp_pb2)
@@ -57,7 +60,7 @@ def _message(owner: Any, name: str, number: int, kind: str, *, label: int = 1, o
 
 
 def _labels(owner: Any, number: int, name: str) -> None:
-    """map<string, string> labels"""
+    """Add a field `map<string, string> labels`."""
     pair = owner.nested_type.add(name="LabelsEntry")
     pair.options.map_entry = True
     pair.field.add(name="key", number=1, type=Kind.TYPE_STRING, label=1)
@@ -69,14 +72,14 @@ WriteLogEntriesRequest = _request_type()
 
 
 class Written(NamedTuple):
-    """What a request says: its entries with what holds for all of them, as JSON, and the refusal of some of them."""
+    """A parsed request: its entries as JSON, with the common fields filled in, and the refusals of some entries."""
 
     entries: list[dict[str, Any]]
     refusal: ApiError | None
 
 
 def written(body: dict[str, Any], size: int, projects: set[str], now: float) -> Written:
-    """Raises ApiError: nothing of it is taken. `now`: Unix seconds, which stand in for a time that an entry lacks."""
+    """Parse a request. Raises ApiError: all of it is refused. `now` (Unix seconds) is the default time of an entry."""
     if size > LARGEST_REQUEST:
         raise ApiError(400, f"Request payload size exceeds the limit: {LARGEST_REQUEST} bytes.")
     asked = parse(body, WriteLogEntriesRequest(), "request")
@@ -110,7 +113,7 @@ def _entry(asked: Any, entry: Any, projects: set[str], now: float) -> dict[str, 
 
 
 def _check(entry: Any, projects: set[str], now: float) -> None:
-    """Raises ApiError."""
+    """Check an entry. Raises ApiError."""
     parts = entry.log_name.split("/")
     if len(parts) != 4 or parts[0] != "projects" or parts[2] != "logs" or not parts[3]:
         raise ApiError(400, f"Invalid log name: {entry.log_name!r}")

@@ -1,4 +1,4 @@
-"""Which accelerators Vertex takes on which machine type: the table machines.csv, read once."""
+"""The accelerators that Vertex accepts with each machine type, from the table machines.csv."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 Accelerators = dict[str, frozenset[int]]
-"""Accelerator type -> the counts that may be asked for. An empty one: a machine without accelerators."""
+"""Accelerator type -> allowed counts. Empty: a machine without accelerators."""
 
 
 def accelerators(machine_type: str) -> Accelerators | None:
-    """What `machine_type` takes, or None where Vertex doesn't have it."""
+    """Return the accelerators of `machine_type`, or None if Vertex does not have it."""
     found = [row for pattern, row in _table() if fnmatchcase(machine_type, pattern)]
     if not found:
         return None
@@ -23,7 +23,7 @@ def accelerators(machine_type: str) -> Accelerators | None:
 
 
 def may_be_bare(machine_type: str) -> bool:
-    """Whether `machine_type` may be had without an accelerator (the A and G series never are)."""
+    """Return whether `machine_type` is available without an accelerator (the A and G series never are)."""
     return not machine_type.startswith(("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-"))
 
 

@@ -1,10 +1,10 @@
-"""A VM's metadata server, on a port of its own: who it is, what it was told, its tokens, and notices of its end.
+"""A VM's metadata server on its own port: identity, metadata, tokens, and notices of preemption and maintenance.
 
     with MetadataServer(cloud, "us-central1-a", "train-n0") as server:
         environment = {**os.environ, **cloud.environ(), **server.environ()}
 
-What it answers follows the VM in the cloud: metadata that is set, `cloud.compute.preempt`, `cloud.compute.maintain`.
-Once the VM is gone nobody answers.
+The answers follow the VM's state in the cloud: its metadata, `cloud.compute.preempt`, `cloud.compute.maintain`. After
+the VM is deleted, the server no longer answers.
 Source: https://docs.cloud.google.com/compute/docs/metadata/predefined-metadata-keys and /querying-metadata.
 """
 
@@ -31,14 +31,14 @@ ROOT = "/computeMetadata/v1"
 FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 GUEST = re.compile(ROOT + r"/instance/guest-attributes/([\w.-]{1,128})/([\w.-]{1,128})")
 LOOK = 0.02
-"""Seconds between two looks while somebody waits for a change."""
+"""Poll interval in seconds, while a request waits for a change."""
 GONE = Response(head=False, shown=0, then="reset")
 
 Tree = dict[str, Any]
 
 
 class MetadataServer:
-    """The metadata server of one VM, from `with` to its end. `expires_in` is what it says of a token's life."""
+    """The metadata server of one VM, as a context manager. `expires_in` is the reported lifetime of a token."""
 
     def __init__(self, cloud: GoogleCloud, zone: str, name: str, *, expires_in: int = 3599) -> None:
         self.cloud = cloud
@@ -50,12 +50,12 @@ class MetadataServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT"""
+        """Return HOST:PORT."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
     def token(self) -> str:
-        """The access token of the VM's service account; the cloud lets it in."""
+        """Return the access token of the VM's service account. The cloud accepts it."""
         token = f"ya29.of-vm-{self.number}"
         self.cloud.compute.actors[token] = self.cloud.compute.vm(self.number).email
         if self.cloud.tokens is not None:
@@ -63,7 +63,7 @@ class MetadataServer:
         return token
 
     def environ(self) -> dict[str, str]:
-        """What brings Google's libraries here, in a process's environment; NO_GCE_CHECK must not be set there."""
+        """Return the environment that leads Google's libraries here. NO_GCE_CHECK must not be set in it."""
         return {"GCE_METADATA_HOST": self.address, "GCE_METADATA_IP": self.address, "GCE_METADATA_ROOT": self.address}
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class MetadataServer:
         return self._answer(request)
 
     def _changed(self, request: Request) -> Response:
-        """The answer once it differs from the one whose ETag the client has, or from now; at the latest in time."""
+        """Return the answer once it differs from the client's ETag (or the current one), or at the timeout."""
         first = self._answer(request)
         known = request.query.get("last_etag") or first.headers.get("ETag", "")
         end = time.monotonic() + float(request.query.get("timeout_sec", 86400))
@@ -132,7 +132,7 @@ class MetadataServer:
 
 
 def _instance(vm: Vm, cloud: GoogleCloud) -> Tree:
-    """Names of folders hold no slash here; what is no folder is text, a number or a list of words."""
+    """Return the metadata tree. Folder names have no slash; leaves are strings, numbers or lists of words."""
     number, body = cloud.compute.number, vm.body
     scheduling, nic = body["scheduling"], body["networkInterfaces"][0]
     return {
@@ -172,7 +172,7 @@ def _guest(vm: Vm) -> Tree:
 
 
 def _found(request: Request, tree: Tree) -> Response:
-    """A value as text, a folder as a list of what is in it, or all below it as JSON."""
+    """Return a value as text, a folder as a list of its entries, or everything below it as JSON."""
     path = unquote(request.path).removeprefix(ROOT)
     found: Any = tree if request.path.startswith(ROOT) else None
     for name in filter(None, path.split("/")):
@@ -201,7 +201,7 @@ def _text(value: Any) -> str:
 
 
 def _camel(tree: Mapping[str, Any], *, plain: bool = False) -> Tree:
-    """Google's own names in JSON are camelCase; those that users give stay."""
+    """Convert Google's names to camelCase for JSON. Names that users chose are unchanged."""
     return {
         name if plain else re.sub(r"-(\w)", lambda found: found[1].upper(), name): _camel(
             value, plain=plain or name in ("attributes", "guest-attributes", "service-accounts")

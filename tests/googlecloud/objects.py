@@ -1,4 +1,4 @@
-"""What Cloud Storage keeps: buckets, and objects with generations, checksums and preconditions."""
+"""Cloud Storage's data: buckets, and objects with generations, checksums and preconditions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.googlecloud.pieces import Pieces
 
 PRECONDITIONS = ("ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch")
 MD5_UP_TO = 1 << 20
-"""Bytes. A larger object has an MD5 only if its client compares it: hashing 2 GB takes longer than storing it."""
+"""Bytes. A larger object has an MD5 only if its client checks it, because hashing 2 GB takes longer than storing it."""
 MAX_SOURCES = 32
-"""Of one compose (https://cloud.google.com/storage/docs/json_api/v1/objects/compose)."""
+"""The maximum of one compose (https://cloud.google.com/storage/docs/json_api/v1/objects/compose)."""
 CALLER = "trainer@my-project.iam.gserviceaccount.com"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket's settings. `denied` are the caller's missing permissions, such as storage.objects.create.
+    """A bucket's settings. `denied` are permissions that the caller lacks, such as storage.objects.create.
 
-    Deleted objects are kept, and billed, for `soft_delete_seconds`; 7 days are what a new bucket has, 0 is off
+    Deleted objects are kept and billed for `soft_delete_seconds`. A new bucket has 7 days; 0 is off
     (https://cloud.google.com/storage/docs/soft-delete).
     """
 
@@ -34,12 +34,12 @@ class Bucket:
     denied: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     project_number: str = ""
-    """Of the project that owns it; empty: the cloud's own."""
+    """The number of the owning project. Empty: the cloud's own."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """One generation of an object. `updated` is in Unix seconds; `components` counts what was composed."""
+    """One generation of an object. `updated` is in Unix seconds; `components` counts composed objects."""
 
     name: str
     pieces: Pieces
@@ -53,22 +53,22 @@ class Blob:
 
     @property
     def crc32c(self) -> str:
-        """The CRC-32C in base64, as the API shows it."""
+        """Return the CRC-32C in base64, as the API shows it."""
         return pieces.as_base64(self.crc)
 
     @property
     def data(self) -> bytes:
-        """Its bytes in one buffer."""
+        """Return the bytes in one buffer."""
         return pieces.join(self.pieces)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return pieces.size(self.pieces)
 
 
 def draft(name: str, data: Pieces, given: Mapping[str, Any], *, with_md5: bool = False) -> Blob:
-    """An object yet to be stored. `given` is its resource as the client sent it. Raises ApiError 400 (checksums)."""
+    """Return an object to store. `given` is its resource as the client sent it. Raises ApiError 400 (checksums)."""
     content_type = given.get("contentType") or "application/octet-stream"
     with_md5 = with_md5 or "md5Hash" in given or pieces.size(data) <= MD5_UP_TO
     md5 = pieces.md5(data) if with_md5 else None
@@ -82,9 +82,10 @@ def draft(name: str, data: Pieces, given: Mapping[str, Any], *, with_md5: bool =
 
 
 def composed(name: str, sources: list[Blob], given: Mapping[str, Any]) -> Blob:
-    """An object yet to be stored: its sources in a row. It has no MD5, and no byte is read for its checksum.
+    """Return an object to store, composed of its sources. It has no MD5.
 
-    Google takes no notice of checksums in `given`: gcloud sends those of the first source.
+    Its checksum is computed without reading any bytes. Google ignores checksums in `given`: gcloud sends those of the
+    first source.
     """
     described = draft(name, (), {key: given[key] for key in ("contentType", "metadata") if key in given})
     crc = 0
@@ -96,9 +97,9 @@ def composed(name: str, sources: list[Blob], given: Mapping[str, Any]) -> Blob:
 
 
 class Objects:
-    """What is stored, in the buckets that exist. Each write is a new generation; the old one is gone.
+    """The stored objects by bucket. Each write replaces the previous generation.
 
-    It has a lock of its own, held for changes of state only: bytes are read and hashed outside of it.
+    It has its own lock, which is held for changes of state only. Bytes are read and hashed outside of it.
     """
 
     def __init__(self, buckets: Iterable[str | Bucket], clock: Callable[[], float]) -> None:
@@ -110,19 +111,19 @@ class Objects:
         self._lock = threading.RLock()
 
     def add(self, bucket: str, settings: Bucket | None = None) -> None:
-        """From now on there is such a bucket."""
+        """Create a bucket."""
         self.settings[bucket], self.buckets[bucket] = settings or Bucket(bucket), {}
 
     def remove(self, bucket: str) -> None:
-        """From now on there is no such bucket."""
+        """Delete a bucket."""
         del self.settings[bucket], self.buckets[bucket]
 
     def deny(self, bucket: str, *permissions: str) -> None:
-        """From now on these permissions, and only these, are missing."""
+        """Set the permissions that the caller lacks in a bucket."""
         self.settings[bucket] = replace(self.settings[bucket], denied=frozenset(permissions))
 
     def allow(self, bucket: str, permission: str) -> Bucket:
-        """A bucket's settings. Raises ApiError 404 (no such bucket) or 403 (not permitted)."""
+        """Return a bucket's settings. Raises ApiError 404 (no such bucket) or 403 (permission denied)."""
         if bucket not in self.settings:
             raise ApiError(404, "The specified bucket does not exist.", reason="notFound")
         if permission in self.settings[bucket].denied:
@@ -133,50 +134,50 @@ class Objects:
         return self.settings[bucket]
 
     def listed(self, bucket: str) -> list[Blob]:
-        """All objects of a bucket, in the order of their names' bytes. Raises ApiError 403 or 404."""
+        """Return all objects of a bucket, in the order of their names' bytes. Raises ApiError 403 or 404."""
         self.allow(bucket, "storage.objects.list")
         with self._lock:
             blobs = list(self.buckets[bucket].values())
-        return sorted(blobs, key=lambda blob: blob.name)  # Python's order of text is that of its UTF-8 bytes
+        return sorted(blobs, key=lambda blob: blob.name)  # Python's order of strings equals that of their UTF-8 bytes
 
     def find(self, bucket: str, name: str, query: Mapping[str, str]) -> Blob:
-        """The object, if the request's preconditions hold. Raises ApiError 403, 404 or 412."""
+        """Return the object, if the request's preconditions hold. Raises ApiError 403, 404 or 412."""
         self.allow(bucket, "storage.objects.get")
         return self._current(bucket, name, query)
 
     def write(self, bucket: str, blob: Blob, query: Mapping[str, str]) -> Blob:
-        """Store a draft as a new generation.
+        """Store an object as a new generation.
 
-        Raises ApiError 403, 404 (bucket) or 412 (preconditions): then nothing has changed.
+        Raises ApiError 403, 404 (bucket) or 412 (preconditions); nothing is changed.
         """
         self.allow(bucket, "storage.objects.create")
         with self._lock:
             before = self.buckets[bucket].get(blob.name)
             check_preconditions(before, query)
-            if before:  # https://cloud.google.com/storage/docs/access-control/iam-json: overwriting is deleting too
+            if before:  # overwriting also needs delete: https://cloud.google.com/storage/docs/access-control/iam-json
                 self.allow(bucket, "storage.objects.delete")
             stored = replace(blob, generation=next(self._generations), updated=self.clock())
             self.buckets[bucket][blob.name] = stored
         return stored
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Store an object as a service of Google's own does, whatever the caller may. Raises KeyError: no bucket."""
+        """Store an object as Google's own services do, without permission checks. Raises KeyError: no such bucket."""
         drafted = draft(name, (data,), {})
         with self._lock:
             stored = replace(drafted, generation=next(self._generations), updated=self.clock())
             self.buckets[bucket][name] = stored
 
     def delete(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
-        """Remove an object. Raises ApiError 403, 404 or 412."""
+        """Delete an object. Raises ApiError 403, 404 or 412."""
         self.allow(bucket, "storage.objects.delete")
         with self._lock:
             self._current(bucket, name, query)
             del self.buckets[bucket][name]
 
     def compose(self, bucket: str, name: str, asked: Mapping[str, Any], query: Mapping[str, str]) -> Blob:
-        """Store the sources of a composeRequest, one after the other, as one object: without a copy, without MD5.
+        """Store the concatenated sources of a composeRequest as one object, without a copy and without MD5.
 
-        Raises ApiError 400, 403, 404 or 412: then nothing has changed.
+        Raises ApiError 400, 403, 404 or 412; nothing is changed.
         """
         sources = asked.get("sourceObjects") or []
         if not sources:
@@ -211,7 +212,7 @@ def check_preconditions(blob: Blob | None, query: Mapping[str, str]) -> None:
 
 
 def _source_query(source: Mapping[str, Any]) -> dict[str, str]:
-    """What a composeRequest asks of one source, in the words of objects.get. Raises ApiError 400."""
+    """Return a composeRequest's conditions for one source as parameters of objects.get. Raises ApiError 400."""
     conditions = source.get("objectPreconditions") or {}
     unknown = {*source} - {"name", "generation", "objectPreconditions"} | {*conditions} - {"ifGenerationMatch"}
     if unknown or not source.get("name"):

@@ -14,27 +14,27 @@ FIRST_UID = 2_000_000_001
 
 
 class OsLogin:
-    """The service. Whoever imports a key gets a POSIX account; before that there is none."""
+    """The service. A user gets a POSIX account when a key is first imported."""
 
     def __init__(self, project: str) -> None:
         self.project = project
         self.keys: dict[str, dict[str, dict[str, Any]]] = {}
         """User -> fingerprint -> SshPublicKey."""
         self.names: dict[str, str] = {}
-        """User -> the name on VMs."""
+        """User -> name on VMs."""
         self.routes: list[Route] = [
             route("GET", USER + "/loginProfile", self.profile, "oslogin.users.getLoginProfile"),
             route("POST", USER + ":importSshPublicKey", self.import_key, "oslogin.users.importSshPublicKey"),
         ]
 
     def profile(self, request: Request, user: str) -> Response:
-        """The login profile."""
+        """Return the login profile."""
         request.only_query("projectId")
         self._check(request, user)
         return json_response(self._profile(user))
 
     def import_key(self, request: Request, user: str) -> Response:
-        """Take a public key; the profile is answered."""
+        """Import a public key. Returns the profile."""
         request.only_query("projectId", "regions")
         self._check(request, user)
         body = request.json()

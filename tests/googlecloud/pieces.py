@@ -10,16 +10,16 @@ from itertools import accumulate
 import google_crc32c
 
 Pieces = tuple[bytes | memoryview, ...]
-"""One text of bytes, in the order of its buffers."""
+"""A sequence of bytes, in the order of its buffers."""
 
 
 def size(pieces: Pieces) -> int:
-    """Bytes in all."""
+    """Return the total number of bytes."""
     return sum(len(piece) for piece in pieces)
 
 
 def cut(pieces: Pieces, first: int, end: int) -> Pieces:
-    """The bytes from `first` up to `end` (not included), as views."""
+    """Return the bytes from `first` up to `end` (exclusive), as views."""
     return tuple(
         memoryview(piece)[max(first - start, 0) : end - start]
         for start, piece in _placed(pieces)
@@ -28,28 +28,28 @@ def cut(pieces: Pieces, first: int, end: int) -> Pieces:
 
 
 def flip(pieces: Pieces, at: int, bits: int = 1) -> Pieces:
-    """The same with those bits of byte `at` flipped."""
+    """Return the bytes with some bits of byte `at` flipped."""
     wrong = bytes([bytes(join(cut(pieces, at, at + 1)))[0] ^ bits])
     return (*cut(pieces, 0, at), wrong, *cut(pieces, at + 1, size(pieces)))
 
 
 def join(pieces: Pieces) -> bytes:
-    """All of it in one buffer."""
+    """Return all bytes in one buffer."""
     return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
 
 
 def crc32c(pieces: Pieces) -> int:
-    """The CRC-32C of all of it."""
+    """Return the CRC-32C of all bytes."""
     value = 0
     for piece in pieces:
-        value = google_crc32c.extend(value, bytes(piece))  # of bytes, bytes() is the same object: no copy
+        value = google_crc32c.extend(value, bytes(piece))  # bytes() of a bytes object makes no copy
     return value
 
 
 def crc32c_of_both(first: int, second: int, length: int) -> int:
-    """The CRC-32C of two texts in a row from that of each, and the `length` of the second in bytes.
+    """Return the CRC-32C of two concatenated sequences from their CRC-32Cs and the `length` of the second in bytes.
 
-    The first is multiplied by x to the power of 8 * length, modulo the polynomial: no byte is read again
+    The first is multiplied by x to the power of 8 * length, modulo the polynomial. No bytes are read again
     (zlib's crc32_combine, with CRC-32C's polynomial).
     """
     shift, power = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is that of x^0
@@ -61,12 +61,12 @@ def crc32c_of_both(first: int, second: int, length: int) -> int:
 
 
 def as_base64(crc: int) -> str:
-    """A CRC-32C as Google writes it: big-endian, in base64."""
+    """Format a CRC-32C as Google does: big-endian, in base64."""
     return base64.b64encode(crc.to_bytes(4)).decode()
 
 
 def md5(pieces: Pieces) -> str:
-    """Base64 of the MD5 digest."""
+    """Return the MD5 digest in base64."""
     digest = hashlib.md5(usedforsecurity=False)
     for piece in pieces:
         digest.update(piece)
@@ -74,7 +74,7 @@ def md5(pieces: Pieces) -> str:
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials modulo CRC-32C's, all with the highest bit for x^0."""
+    """Return the product of two polynomials modulo CRC-32C's, with x^0 in the highest bit."""
     product = 0
     for bit in range(31, -1, -1):
         product ^= b if a >> bit & 1 else 0
@@ -83,5 +83,5 @@ def _times(a: int, b: int) -> int:
 
 
 def _placed(pieces: Pieces) -> Iterator[tuple[int, bytes | memoryview]]:
-    """Each piece, after the number of bytes before it."""
+    """Yield each piece with the number of bytes before it."""
     return zip(accumulate((len(piece) for piece in pieces), initial=0), pieces, strict=False)

@@ -1,7 +1,7 @@
-"""JSON into Google's protobuf types, strictly.
+"""Parse JSON strictly into Google's protobuf types.
 
-`json_format.ParseDict` stops at the first error and lets some things through (a list where a message is due, a
-number that no enum has), so the body is first walked along the message's descriptor; ParseDict has the last word.
+`json_format.ParseDict` stops at the first error and accepts some invalid input (a list in place of a message, an
+unknown enum number). So the body is first checked against the message's descriptor, and then passed to ParseDict.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from tests.googlecloud.errors import ApiError, Violation
 
-WELL_KNOWN = "google.protobuf."  # durations, timestamps and the like have a JSON form of their own
+WELL_KNOWN = "google.protobuf."  # durations, timestamps and others have their own JSON format
 
 
 def parse(body: dict[str, Any], message: Any, root: str) -> Any:
     """Fill `message` (an empty protobuf message) from `body` and return it. `root` is the body's name in errors.
 
-    Raises ApiError 400 with all violations, in the wording of Google's JSON front end.
+    Raises ApiError 400 with all violations, with the messages of Google's JSON front end.
     """
     violations = tuple(_message(body, message.DESCRIPTOR, root))
     if violations:
@@ -35,7 +35,7 @@ def parse(body: dict[str, Any], message: Any, root: str) -> Any:
 
 
 def to_json(message: Any, *, enums_as_ints: bool = False) -> dict[str, Any]:
-    """A message as an API answers it: camelCase, enums by name unless the client asked for numbers."""
+    """Convert a message as an API does: camelCase, and enums by name unless the client requested numbers."""
     return json_format.MessageToDict(message, use_integers_for_enums=enums_as_ints)
 
 
@@ -89,7 +89,7 @@ def _single(value: Any, field: Any, path: str) -> Iterator[Violation]:
 
 
 def _string(value: Any, field: Any, path: str) -> Iterator[Violation]:
-    """Compute's enums are strings in its types; a nested enum of the field's name tells the allowed ones."""
+    """Check a string. Compute's enums are string fields; a nested enum of the same name lists the allowed values."""
     if not isinstance(value, str):
         yield _invalid(path, "TYPE_STRING", value)
         return

@@ -1,5 +1,7 @@
-"""Resource Manager: the project, and which permissions the caller has in it, in the version that gcloud asks
-(https://cloud.google.com/resource-manager/reference/rest/v1/projects)."""
+"""Resource Manager: the project, and the caller's permissions, in the version that gcloud uses.
+
+https://cloud.google.com/resource-manager/reference/rest/v1/projects
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from tests.googlecloud.wire import Request, Response, Route, json_response, rout
 
 
 class ResourceManager:
-    """The service, with the cloud's one project. The caller has every permission but those in `denied`."""
+    """The service, with the cloud's one project. The caller has all permissions but those in `denied`."""
 
     def __init__(self, project: str, number: str) -> None:
         self.project, self.number = project, number
@@ -20,7 +22,7 @@ class ResourceManager:
         ]
 
     def permissions(self, request: Request, project: str) -> Response:
-        """Those of the permissions asked about that the caller has; without any, nothing."""
+        """Return which of the requested permissions the caller has. Empty if none is requested."""
         request.only_query()
         if project != self.project:
             raise ApiError(403, "The caller does not have permission")
@@ -28,7 +30,7 @@ class ResourceManager:
         return json_response({"permissions": have} if have else {})
 
     def get(self, request: Request, project: str) -> Response:
-        """The project; for one that does not exist the answer is that the caller may not see it."""
+        """Return the project. Any other project is refused with 403, as Google does."""
         request.only_query()
         if project not in (self.project, self.number):
             raise ApiError(403, "The caller does not have permission")

@@ -1,7 +1,7 @@
-"""The same jobs over gRPC, for clients that don't speak REST to an address without TLS.
+"""The jobs API over gRPC, for clients that can't use REST at an address without TLS.
 
-Each call becomes the request that REST would have sent: one service, with its faults and tokens, behind both. What a
-fault does to HTTP's bytes is, to a caller of gRPC, a connection that broke.
+Each call is converted to the equivalent REST request, so both use one service with its faults and tokens. A fault that
+affects HTTP's bytes appears to a gRPC client as a broken connection.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DETAILS = {
     "type.googleapis.com/google.rpc.BadRequest": error_details_pb2.BadRequest,
 }
 BROKEN = {"close": "Socket closed", "reset": "Connection reset by peer", "hold": "Deadline Exceeded"}
-"""By what becomes of the connection: the words of gRPC's own clients."""
+"""Messages of gRPC clients by the fate of the connection."""
 CODES = {408: "UNAVAILABLE", 410: "NOT_FOUND", 502: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"}
-"""For answers of a proxy, which aren't JSON."""
+"""Codes for answers of a proxy, which are not JSON."""
 
 
 class Method(NamedTuple):
-    """A call's request and answer, as types of protobuf, and the request of HTTP that it becomes."""
+    """The request and answer types of a call (protobuf), and the equivalent HTTP request."""
 
     asked: Any
     answer: Any
@@ -80,7 +80,7 @@ METHODS = {
 
 @contextmanager
 def serve_grpc(cloud: GoogleCloud) -> Iterator[str]:
-    """The address for grpc.insecure_channel, while inside."""
+    """Yield the address for grpc.insecure_channel."""
     pool = ThreadPoolExecutor(16, thread_name_prefix="grpc")
     server = grpc.server(pool)
     handlers = {name: _handler(cloud, method) for name, method in METHODS.items()}
@@ -107,7 +107,7 @@ def _handler(cloud: GoogleCloud, method: Method) -> Any:
 
 
 def _said(response: Response, message: Any, context: grpc.ServicerContext) -> Any:
-    """The answer as protobuf; a refusal or a broken connection ends the call instead."""
+    """Return the answer as protobuf. A refusal or a broken connection aborts the call instead."""
     _wait(response.wait, context)
     if response.then == "hold":
         _wait(float("inf"), context)
@@ -123,14 +123,14 @@ def _said(response: Response, message: Any, context: grpc.ServicerContext) -> An
 
 
 def _wait(seconds: float, context: grpc.ServicerContext) -> None:
-    """Until they are over, or nobody waits for the answer any more."""
+    """Wait for `seconds`, or until the client has cancelled the call."""
     until = time.monotonic() + seconds
     while context.is_active() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.02))
 
 
 def _refuse(status: int, text: bytes, context: grpc.ServicerContext) -> NoReturn:
-    """With google.rpc.Status, whose details travel in the call's trailers."""
+    """Abort with google.rpc.Status, whose details are sent in the trailers."""
     try:
         error = json.loads(text)["error"]
     except ValueError:

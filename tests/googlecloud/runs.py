@@ -1,6 +1,6 @@
-"""Jobs that really run: each is a `launch local` of the request that arrived, on this machine.
+"""Jobs that run as processes: each is a `launch local` of the request, on this machine.
 
-Nothing of launch is imported: it is a program here, as it is to whoever types it.
+Nothing of launch is imported; it is started as a program, as a user would.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ LOCAL = (sys.executable, "-m", "launcher", "local")
 LINE = re.compile(r"\[(?P<task>workerpool\d+-\d+)\] (?P<text>.*)", re.DOTALL)
 POLL_SECONDS = 0.02
 CLOSE_SECONDS = 20.0
-"""What a job gets to stop by itself when its cloud ends: less than the 30 s that a replica may take to save."""
+"""Seconds in which a job must stop when its cloud closes, less than the 30 s that a replica may take to save."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How jobs run: with the user's code in the folder `code`, or with `docker` in containers of their images, which
-    have it.
+    """How jobs run: with the user's code in the folder `code`, or with `docker` in containers of their images.
 
-    `pending` is for how many seconds a job is queued and waits before it runs. `environ` is added to the environment.
+    `pending` is how many seconds a job is queued before it runs. `environ` is added to the environment.
     """
 
     code: Path | None = None
@@ -43,7 +42,7 @@ class Runner:
 
 
 class Ended(NamedTuple):
-    """How a job's process ended: the replica that failed and its status, 0 for none; or it was stopped."""
+    """The end of a job's process: the failed replica and its status (0: none), or that it was stopped."""
 
     replica: str
     status: int
@@ -51,7 +50,7 @@ class Ended(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a run sees of its cloud: the time, the environment that leads there, and its log (task, text)."""
+    """A run's view of its cloud: the clock, the environment that leads there, and its log (task, text)."""
 
     clock: Callable[[], float]
     environ: Callable[[], dict[str, str]]
@@ -59,7 +58,7 @@ class Place(NamedTuple):
 
 
 class Runs:
-    """All jobs that run. `close` ends them."""
+    """All running jobs. `close` ends them."""
 
     def __init__(self, runner: Runner, place: Place) -> None:
         self.runner = runner
@@ -67,20 +66,20 @@ class Runs:
         self._running: dict[str, Run] = {}
 
     def start(self, job_id: str, request: dict[str, Any], done: Callable[[Ended], None]) -> None:
-        """Run a job, from `pending` seconds on. `done` is called from its thread."""
+        """Run a job after `pending` seconds. `done` is called from its thread."""
         run = self._running[job_id] = Run(self.runner, self.place, job_id, request, done)
         run.start()
 
     def stop(self, job_id: str) -> None:
-        """SIGTERM; `done` is called when it has ended. One that has is fine."""
+        """Send SIGTERM. `done` is called at the end. Does nothing if the job has ended."""
         self._running[job_id].stop()
 
     def pids(self) -> dict[str, int]:
-        """The process of each job that has one now."""
+        """Return the process id of each running job."""
         return {name: run.process.pid for name, run in self._running.items() if run.process and run.is_alive()}
 
     def close(self) -> None:
-        """Stop all, and kill those that don't."""
+        """Stop all jobs, and kill those that don't stop in time."""
         for run in self._running.values():
             run.stop()
         for run in self._running.values():
@@ -90,7 +89,7 @@ class Runs:
 
 
 class Run(threading.Thread):
-    """One job, from its wait to its end."""
+    """One job, from its queueing to its end."""
 
     def __init__(
         self, runner: Runner, place: Place, job_id: str, request: dict[str, Any], done: Callable[[Ended], None]
@@ -107,21 +106,21 @@ class Run(threading.Thread):
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """SIGTERM to the program alone: handing it on is that one's work."""
+        """Send SIGTERM to the program only, which must forward it."""
         with self._lock:
             self._stopped.set()
             if self.process:
                 self.process.terminate()
 
     def kill(self) -> None:
-        """End its process group, by the id of the process that was started here and not yet waited for."""
+        """Kill the process group of the process that was started here and has not been reaped."""
         with self._lock:
             if self.process and self.process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
 
     def run(self) -> None:
-        """Wait, run, and say how it ended."""
+        """Wait, run, and report the end."""
         while self.place.clock() < self.begins and not self._stopped.is_set():
             self._stopped.wait(POLL_SECONDS)
         with tempfile.TemporaryDirectory(prefix="job-") as folder:
@@ -153,7 +152,7 @@ class Run(threading.Thread):
         return Ended(replica, status, self._stopped.is_set())
 
     def command(self, file: Path) -> list[str]:
-        """The program with its flags."""
+        """Return the program with its flags."""
         job = ["--request", str(file), "--as-job", self.job_id, "-o", "json"]
         code = ["--code", str(self.runner.code.resolve())] if self.runner.code else []
         return [*self.runner.command, *job, *(["--docker"] if self.runner.docker else code)]
@@ -164,8 +163,10 @@ class Run(threading.Thread):
 
 
 def failed(result: str, status: int) -> tuple[str, int]:
-    """The first replica that failed, and its status as a platform tells it: 128 more than the signal that ended it.
-    Without a result the program's own status stands for the first replica's."""
+    """Return the first failed replica and its status: 128 plus the number of the signal that ended it.
+
+    Without a result, the program's own status is used for the first replica.
+    """
     try:
         codes: dict[str, int] = json.loads(result)["exit_codes"]
     except (ValueError, KeyError):

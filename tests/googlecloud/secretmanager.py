@@ -1,4 +1,4 @@
-"""Secret Manager: reading a version of a secret."""
+"""Secret Manager: access to secret versions."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from tests.googlecloud.wire import Request, Response, Route, Target, json_respon
 VERSION = "/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
 OPERATION = "secretmanager.projects.secrets.versions.access"
 ALIAS = "latest"
-"""The version that was made last, whatever its state is."""
+"""The version that was created last, in any state."""
 
 
 class SecretManager:
-    """The service. A secret's versions are counted from 1."""
+    """The service. Versions of a secret are counted from 1."""
 
     def __init__(self, project: str, number: str) -> None:
         self.project = project
         self.number = number
         self.secrets: dict[str, dict[str, bytes]] = {}
         self.states: dict[tuple[str, str], str] = {}
-        """(secret, version) -> DISABLED or DESTROYED; the others are enabled."""
+        """(secret, version) -> DISABLED or DESTROYED. All others are enabled."""
         self.denied: set[str] = set()
         self.routes: list[Route] = [route("GET", VERSION, self.access, OPERATION, _secret)]
 
     def add(self, name: str, value: bytes) -> str:
-        """Add a version and answer its number."""
+        """Add a version and return its number."""
         versions = self.secrets.setdefault(name, {})
         number = str(len(versions) + 1)
         versions[number] = value
         return number
 
     def deny(self, name: str) -> None:
-        """Nobody may read it from now on; Google doesn't tell such a secret from one that isn't there."""
+        """Deny access to a secret. Google answers the same for a secret that does not exist."""
         self.denied.add(name)
 
     def allow(self, name: str) -> None:
-        """The grant is there (again)."""
+        """Restore access to a secret."""
         self.denied.discard(name)
 
     def disable(self, name: str, version: str, state: str = "DISABLED") -> None:
-        """This version can't be read any more; `state` may be DESTROYED."""
+        """Disable a version. `state` may be DESTROYED."""
         self.states[name, version] = state
 
     def access(self, request: Request, project: str, secret: str, version: str) -> Response:
-        """The bytes of a version, with their CRC-32C."""
+        """Return the bytes of a version, with their CRC-32C."""
         request.only_query()
         if project not in (self.project, self.number) or secret in self.denied:
             where = f"projects/{project}/secrets/{secret}/versions/{version}"

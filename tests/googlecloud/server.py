@@ -1,4 +1,4 @@
-"""The HTTP server: one address for all services, as data in and data out."""
+"""The HTTP server: one address for all services."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.httpserver import Server
 
 
 class GoogleCloud:
-    """A Google Cloud with one project, from `with` to its end. All requests are kept in `requests`, in their order.
+    """A Google Cloud with one project, as a context manager. All requests are recorded in `requests`, in order.
 
-    `clock` answers Unix seconds. `script` is the life of each job that is created. `record` is a file to which each
-    request is appended as a line of JSON. Each answer waits for `latency` seconds of real time. With a `runner` jobs
-    really run, until the cloud's end. What is planned in `faults` goes wrong. Who shows none of `tokens` is refused;
-    None lets everybody in.
+    `clock` returns Unix seconds. `script` is the life of each new job. `record` is a file to which each request is
+    appended as a line of JSON. Each answer is delayed by `latency` seconds of real time. With a `runner`, jobs run as
+    processes until the cloud is closed. `faults` has the planned faults. Requests without one of `tokens` are refused;
+    None accepts all requests.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class GoogleCloud:
         accounts = (self.secrets, self.oslogin, self.projects, self.billing)
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts)
         serial = [self._one_at_a_time(route) for service in services for route in service.routes]
-        self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has a lock of its own
+        self._routes = [*serial, *self.storage.routes, *self.uploads.routes]  # Cloud Storage has its own lock
         self._server = Server(("127.0.0.1", port), handler(self._serve, clock))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="google-cloud")
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
 
     @property
     def url(self) -> str:
-        """The address of all services, without a slash at the end."""
+        """Return the address of all services, without a trailing slash."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def environ(self) -> dict[str, str]:
-        """What a process needs in its environment so that gcloud and Google's clients come here."""
+        """Return the environment that leads gcloud and Google's clients here."""
         endpoints = {
             "AIPLATFORM": f"{self.url}/",
             "ARTIFACTREGISTRY": f"{self.url}/",
@@ -117,12 +117,12 @@ class GoogleCloud:
         }
 
     def let_in(self, token: str) -> None:
-        """From now on only who shows `token`. gcloud's token file, which `environ` names then, holds it."""
+        """Accept only requests with `token` from now on. gcloud's token file, which `environ` names, then has it."""
         self.tokens = {token}
         self._token_file.write_text(token, encoding="utf-8")
 
     def serve(self, request: Request) -> Response:
-        """The answer to a request that came on another way than HTTP, faults included."""
+        """Return the answer to a request that did not come by HTTP, faults included."""
         return self._serve(request)
 
     @property
@@ -140,7 +140,7 @@ class GoogleCloud:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.runs:
-            self.runs.close()  # what is saved on the way is still taken
+            self.runs.close()  # checkpoints of jobs that are being stopped are still stored
         self._server.shutdown()
         self._server.hang_up()
         self._server.server_close()
@@ -193,7 +193,7 @@ class GoogleCloud:
 
 
 def _json_body(body: bytes) -> Any:
-    """What JSON says; None for anything else. Megabytes are an object's bytes: no request is as long."""
+    """Parse JSON. None: invalid, or an object's bytes, which are larger than any JSON request."""
     try:
         return json.loads(body) if len(body) < 1 << 20 else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which machines and accelerators Compute Engine has in which zone: the table shapes.csv, read once."""
+"""Machine and accelerator types by zone, from the table shapes.csv."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ATTACHED = {"nvidia-tesla-t4": 4, "nvidia-tesla-v100": 8, "nvidia-tesla-p100": 4, "nvidia-tesla-p4": 4}
-"""Accelerators that N1 machines are given: the most of one that a VM can have."""
+"""Accelerators that can be attached to N1 machines, and the maximum number per VM."""
 AI_ZONES = {"us-central1": ("ai1a",), "us-south1": ("ai1b",), "europe-west4": ("ai1a",)}
-"""AI zones by region (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones). Here each has the machines of
-its parent zone, whose letter it ends with."""
+"""AI zones by region (https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones).
+
+Here each has the machine types of its parent zone, whose letter it ends with.
+"""
 UNUSUAL = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
-"""The zones of regions that aren't a, b and c."""
+"""Regions whose zones are not a, b and c."""
 
 
 class Shape(NamedTuple):
-    """A machine type. `local_ssds` (375 GiB each) come with it; `gpus` is 0 for one that has none by itself."""
+    """A machine type with its `local_ssds` (375 GiB each). `gpus` is 0 if none are built in."""
 
     name: str
     accelerator: str
@@ -29,39 +31,39 @@ class Shape(NamedTuple):
     regions: frozenset[str]
 
     def within(self, zone: str) -> bool:
-        """Whether the zone has it."""
+        """Return whether the zone has it."""
         if self.zones:
             return zone in self.zones or f"{zone.rpartition('-')[0]}-{zone[-1]}" in self.zones
         return "*" in self.regions or zone.rpartition("-")[0] in self.regions
 
 
 def shape(name: str, zone: str) -> Shape | None:
-    """A machine type, if the zone has it."""
+    """Return a machine type, if the zone has it."""
     found = shapes().get(name)
     return found if found and found.within(zone) else None
 
 
 def regions() -> tuple[str, ...]:
-    """All regions that have GPUs."""
+    """Return all regions that have GPUs."""
     named = {zone.rpartition("-")[0] for one in shapes().values() for zone in one.zones}
     return tuple(sorted(named.union(*(one.regions for one in shapes().values())) - {"*"}))
 
 
 def zones(region: str) -> tuple[str, ...]:
-    """The zones of a region; none for one that isn't there."""
+    """Return the zones of a region. Empty if the region does not exist."""
     if region not in regions():
         return ()
     return tuple(f"{region}-{zone}" for zone in (*UNUSUAL.get(region, "abc"), *AI_ZONES.get(region, ())))
 
 
 def is_zone(name: str) -> bool:
-    """Whether there is such a zone."""
+    """Return whether a zone exists."""
     return name in zones(name.rpartition("-")[0])
 
 
 @cache
 def shapes() -> dict[str, Shape]:
-    """All machine types by their names."""
+    """Return all machine types by name."""
     lines = Path(__file__).with_name("shapes.csv").read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     return {row["machine"]: _shape(row) for row in rows}

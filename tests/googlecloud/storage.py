@@ -1,4 +1,4 @@
-"""Cloud Storage's JSON API: listing by prefix, downloads, composing, deletions, buckets; uploads are in `uploads`."""
+"""Cloud Storage's JSON API: lists, downloads, composing, deletions and buckets. Uploads are in `uploads`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKETS = "/storage/v1/b"
 BUCKET = BUCKETS + "/{bucket}"
 OBJECT = BUCKET + "/o/{name}"
 PAGE = 1000
-"""Objects on a page, at most and if not asked otherwise."""
+"""Objects per page: the maximum and the default."""
 
 
 class Storage:
@@ -43,7 +43,7 @@ class Storage:
         ]
 
     def resource(self, bucket: str, blob: Blob) -> dict[str, Any]:
-        """The object as the API shows it; int64 values are text there."""
+        """Return the object's resource. int64 values are strings in the API."""
         at = _timestamp(blob.updated)
         place = f"b/{bucket}/o/{quote(blob.name, safe='')}"
         return {
@@ -68,7 +68,7 @@ class Storage:
         }
 
     def add(self, request: Request) -> Response:
-        """Make a bucket."""
+        """Create a bucket."""
         request.only_query("project")
         asked = request.json()
         if unknown := {*asked} - {"name", "location", "labels", "softDeletePolicy", "iamConfiguration"}:
@@ -82,13 +82,13 @@ class Storage:
         return json_response(self._bucket(asked["name"]))
 
     def buckets(self, request: Request) -> Response:
-        """The project's buckets."""
+        """Return the project's buckets."""
         request.only_query("project", "prefix", "maxResults", "pageToken")
         found = [name for name in sorted(self.objects.settings) if name.startswith(request.query.get("prefix", ""))]
         return json_response({"kind": "storage#buckets", "items": [self._bucket(name) for name in found]})
 
     def remove(self, request: Request, bucket: str) -> Response:
-        """Delete a bucket. Raises ApiError 409: there are objects in it."""
+        """Delete a bucket. Raises ApiError 409: it is not empty."""
         request.only_query()
         self.objects.allow(bucket, "storage.buckets.delete")
         if self.objects.buckets[bucket]:
@@ -97,7 +97,7 @@ class Storage:
         return Response(status=204)
 
     def bucket(self, request: Request, bucket: str) -> Response:
-        """One bucket."""
+        """Return one bucket."""
         request.only_query()
         self.objects.allow(bucket, "storage.buckets.get")
         return json_response(self._bucket(bucket))
@@ -111,7 +111,7 @@ class Storage:
         return {**known, **owner, **place, **labels, "softDeletePolicy": self._soft_delete(settings)}
 
     def list(self, request: Request, bucket: str) -> Response:
-        """A page of names and, with a delimiter, of the folders below the prefix, in the order of their bytes."""
+        """Return a page of names and, with a delimiter, of the folders below the prefix, in byte order."""
         query = request.query
         request.only_query("prefix", "delimiter", "maxResults", "pageToken", "startOffset", *LISTING)
         _only_live(query)
@@ -124,14 +124,14 @@ class Storage:
         return json_response({**answer, **({"nextPageToken": following} if following else {})})
 
     def get(self, request: Request, bucket: str, name: str) -> Response:
-        """An object's resource, or with alt=media its bytes."""
+        """Return an object's resource, or with alt=media its bytes."""
         if request.query.get("alt") == "media":
             return self.download(request, bucket, name)
         request.only_query("generation", *PRECONDITIONS)
         return json_response(self.resource(bucket, self.objects.find(bucket, name, request.query)))
 
     def download(self, request: Request, bucket: str, name: str) -> Response:
-        """An object's bytes, all or a range of them."""
+        """Return an object's bytes, or a range of them."""
         request.only_query("generation", *PRECONDITIONS)
         blob = self.objects.find(bucket, name, request.query)
         headers = {
@@ -144,13 +144,13 @@ class Storage:
         return _ranged(blob.pieces, request.headers.get("range", ""), headers)
 
     def delete(self, request: Request, bucket: str, name: str) -> Response:
-        """Remove an object."""
+        """Delete an object."""
         request.only_query("generation", *PRECONDITIONS)
         self.objects.delete(bucket, name, request.query)
         return Response(status=204)
 
     def compose(self, request: Request, bucket: str, name: str) -> Response:
-        """Join up to 32 objects of the bucket into one."""
+        """Compose up to 32 objects of the bucket into one."""
         request.only_query("ifGenerationMatch", "ifMetagenerationMatch")
         asked = request.json()
         if unknown := {*asked} - {"kind", "destination", "sourceObjects"}:
@@ -178,13 +178,13 @@ def _bytes(request: Request, bucket: str, name: str) -> Target:
 
 
 def _only_live(query: Mapping[str, str]) -> None:
-    """Refuse a list of what was deleted; no bucket here has versions."""
+    """Reject a list of deleted versions: no bucket here is versioned."""
     if query.get("softDeleted", "false").lower() != "false":
         raise ApiError(400, "The loopback cloud doesn't list soft-deleted objects.")
 
 
 def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
-    """Objects, those with `delimiter` after the prefix folded into one text for each folder."""
+    """Replace the objects that have `delimiter` after the prefix by one string per folder."""
     if not delimiter:
         return [*blobs]
     entries: list[Blob | str] = []
@@ -197,9 +197,10 @@ def _folded(blobs: list[Blob], prefix: str, delimiter: str) -> list[Blob | str]:
 
 
 def _page(entries: list[Blob | str], most: int, token: str) -> tuple[list[Blob | str], str]:
-    """One page and the token of the next: the last name seen, so that what is deleted meanwhile hides nothing.
+    """Return one page and the token of the next page.
 
-    Raises ApiError 400 for a token not from here.
+    The token is the last name on the page, so that deletions between two pages hide nothing. Raises ApiError 400:
+    unknown token.
     """
     try:
         seen = base64.urlsafe_b64decode(token).decode()
@@ -216,7 +217,7 @@ def _entry_name(entry: Blob | str) -> str:
 
 
 def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
-    """All of `data`, or the range first-last, first- or -count that a Range header asks for."""
+    """Return all of `data`, or the range of a Range header: first-last, first- or -count."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
     if not match or not any(match.groups()):
         return Response(data, headers=headers)
@@ -230,7 +231,7 @@ def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
 
 
 def _location_type(location: str) -> str:
-    """How Google calls a place: US and EU span regions, NAM4 is a pair, US-CENTRAL1 is one."""
+    """Return a location's type: US and EU are multi-regions, NAM4 is a dual-region, US-CENTRAL1 is a region."""
     if location.upper() in ("US", "EU", "ASIA"):
         return "multi-region"
     return "region" if "-" in location else "dual-region"

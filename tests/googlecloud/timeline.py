@@ -1,4 +1,4 @@
-"""What happens at its time by the cloud's clock, however rarely somebody looks."""
+"""Scheduled actions by the cloud's clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 
 
 class Timeline:
-    """Actions that are due at a time. Nothing runs by itself: `settle` does what has become due, in its order."""
+    """Actions that are due at a time. Nothing runs by itself: `settle` performs the due actions in order."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -17,15 +17,15 @@ class Timeline:
         self._at: float | None = None
 
     def now(self) -> float:
-        """Unix seconds: of the action that is being done, else of the clock."""
+        """Return Unix seconds: the time of the current action, else of the clock."""
         return self._clock() if self._at is None else self._at
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do something `seconds` from now."""
+        """Schedule an action `seconds` from now."""
         heapq.heappush(self._due, (self.now() + seconds, next(self._order), action))
 
     def settle(self) -> None:
-        """Do all that is due, and what becomes due by that."""
+        """Perform all due actions, and those that become due by them."""
         while self._due and self._due[0][0] <= self._clock():
             self._at, _, action = heapq.heappop(self._due)
             try:

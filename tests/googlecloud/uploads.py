@@ -1,4 +1,4 @@
-"""Cloud Storage's three ways to upload: media, multipart and resumable (what clients use above 8 MiB)."""
+"""Cloud Storage's uploads: media, multipart and resumable (which clients use above 8 MiB)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.googlecloud.wire import Request, Response, Route, Target, json_respon
 
 UPLOAD = "/upload/storage/v1/b/{bucket}/o"
 GCLOUDS_UPLOAD = "/resumable" + UPLOAD
-"""Where gcloud begins a resumable upload. It compares the MD5 of what is stored, so that what comes here has one."""
+"""The path of gcloud's resumable uploads. gcloud compares the stored object's MD5, so these objects have one."""
 INSERT = "storage.objects.insert"
 
 
 @dataclass
 class Session:
-    """A resumable upload that has begun. `stored` is the answer to its last chunk."""
+    """A resumable upload in progress. `stored` is the answer to its last chunk."""
 
     bucket: str
     name: str
@@ -37,7 +37,7 @@ class Session:
 
 
 class Uploads:
-    """The service's writes."""
+    """The service's uploads."""
 
     def __init__(self, objects: Objects, storage: Storage, url: Callable[[], str]) -> None:
         self.objects = objects
@@ -53,7 +53,7 @@ class Uploads:
         ]
 
     def upload(self, request: Request, bucket: str) -> Response:
-        """Begin, and for all but a resumable upload also end, an upload."""
+        """Start an upload. All but resumable uploads are also completed."""
         request.only_query("uploadType", "name", "contentEncoding", *PRECONDITIONS)
         kind = request.query.get("uploadType")
         if kind == "resumable":
@@ -68,7 +68,7 @@ class Uploads:
         return self._store(bucket, draft(_name(request, given), (data,), given), request.query)
 
     def resume(self, request: Request, bucket: str) -> Response:
-        """One chunk of a resumable upload, or (with no bytes) the question how far it got."""
+        """Accept one chunk of a resumable upload, or (without bytes) report its progress."""
         session = self._session(request, bucket)
         with session.lock:
             if session.stored is None:
@@ -76,7 +76,7 @@ class Uploads:
             return session.stored or _incomplete(session.data)
 
     def cancel(self, request: Request, bucket: str) -> Response:
-        """The client gives a resumable upload up (499, as Google answers)."""
+        """Cancel a resumable upload (499, as Google answers)."""
         self._session(request, bucket)
         del self.sessions[request.query["upload_id"]]
         return Response(status=499)
@@ -99,7 +99,7 @@ class Uploads:
         return session
 
     def _receive(self, session: Session, request: Request) -> Response | None:
-        """Take a chunk in; the answer, if it was the last one."""
+        """Accept a chunk. Return the answer if it was the last one."""
         first, total = _content_range(request)
         there = size(session.data)
         if first is not None:
@@ -113,7 +113,7 @@ class Uploads:
         given = {**session.given, **_hashes(request)}
         blob = draft(session.name, data, given, with_md5=session.with_md5)
         response = self._store(session.bucket, blob, session.query)
-        session.data = ()  # the object has them now
+        session.data = ()  # the object has the bytes now
         return response
 
     def _store(self, bucket: str, blob: Blob, query: Mapping[str, str]) -> Response:
@@ -146,7 +146,7 @@ def _incomplete(data: Pieces) -> Response:
 
 
 def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:
-    """The JSON and the bytes of a multipart/related body (RFC 2387); the bytes may hold anything."""
+    """Return the JSON and the bytes of a multipart/related body (RFC 2387). The bytes may contain anything."""
     boundary = re.search(r"""boundary=["']?([^"';]+)""", request.headers.get("content-type", ""))
     parts = request.body.split(b"--" + boundary[1].encode()) if boundary else []
     if len(parts) != 4 or not parts[3].startswith(b"--"):
@@ -157,9 +157,9 @@ def _multipart(request: Request) -> tuple[dict[str, Any], bytes]:
 
 
 def _part(part: bytes) -> tuple[str, bytes]:
-    """Content type and bytes of one part: a line end, headers, an empty line, the bytes, a line end.
+    """Return the content type and bytes of one part: a line end, headers, an empty line, the bytes, a line end.
 
-    gcloud ends its lines with LF alone.
+    gcloud ends its lines with LF only.
     """
     end = b"\r\n" if part.startswith(b"\r\n") else b"\n"
     head, _, data = part.partition(end + end)
@@ -168,7 +168,7 @@ def _part(part: bytes) -> tuple[str, bytes]:
 
 
 def _content_range(request: Request) -> tuple[int | None, int | None]:
-    """First byte (None: no bytes in this request) and total size (None: not known yet)."""
+    """Return the first byte (None: no bytes in this request) and the total size (None: not known yet)."""
     text = request.headers.get("content-range", "")
     match = re.fullmatch(r"bytes (?:\*|(\d+)-\d+)/(?:\*|(\d+))", text)
     if not match:
@@ -177,7 +177,7 @@ def _content_range(request: Request) -> tuple[int | None, int | None]:
 
 
 def _hashes(request: Request) -> dict[str, str]:
-    """What the last chunk's X-Goog-Hash says of the whole object, under the names that a resource has."""
+    """Return the hashes in the last chunk's X-Goog-Hash, under the names of an object's resource."""
     keys = {"crc32c": "crc32c", "md5": "md5Hash"}
     pairs = (pair.strip().partition("=") for pair in request.headers.get("x-goog-hash", "").split(","))
     return {keys[kind]: value for kind, _, value in pairs if kind in keys}

@@ -1,4 +1,4 @@
-"""VMs and their disks: the Instance as the API answers it, made from what was asked for."""
+"""VMs and their disks: the Instance that the API returns, built from the request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ Json = dict[str, Any]
 GIVEN = ("name", "description", "labels", "tags", "guestAccelerators", "serviceAccounts", "reservationAffinity")
 MORE = ("shieldedInstanceConfig", "canIpForward", "deletionProtection", "minCpuPlatform", "resourcePolicies")
 UP = ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "STOPPING", "REPAIRING", "SUSPENDING")
-"""The states in which a VM takes up what is scarce."""
+"""The states in which a VM consumes capacity and quota."""
 
 
 @dataclass
 class Vm:
-    """A VM. `body` is the Instance; `era` changes with each thing that is done to it, so that what was planned before
-    is forgotten."""
+    """A VM. `body` is the Instance. `era` changes with each action, which drops earlier planned actions."""
 
     zone: str
     name: str
@@ -40,12 +39,12 @@ class Vm:
 
     @property
     def status(self) -> str:
-        """As in the Instance."""
+        """Return the Instance's status."""
         return str(self.body["status"])
 
     @property
     def wanted(self) -> Wanted:
-        """What it takes up."""
+        """Return the capacity that the VM consumes."""
         machine = last(self.body["machineType"])
         found = shapes().get(machine)
         attached = (self.body.get("guestAccelerators") or [{}])[0]
@@ -55,23 +54,23 @@ class Vm:
 
     @property
     def items(self) -> dict[str, str]:
-        """Its metadata."""
+        """Return its metadata."""
         return {item["key"]: item.get("value", "") for item in self.body["metadata"].get("items", ())}
 
     @property
     def email(self) -> str:
-        """Its service account; empty: it has none."""
+        """Return the email of its service account. Empty: it has none."""
         accounts = self.body.get("serviceAccounts") or [{}]
         return str(accounts[0].get("email", ""))
 
     @property
     def scratch(self) -> bool:
-        """Whether it has local SSDs."""
+        """Return whether it has local SSDs."""
         return any(disk["type"] == "SCRATCH" for disk in self.body["disks"])
 
 
 class Park:
-    """All VMs and disks of the project, in the order in which they were made."""
+    """All VMs and disks of the project, in the order of creation."""
 
     def __init__(self, project: str, now: Callable[[], float], url: Callable[[], str]) -> None:
         self.project = project
@@ -83,19 +82,19 @@ class Park:
         self._addresses = count(2)
 
     def find(self, zone: str, name: str) -> Vm:
-        """A VM by its name or its number. Raises ApiError 404."""
+        """Return a VM by name or number. Raises ApiError 404."""
         for vm in self.vms.values():
             if vm.zone == zone and name in (vm.name, vm.number):
                 return vm
         raise self.gone(zone, "instances", name)
 
     def gone(self, zone: str, kind: str, name: str) -> ApiError:
-        """There is no such thing."""
+        """Return the error for a missing resource."""
         resource = f"projects/{self.project}/zones/{zone}/{kind}/{name}"
         return ApiError(404, f"The resource '{resource}' was not found", reason="notFound")
 
     def add(self, zone: str, name: str, asked: Json) -> Vm:
-        """A VM that has just been asked for, with its disks. Raises ApiError 409 for a name that is taken."""
+        """Add a requested VM with its disks. Raises ApiError 409: the name is taken."""
         for kind, table in (("instances", self.vms), ("disks", self.disks)):
             if (zone, name) in table:
                 resource = f"projects/{self.project}/zones/{zone}/{kind}/{name}"
@@ -107,7 +106,7 @@ class Park:
         return vm
 
     def remove(self, vm: Vm) -> None:
-        """A VM goes, and the disks that go with it."""
+        """Remove a VM and its auto-delete disks."""
         self.vms.pop((vm.zone, vm.name), None)
         for disk in vm.body["disks"]:
             key = vm.zone, last(disk.get("source", ""))
@@ -117,11 +116,11 @@ class Park:
                 self.disks[key].pop("users", None)
 
     def up(self) -> Iterator[Vm]:
-        """The VMs that take up what is scarce."""
+        """Yield the VMs that consume capacity and quota."""
         return (vm for vm in self.vms.values() if vm.status in UP)
 
     def link(self, zone: str, kind: str = "", name: str = "") -> str:
-        """A resource's URL."""
+        """Return a resource's URL."""
         link = f"{self.url()}/compute/v1/projects/{self.project}/zones/{zone}"
         return f"{link}/{kind}/{name}" if kind else link
 
@@ -150,7 +149,7 @@ class Park:
         }
 
     def _attached(self, vm: Vm) -> list[Json]:
-        """The disks as the API shows them: what to make them from is not told again, local SSDs are."""
+        """Return the disks as the API shows them: without initializeParams, except for local SSDs."""
         shown = [self._disk(vm, n, disk) for n, disk in enumerate(vm.asked["disks"])]
         found = shapes().get(last(vm.asked["machineType"]))
         own = found.local_ssds if found else 0
@@ -188,7 +187,7 @@ class Park:
             }
 
     def _interface(self, n: int, asked: Json) -> Json:
-        """Addresses are given at once: 10.128.0.0/20, and for an external one 203.0.113.0/24 (RFC 5737)."""
+        """Return an interface with addresses of 10.128.0.0/20, and for an external one of 203.0.113.0/24 (RFC 5737)."""
         address = next(self._addresses)
         project = f"{self.url()}/compute/v1/projects/{self.project}"
         network = last(asked.get("network", "")) or "default"
@@ -210,11 +209,11 @@ def _scheduling(asked: Json) -> Json:
 
 
 def fingerprinted(value: Json) -> Json:
-    """With its fingerprint, which changes with what is in it."""
+    """Return the value with a fingerprint of its content."""
     bare = {name: one for name, one in value.items() if name != "fingerprint"}
     return {**bare, "fingerprint": fingerprint(bare)}
 
 
 def fingerprint(value: object) -> str:
-    """Of any JSON."""
+    """Return the fingerprint of any JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -14,7 +14,7 @@ from tests.googlecloud.pieces import Pieces
 
 
 class Recorded(NamedTuple):
-    """One request as it arrived. `body` is its parsed JSON; None if it had none or wasn't JSON."""
+    """One recorded request. `body` is its parsed JSON, or None."""
 
     method: str
     path: str
@@ -24,7 +24,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """`path` is still percent-encoded (an object's name may hold slashes); header names are in lower case."""
+    """A request. `path` is still percent-encoded (object names may contain slashes); header names are in lower case."""
 
     method: str
     path: str
@@ -33,7 +33,7 @@ class Request:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object. Raises ApiError 400."""
+        """Return the body as a JSON object. Raises ApiError 400."""
         try:
             value = json.loads(self.body)
         except ValueError as error:
@@ -44,7 +44,7 @@ class Request:
         return value
 
     def only_query(self, *known: str) -> None:
-        """Refuse a parameter that isn't played here: ignoring it would make a test pass for the wrong reason."""
+        """Reject unsupported parameters. Ignoring one could make a test pass for the wrong reason."""
         for name in self.query:
             if name not in (*known, "alt", "$alt", "prettyPrint", "key", "quotaUser", "fields", "projection"):
                 raise ApiError(400, f"The loopback cloud does not know the query parameter {name!r} here.")
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, and how much of it is sent before what becomes of the connection."""
+    """An answer, how much of it is sent, and what happens to the connection."""
 
     body: bytes | Pieces = b""
     status: int = 200
@@ -60,35 +60,36 @@ class Response:
     wait: float = 0.0
     """Seconds before anything is sent."""
     head: bool = True
-    """Whether status and headers are sent."""
+    """True if status and headers are sent."""
     shown: int | None = None
-    """How many bytes of the body are sent; None: all. Content-Length tells of the whole in any case."""
+    """How many bytes of the body are sent. None: all. Content-Length always has the full size."""
     then: Literal["next", "close", "reset", "hold"] = "next"
-    """The connection afterwards: takes the next request, is closed, is reset, or stays open and silent."""
+    """The connection afterwards: it accepts the next request, is closed, is reset, or stays open without an answer."""
 
     @property
     def pieces(self) -> Pieces:
-        """The body, in the buffers that hold it."""
+        """Return the body in its buffers."""
         return self.body if isinstance(self.body, tuple) else (self.body,)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`value` as an answer in JSON."""
+    """Return `value` as a JSON answer."""
     content = {"Content-Type": "application/json; charset=UTF-8"}
     return Response(json.dumps(value).encode(), status, {**content, **(headers or {})})
 
 
 class Target(NamedTuple):
-    """What a request is about: a resource's name (a list's: the prefix) and which step of the operation this is."""
+    """The target of a request: a resource's name (for a list: the prefix), and the step of the operation."""
 
     name: str
     step: str | None = None
 
 
 class Route(NamedTuple):
-    """A method, the whole path as a pattern with named groups, and who answers: called with the groups, unquoted.
+    """A method, the path as a pattern with named groups, and the function that answers.
 
-    `operation` is Google's name for it (storage.objects.get). `target` is called as `answer` is.
+    The function receives the unquoted groups, and so does `target`. `operation` is Google's name for it
+    (storage.objects.get).
     """
 
     method: str
@@ -100,7 +101,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """A request in Google's words; `operation` is empty for one that nobody here answers."""
+    """A request in Google's terms. `operation` is empty if no route matches."""
 
     request: Request
     operation: str
@@ -110,7 +111,7 @@ class Call:
 def route(
     method: str, path: str, answer: Callable[..., Response], operation: str, target: Callable[..., Target] | None = None
 ) -> Route:
-    """`path` with {names} for its variable parts; a part ends at a slash or a colon."""
+    """Return a route for `path` with {names} for its variable parts. A part ends at a slash or a colon."""
     pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/:]+)", path))
     return Route(method, pattern, answer, operation, target or _last_name)
 
@@ -120,12 +121,12 @@ def _last_name(request: Request, **names: str) -> Target:
 
 
 def page_step(request: Request) -> str | None:
-    """The step of a list's request: "page" for a later page than the first."""
+    """Return the step of a list request: "page" for any page but the first."""
     return "page" if request.query.get("pageToken") else None
 
 
 def find_route(routes: list[Route], request: Request) -> tuple[Route, dict[str, str]] | None:
-    """The first route that fits, and the variable parts of its path; or None."""
+    """Return the first matching route and the variable parts of its path, or None."""
     for found in routes:
         match = found.pattern.fullmatch(request.path) if found.method == request.method else None
         if match:
@@ -134,7 +135,7 @@ def find_route(routes: list[Route], request: Request) -> tuple[Route, dict[str, 
 
 
 def page(items: list[Any], size: int, token: str) -> tuple[list[Any], str]:
-    """One page of `items` and the token of the next ("" at the end). Raises ApiError for a token not from here."""
+    """Return one page of `items` and the token of the next ("" at the end). Raises ApiError: unknown token."""
     start = int(token) if token.isdecimal() else 0 if not token else -1
     if not 0 <= start <= len(items):
         raise ApiError(400, "The page token is invalid.")

@@ -1,7 +1,7 @@
-"""What a project has besides its VMs, read-only but for disks: zones, regions, quotas, machine types, images, networks.
+"""A project's read-only resources: zones, regions, quotas, machine types, images and networks.
 
-The network `default` is as Google makes it: its subnetworks without Private Google Access, no router, SSH from
-anywhere. `open_out` and `access` change what a VM without an external IP can reach.
+The network `default` is as Google creates it: its subnetworks are without Private Google Access, there is no router,
+and SSH is allowed from anywhere. `open_out` and `access` change what a VM without an external IP can reach.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ FAMILIES = tuple(
 
 
 class Zones:
-    """The resources. What they are is data that a test may change: `families`, `subnetworks`, `routers`, `firewalls`,
-    `scores` (of AdviceClient.capacity: obtainability by zone)."""
+    """The resources. Tests may change their data: `families`, `subnetworks`, `routers`, `firewalls` and `scores`.
+
+    `scores` has AdviceClient.capacity's obtainability by zone.
+    """
 
     def __init__(self, park: Park, quotas: Quotas, number: str) -> None:
         self.park = park
@@ -73,87 +75,87 @@ class Zones:
         ]  # fmt: skip
 
     def open_out(self, region: str) -> None:
-        """From now on a NAT lets VMs of a region out."""
+        """Add a NAT, through which the VMs of a region reach the internet."""
         nat = {"name": "nat", "natIpAllocateOption": "AUTO_ONLY"}
         nats = [{**nat, "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}]
         self.routers[region, "router"] = {"network": self._global("networks", "default"), "nats": nats}
 
     def access(self, region: str, name: str = "default") -> None:
-        """From now on VMs of a subnetwork reach Google's APIs."""
+        """Let the VMs of a subnetwork reach Google's APIs (Private Google Access)."""
         self.subnetworks[region, name] = {"privateIpGoogleAccess": True}
 
     def project(self, request: Request, project: str) -> Response:
-        """The project, with the quotas that hold everywhere."""
+        """Return the project, with its global quotas."""
         account = f"{self.number}-compute@developer.gserviceaccount.com"
         answer: Json = {"kind": "compute#project", "id": self.number, "name": self.park.project}
         answer |= {"commonInstanceMetadata": {"kind": "compute#metadata"}, "defaultServiceAccount": account}
         return json_response({**answer, "quotas": self.quotas.shown(self._used(), "")})
 
     def zone(self, request: Request, project: str, zone: str) -> Response:
-        """A zone that is up."""
+        """Return a zone, which is up."""
         if not is_zone(zone):
             raise self._gone("zones", zone)
         return json_response(self._zone(zone))
 
     def zone_list(self, request: Request, project: str) -> Response:
-        """All zones."""
+        """Return all zones."""
         return listed(request, "compute#zoneList", [self._zone(zone) for one in regions() for zone in zones(one)])
 
     def region(self, request: Request, project: str, region: str) -> Response:
-        """A region with its quotas."""
+        """Return a region with its quotas."""
         if region not in regions():
             raise self._gone("regions", region)
         return json_response(self._region(region))
 
     def region_list(self, request: Request, project: str) -> Response:
-        """All regions."""
+        """Return all regions."""
         return listed(request, "compute#regionList", [self._region(region) for region in regions()])
 
     def machine(self, request: Request, project: str, zone: str, name: str) -> Response:
-        """A machine type, if the zone has it."""
+        """Return a machine type, if the zone has it."""
         found = shape(name, zone)
         if found is None:
             raise self.park.gone(zone, "machineTypes", name)
         return json_response(self._machine(found, zone))
 
     def machine_list(self, request: Request, project: str, zone: str) -> Response:
-        """The zone's machine types."""
+        """Return the zone's machine types."""
         here = [self._machine(one, zone) for one in shapes().values() if one.within(zone)]
         return listed(request, "compute#machineTypeList", here)
 
     def accelerator(self, request: Request, project: str, zone: str, name: str) -> Response:
-        """An accelerator type, if the zone has it."""
+        """Return an accelerator type, if the zone has it."""
         for found in self._accelerators(zone):
             if found["name"] == name:
                 return json_response(found)
         raise self.park.gone(zone, "acceleratorTypes", name)
 
     def accelerator_list(self, request: Request, project: str, zone: str) -> Response:
-        """The zone's accelerator types."""
+        """Return the zone's accelerator types."""
         return listed(request, "compute#acceleratorTypeList", self._accelerators(zone))
 
     def accelerators(self, request: Request, project: str) -> Response:
-        """All zones' accelerator types."""
+        """Return the accelerator types of all zones."""
         every = [zone for region in regions() for zone in zones(region)]
         pairs = [(f"zones/{zone}", found) for zone in every for found in self._accelerators(zone)]
         kind = "compute#acceleratorTypeAggregatedList"
         return aggregated(request, kind, "acceleratorTypes", pairs, [f"zones/{zone}" for zone in every])
 
     def family(self, request: Request, project: str, name: str) -> Response:
-        """The newest image of a family."""
+        """Return the newest image of a family."""
         if (project, name) not in self.families:
             raise _absent(f"projects/{project}/global/images/family/{name}")
         return json_response(self._image(project, name))
 
     def image(self, request: Request, project: str, name: str) -> Response:
-        """An image by its own name."""
+        """Return an image by name."""
         for (owner, family), newest in self.families.items():
             if (owner, newest) == (project, name):
                 return json_response(self._image(project, family))
         raise _absent(f"projects/{project}/global/images/{name}")
 
     def network(self, request: Request, project: str, name: str) -> Response:
-        """A network."""
+        """Return a network."""
         if name not in self.networks:
             raise self._gone("global/networks", name)
         link = self._global("networks", name)
@@ -161,7 +163,7 @@ class Zones:
         return json_response({**found, **self.networks[name]})
 
     def subnetwork(self, request: Request, project: str, region: str, name: str) -> Response:
-        """A subnetwork, with whether VMs in it reach Google's APIs without an external IP."""
+        """Return a subnetwork, including its privateIpGoogleAccess."""
         if (region, name) not in self.subnetworks:
             raise self._gone(f"regions/{region}/subnetworks", name)
         usual: Json = {"kind": "compute#subnetwork", "name": name, "ipCidrRange": "10.128.0.0/20"}
@@ -170,24 +172,24 @@ class Zones:
         return json_response({**usual, **where, **self.subnetworks[region, name]})
 
     def router_list(self, request: Request, project: str, region: str) -> Response:
-        """A region's routers."""
+        """Return a region's routers."""
         return listed(request, "compute#routerList", [one for where, one in self._routers() if where == region])
 
     def all_routers(self, request: Request, project: str) -> Response:
-        """All regions' routers."""
+        """Return the routers of all regions."""
         pairs = [(f"regions/{region}", one) for region, one in self._routers()]
         scopes = [f"regions/{region}" for region in regions()]
         return aggregated(request, "compute#routerAggregatedList", "routers", pairs, scopes)
 
     def firewall_list(self, request: Request, project: str) -> Response:
-        """The rules of all networks."""
+        """Return the firewall rules of all networks."""
         rules = [
             {"kind": "compute#firewall", "network": self._global("networks", "default"), **r} for r in self.firewalls
         ]
         return listed(request, "compute#firewallList", rules)
 
     def advise(self, request: Request, project: str, region: str) -> Response:
-        """Where Spot VMs can be had: the zones asked about, each with its score, the best first."""
+        """Return the requested zones with their Spot capacity scores, best first."""
         request.only_query("size")
         asked = request.json()
         named = [last["zone"].rpartition("/")[2] for last in asked.get("distributionPolicy", {}).get("zones", ())]

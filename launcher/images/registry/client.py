@@ -188,9 +188,7 @@ class Registry:
         response = self._wire.do(call)
         if not done(response):
             if response.status_code not in (401, 403, 404) and self.head(repository, reference) == digest:
-                return (
-                    digest  # the tag is immutable, and another launch (or a try whose answer was lost) has written it
-                )
+                return digest  # another launch, or a try with a lost answer, has written this immutable tag
             raise self._wire.refusal(call, response)
         said = response.headers.get("Docker-Content-Digest", digest)
         if said != digest:
