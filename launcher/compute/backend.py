@@ -45,7 +45,7 @@ from launcher.plan.model import Attempt
 FOLDER_SECONDS: Final = 20.0
 """Timeout of one call to a run folder."""
 SELF_DELETE_SECONDS: Final = 30.0
-"""How long a VM whose container has ended gets to delete itself."""
+"""Time in which a VM whose container has ended must delete itself."""
 RELEASE_SECONDS: Final = 180.0
 POLL_SECONDS: Final = 2.0
 NAME: Final = re.compile(r"projects/[^/]+/zones/(?P<zone>[^/]+)/instances/(?P<number>\d+)")

@@ -27,7 +27,7 @@ SEND_SECONDS: Final = 8.0
 POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
 """Seconds between polls of an operation; the last one repeats."""
 MAX_CHANGES: Final = 5
-"""How often a change of metadata is tried while others change it at the same time."""
+"""Maximum number of tries to change metadata while others change it at the same time."""
 NOTICE_INTERVAL: Final = 60.0
 
 
@@ -124,8 +124,10 @@ class Compute:
         return self._change(machine, "start_unary")
 
     def set_metadata(self, machine: Machine, key: str, value: str | None) -> Operation:
-        """Begin to set one metadata item, or to remove it (None). Concurrent changes of other items are kept. Raises
-        GoneError."""
+        """Begin to set one metadata item, or to remove it (None).
+
+        Concurrent changes of other items are kept. Raises GoneError.
+        """
         for attempt in range(MAX_CHANGES):
             now = self.instance(machine.zone, machine.id)
             try:

@@ -18,13 +18,13 @@ from launcher.jobs.vm import DOWN, Machine
 from launcher.plan.model import Attempt
 
 APPEAR_SECONDS: Final = 30.0
-"""How long the first of several VMs may take to appear."""
+"""Time in which the first of several VMs must appear."""
 POLL_SECONDS: Final = 1.0
 SLACK_SECONDS: Final = 5.0
 """Tolerance between the times of an operation and of the VM it creates. An older VM is a previous attempt's."""
 NAME_TAKEN: Final = frozenset({"alreadyExists", "RESOURCE_ALREADY_EXISTS"})
 RETRY_SECONDS: Final = 15.0
-"""A VM that is being deleted is mostly gone after so long."""
+"""Seconds after which a VM that is being deleted is usually gone."""
 
 
 class VmCreator:
@@ -35,8 +35,10 @@ class VmCreator:
         self._record_of = record_of
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """Send the create request and return its job. Raises CreateRefused, UnreachableError, LaunchError: see
-        Vms.create."""
+        """Send the create request and return its job.
+
+        Raises CreateRefused, UnreachableError, LaunchError: see Vms.create.
+        """
         zone = attempt.zone
         if zone is None:
             raise LaunchError("an attempt on Compute Engine needs a zone")
@@ -66,8 +68,11 @@ class VmCreator:
                 operation = require_success(self._compute.operation(operation.zone, operation.name))
 
     def _explain_name_taken(self, error: CreateRefused, zone: str, body: Mapping[str, Any]) -> LaunchError:
-        """Return the error for a name in use: transient if a previous attempt's VM is going away; UnreachableError if
-        this run's VM exists already; the refusal itself if the VM is another run's, which is not touched."""
+        """Return the error for a name that is in use.
+
+        It is transient if a previous attempt's VM is being deleted, and UnreachableError if this run's VM already
+        exists. If the VM is another run's, which is not touched, it is the refusal itself.
+        """
         name = head_name(body)
         try:
             there = self._compute.instance(zone, name)
@@ -85,7 +90,7 @@ class VmCreator:
         return UnreachableError(f"VM {name} of this run already exists")
 
     def _ended(self, machine: Machine) -> bool:
-        """Return whether a VM's container has ended; False if that can't be read."""
+        """Return whether a VM's container has ended, or False if that can't be read."""
         try:
             return machine.trains and self._record_of(machine) is not None
         except LaunchError:

@@ -39,7 +39,7 @@ SLACK_SECONDS: Final = 60.0
 
 
 class End(NamedTuple):
-    """How a VM without a record ended; `state` PENDING: it is still being created."""
+    """The end of a VM without a record. The `state` PENDING means that it is still being created."""
 
     state: str
     failure: Failure | None
@@ -133,8 +133,10 @@ def failure_of(record: Record) -> Failure:
 def job_of_deleted_vm(
     base: Job | None, name: str, operations: Sequence[Operation], time_limit: float | None
 ) -> Job | None:
-    """Return the job of a VM that no longer exists, from its operations; None: they don't show its end. `base`: the job
-    as it was last seen, if it was."""
+    """Return the job of a VM that no longer exists, from its operations. None: they don't show its end.
+
+    `base` is the job as it was last seen, or None.
+    """
     end, creation = end_of(operations, time_limit), creation_of(operations)
     if end is None:
         return None
@@ -144,8 +146,10 @@ def job_of_deleted_vm(
 
 
 def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | None:
-    """Return how a VM ended, from its operations (newest first); None: they don't show it. If `time_limit` is
-    unknown, a deletion by Google itself counts as the time limit."""
+    """Return how a VM ended, from its operations (newest first). None: they don't show it.
+
+    If `time_limit` is unknown, a deletion by Google itself counts as the time limit.
+    """
     failures = (one for one in operations if one.kind in CREATE_KINDS and one.failed)
     if failed := next((one for one in failures if one.refusal.reason != CREATE_CANCELLED), None):
         return End("FAILED", failure_of_operation(failed), failed.ended)

@@ -39,7 +39,7 @@ from launcher.plan.model import Attempt, Plan
 SECONDS: Final = 8.0
 """Timeout of one call. All run in parallel."""
 MAX_PLACES: Final = 12
-"""Regions, and zones, that are checked: those that are tried first."""
+"""Maximum number of regions, and of zones, that are checked, in fallback order."""
 GLOBAL_GPU_QUOTA: Final = "GPUS_ALL_REGIONS"
 
 Answers = Mapping[str, Any]
@@ -209,7 +209,7 @@ def quota_use(plan: Plan, provisioning: str) -> QuotaUse | None:
 
 
 def increase_command(project: str, region: str, provisioning: str, use: QuotaUse, quotas: Any) -> str:
-    """Return the command that requests a higher quota, as the diagnosis of a refusal by Google would name it."""
+    """Return the command that requests a higher quota, as the diagnosis of Google's refusals shows it."""
     limit = next((each["limit"] for each in quotas if each.get("metric") == use.metric), 0.0)
     where = f"in region {region}." if region else "globally."
     message = f"Quota '{use.metric}' exceeded.  Limit: {limit:.1f} {where}"

@@ -26,8 +26,11 @@ GOOGLE_REGISTRY: Final = re.compile(r"[\w.-]*(?:pkg\.dev|gcr\.io)/")
 
 
 class Finding(NamedTuple):
-    """Something missing. A refusal: a VM can't be created, or can't work, in a `place` (region or zone; empty: any)
-    with a provisioning model (empty: any)."""
+    """A missing requirement.
+
+    A refusal means that a VM can't be created, or can't work, in a `place` (region or zone; empty: any) with a
+    provisioning model (empty: any).
+    """
 
     scope: Literal["warning", "refusal"]
     problem: str
@@ -52,7 +55,7 @@ class VmNetwork(Struct, frozen=True, kw_only=True):
     subnetwork: str
     """If the spec names none: the network's name, as in auto-mode networks, or `default`."""
     is_named: bool
-    """Whether the spec names the subnetwork."""
+    """True if the spec names the subnetwork."""
 
 
 def network_of(instance: Mapping[str, Any], region: str, project: str) -> VmNetwork:
@@ -80,8 +83,11 @@ def has_external_ip(instance: Mapping[str, Any]) -> bool:
 def check_outbound_access(
     net: VmNetwork, subnetwork: Mapping[str, Any] | None, routers: Sequence[Mapping[str, Any]] | None, image: str | None
 ) -> Finding | None:
-    """Return what a VM without an external IP can't reach, or None. `image`: what it pulls; None: a workstation.
-    `subnetwork` and `routers` are None if they could not be read."""
+    """Return a finding if a VM without an external IP can't reach what it needs, or None.
+
+    `image` is the container image that it pulls, or None for a workstation. `subnetwork` and `routers` are None if they
+    could not be read.
+    """
     if routers is None or subnetwork is None or has_nat(net, subnetwork, routers):
         return None
     is_private = bool(subnetwork.get("privateIpGoogleAccess"))
@@ -194,11 +200,11 @@ def allow_command(
 
 
 class QuotaUse(Struct, frozen=True, kw_only=True):
-    """How much of a region's quota all VMs of an attempt use.
+    """The amount of a region's quota that all VMs of an attempt use.
 
     `fallback`: the standard quota, which Spot VMs use if the project has no preemptible quota
     (https://cloud.google.com/compute/docs/resource-usage, preemptible quotas). Google documents nothing for flex-start;
-    it is treated alike, so that no attempt is refused without need.
+    it is treated the same way, so that no attempt is refused unnecessarily.
     """
 
     metric: str
@@ -207,8 +213,10 @@ class QuotaUse(Struct, frozen=True, kw_only=True):
 
 
 def check_limit(use: QuotaUse, provisioning: str, region: str, quotas: Iterable[Mapping[str, Any]]) -> Finding | None:
-    """Return a refusal if a quota of a region, or of the project (`region` empty), is too low; a warning if it is used
-    up at the moment; or None."""
+    """Return a refusal if a quota is too low, a warning if it is used up at the moment, or None.
+
+    An empty `region` means that the quota is the project's.
+    """
     known = {one.get("metric", ""): one for one in quotas}
     own = known.get(use.metric)
     quota = known.get(use.fallback, own) if own is not None and not own["limit"] else own

@@ -20,8 +20,10 @@ instance-life-cycle)."""
 
 
 def price_of(machine: Machine, user_price: float | None = None) -> Price:
-    """Return the price of the running VM per hour, local SSDs included. `user_price` (--price) applies if the catalog
-    has none."""
+    """Return the price of the running VM per hour, local SSDs included.
+
+    `user_price` (--price) applies if the catalog has none.
+    """
     from launcher import catalog
     from launcher.plan.cost import with_local_ssds
 
@@ -94,8 +96,10 @@ def disks_usd_per_month(disks: Iterable[Disk]) -> float | None:
 
 
 def vm_usd_per_month(machine: Machine, disks: Iterable[Disk]) -> float | None:
-    """Return the price of the VM per month in its current status, with disks of a known price; None: the machine's
-    price is unknown."""
+    """Return the price of the VM per month in its current status. None: the machine's price is unknown.
+
+    Disks count if their price is known.
+    """
     from launcher.plan.cost import MONTH_HOURS
 
     disks = list(disks)

@@ -17,7 +17,7 @@ MAX_SECONDS: Final = 900.0
 """Counted from RUNNING. Installing a driver takes three to five minutes."""
 POLL_SECONDS: Final = 5.0
 DENIED_SECONDS: Final = 120.0
-"""How long keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute to apply."""
+"""Time for which keys may be refused: OS Login is set up while the VM boots, and a grant takes a minute to apply."""
 CONSOLE_LINES: Final = 12
 """Lines of the serial console in an error."""
 CREATING: Final = frozenset({"PENDING", "PROVISIONING", "STAGING"})

@@ -31,7 +31,7 @@ PLATFORM = "linux/amd64"
 STAGE = "dependencies"
 POLL_SECONDS = 3.0
 LANDING_SECONDS = 20.0
-"""How long to look for a build whose create request got no response."""
+"""Time in which a build whose create request got no response must appear."""
 TRIES = 3
 ACTIVE = ("PENDING", "QUEUED", "WORKING")
 

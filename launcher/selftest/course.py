@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
         return {**self._asdict(), "seconds": round(self.seconds, 1)}
 
 
-# --- What it costs ----------------------------------------------------------------------------------------------------
+# --- Cost -------------------------------------------------------------------------------------------------------------
 
 
 def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:

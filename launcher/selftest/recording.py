@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 ALIKE: Final = 3
-"""How many calls of one operation with the same status are recorded per step."""
+"""Maximum number of recorded calls per step of one operation with the same status."""
 NAMED: Final = re.compile(
     r"/(projects|locations|regions|zones|instances|operations|customJobs|repositories|builds|family|images(?!/family)"
     r"|machineTypes|subnetworks|services|b|o|users)/[^/:]+"

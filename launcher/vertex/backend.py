@@ -30,7 +30,7 @@ REGION = re.compile(r"[a-z0-9-]+")
 NOTICE_EVERY = 60.0
 """Seconds between notices. If all 38 regions are unreachable, one notice is enough."""
 READINGS = 3
-"""How often a list is read from the start after its page token expired."""
+"""Maximum number of times that a list is read because its page token expired."""
 
 
 class Vertex:

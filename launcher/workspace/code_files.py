@@ -17,7 +17,7 @@ from launcher.workspace.content import unreadable
 from launcher.workspace.listing import Listing
 
 LARGEST = 5
-"""How many files an error about the size names."""
+"""The number of files that an error about the size names."""
 
 
 class Code(NamedTuple):

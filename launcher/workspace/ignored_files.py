@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ast
 
 MOST_ENTRIES: Final = 20_000
-"""How many files and folders are visited at most, those nearest to the top first."""
+"""Maximum number of files and folders that are visited, those nearest to the top first."""
 
 
 OUTPUTS: Final = frozenset(

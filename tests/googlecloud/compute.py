@@ -1,4 +1,4 @@
-"""Compute Engine: VMs that live by the cloud's clock, zones that run out of them, and who asks for all that.
+"""Compute Engine: VMs that follow the cloud's clock, limited capacity and quotas, and users with permissions.
 
 cloud.compute.pace = Pace(staging=0, running=0)
 cloud.compute.capacity.out("us-central1-a", "a3-*")

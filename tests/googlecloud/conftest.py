@@ -38,7 +38,7 @@ def client(cloud: GoogleCloud) -> aiplatform_v1.JobServiceClient:
 
 
 class Clients:
-    """Compute Engine's own clients, over REST. They neither retry nor wait for operations on their own."""
+    """Compute Engine's own clients, over REST. They don't wait for operations on their own."""
 
     def __init__(self, cloud: GoogleCloud) -> None:
         self._options = {

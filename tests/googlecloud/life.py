@@ -186,7 +186,7 @@ class Life:
         self._leave(vm, seconds, self._deleted if kind == "delete" else self._stopped, operation)
 
     def _leave(self, vm: Vm, seconds: float, end: Callable[[Vm], None], operation: Operation) -> None:
-        """Begin to shut a VM down. Earlier planned actions are dropped."""
+        """Begin to shut a VM down. Operations that already shut it down end together with this one."""
         self._begin(vm, "STOPPING")
         self._leaving.setdefault(vm.number, []).append(operation)
         if seconds:

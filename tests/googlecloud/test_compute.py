@@ -1,4 +1,4 @@
-"""Compute Engine's VMs on loopback, through Google's own clients: what is taken and refused, and how a VM lives."""
+"""Compute Engine's VMs on loopback, through Google's own clients: accepted and refused requests, and a VM's life."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def asked(change: Change = lambda body: None, **more: Any) -> compute_v1.Instance:
-    """A Spot VM with two H100s, changed."""
+    """Return the body of a Spot VM with two H100s, with changes."""
     body = {**copy.deepcopy(GOOD), **more}
     change(body)
     return parse_instance(body)
 
 
 def insert(compute: Clients, body: Any = None, **more: Any) -> Any:
-    """The operation."""
+    """Return the operation."""
     request = compute_v1.InsertInstanceRequest(instance_resource=body or asked(), **{**WHERE, **more})
     return compute.Instances.insert_unary(request=request)
 
@@ -62,7 +62,7 @@ def operation(compute: Clients, one: Any) -> Any:
 
 
 def kinds(compute: Clients, number: int) -> list[str]:
-    """The operations on a VM, the first one first."""
+    """Return the operations on a VM, oldest first."""
     found = compute.ZoneOperations.list(request={**WHERE, "filter": f"targetId={number}"})
     return [one.operation_type for one in found]
 
@@ -101,7 +101,7 @@ def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock
     assert insert(compute, request_id=one).name == first.name
     with pytest.raises(Conflict, match="used for a different request"):
         insert(compute, asked(name="other"), request_id=one)
-    clock.advance(1)  # the hour is over in which an id is known
+    clock.advance(1)  # the hour in which a request id is remembered has passed
     with pytest.raises(Conflict, match="instances/dev' already exists"):
         insert(compute, request_id=one)
     assert len(list(compute.Instances.list(**WHERE))) == 1
@@ -174,7 +174,7 @@ def test_a_spot_vm_is_taken_away_with_a_notice(compute: Clients, cloud: GoogleCl
 def test_a_spot_vm_is_taken_away_while_it_is_made(
     compute: Clients, cloud: GoogleCloud, clock: FakeClock, action: str
 ) -> None:
-    """With STOP it is left behind, stopped, and has the name."""
+    """With STOP the VM is left stopped and keeps its name."""
 
     def change(body: dict[str, Any]) -> None:
         body["scheduling"] |= {
@@ -219,7 +219,7 @@ def test_a_vm_shuts_itself_down(compute: Clients, cloud: GoogleCloud, clock: Fak
 
 
 def test_a_vm_may_be_there_already(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    """Nothing was asked for it; it ends in its time."""
+    """The VM exists without an insert, and ends at its time limit."""
     vm = cloud.compute.put({**GOOD, "name": "theirs"})
     assert (status(compute, "theirs"), cloud.compute.made(), vm.email[:3]) == ("RUNNING", [], "dev")
     clock.advance(3620)

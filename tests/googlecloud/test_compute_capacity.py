@@ -1,4 +1,4 @@
-"""Zones that run out, quotas, several VMs at once and waiting for capacity, through Google's own clients."""
+"""Stockouts, quotas, bulkInsert and waiting for capacity, through Google's own clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ L4 = {"machineType": f"zones/{ZONE}/machineTypes/g2-standard-24"}
 
 
 def on_demand(name: str = "dev", **more: Any) -> Any:
-    """A VM with two L4s."""
+    """Return the body of a VM with two L4s."""
     return asked(put(provisioningModel="STANDARD"), name=name, **L4, **more)
 
 
 def test_a_stockout_names_where_there_is_room(compute: Clients, cloud: GoogleCloud, clock: FakeClock) -> None:
-    """The insert is taken; the operation fails a little later, and the VM is gone."""
+    """The insert is accepted; its operation fails later, and the VM is deleted."""
     cloud.compute.capacity.out("us-central1-*", "a3-*", "SPOT", available=("us-east4-a", "us-east5-a"))
     begun = insert(compute)
     assert status(compute) == "PROVISIONING"
@@ -77,7 +77,7 @@ def test_a_stopped_vm_may_not_come_back(compute: Clients, cloud: GoogleCloud, cl
 
 
 def flex(wait: int = 600) -> Any:
-    """A request that waits in the queue."""
+    """Return the body of a flex-start VM, which waits for capacity."""
 
     def change(body: dict[str, Any]) -> None:
         body["scheduling"]["provisioningModel"] = "FLEX_START"
@@ -165,7 +165,7 @@ def test_a_quota_may_hold_everywhere(compute: Clients, cloud: GoogleCloud) -> No
 
 
 def bulk(count: int = 3, change: Change = lambda body: None, **more: Any) -> Any:
-    """Several VMs, all or none."""
+    """Return the body of a bulkInsert: all VMs or none."""
     properties = {name: value for name, value in copy.deepcopy(GOOD).items() if name != "name"}
     properties["machineType"] = "a3-highgpu-2g"
     names: dict[str, Any] = {f"r-n{n}": {} for n in range(count)}
@@ -181,7 +181,7 @@ def bulk(count: int = 3, change: Change = lambda body: None, **more: Any) -> Any
 
 
 def insert_all(compute: Clients, body: Any = None, **more: Any) -> Any:
-    """The operation."""
+    """Return the operation."""
     request = compute_v1.BulkInsertInstanceRequest(
         bulk_insert_instance_resource_resource=body or bulk(), **{**WHERE, **more}
     )

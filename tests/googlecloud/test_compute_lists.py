@@ -1,4 +1,4 @@
-"""Lists over zones, filters, operations, what zones have, and faults on the way: through Google's own clients."""
+"""Lists over zones, filters, operations, machine types by zone, and faults in between, through Google's own clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERYWHERE = {"project": "my-project"}
 
 
 def fleet(compute: Clients, **more: object) -> dict[str, list[str]]:
-    """The names in each zone that has some. Without the client's own retries, which wait by the real clock."""
+    """Return the VM names by zone. The client's own retries are off, because they wait by the real clock."""
     pages = compute.Instances.aggregated_list(request={**EVERYWHERE, **more}, retry=None)
     names: dict[str, list[str]] = {}
     for scope, found in pages:

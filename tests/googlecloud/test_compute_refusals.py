@@ -1,4 +1,4 @@
-"""What Compute Engine refuses of an Instance at once."""
+"""Instances that Compute Engine refuses immediately."""
 
 from __future__ import annotations
 

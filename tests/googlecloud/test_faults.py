@@ -1,4 +1,4 @@
-"""The fault plan: raw connections for what is sent, Google's own client for what it makes of it."""
+"""Planned faults: on raw connections to see what is sent, and through Google's own client to see its reaction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def raw(cloud: GoogleCloud) -> Iterator[http.client.HTTPConnection]:
 
 
 def write(raw: http.client.HTTPConnection, name: str, data: bytes = b"0123456789") -> int:
-    """Create an object in one request; the status."""
+    """Create an object in one request and return the status."""
     where = f"/upload/storage/v1/b/my-bucket/o?uploadType=media&ifGenerationMatch=0&name={name}"
     raw.request("POST", where, body=data)
     answer = raw.getresponse()
@@ -55,7 +55,7 @@ def write(raw: http.client.HTTPConnection, name: str, data: bytes = b"0123456789
 
 
 def read(raw: http.client.HTTPConnection, name: str) -> http.client.HTTPResponse:
-    """The beginning of an answer with an object's bytes."""
+    """Return the beginning of an answer with an object's bytes."""
     raw.request("GET", f"/storage/v1/b/my-bucket/o/{name}?alt=media")
     return raw.getresponse()
 
@@ -254,7 +254,7 @@ def test_the_client_sees_a_torn_read(cloud: GoogleCloud, bucket: storage.Bucket)
 
 
 def test_a_reset_is_a_reset(cloud: GoogleCloud) -> None:
-    """Not an orderly end: the peer's next read fails (RST), as when a machine is gone."""
+    """The connection is not closed in order: the peer's next read fails (RST), as after a host error."""
     address = urlsplit(cloud.url)
     cloud.faults.add(Fault(LIST, Reset()))
     with socket.create_connection((address.hostname, address.port), timeout=5) as client:

@@ -1,4 +1,4 @@
-"""Creating a job when something goes wrong, and many at once: what was made, and what the client sees of it."""
+"""Creating jobs with faults and concurrently: the jobs that exist afterwards, and the client's view of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults on what is read while a job runs: its state, its lines, a secret; and lists that change under the reader."""
+"""Faults of reads while a job runs: its state, its log lines, a secret; and lists that change while they are read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READS: dict[str, tuple[Ask, str]] = {
 
 @pytest.fixture
 def full(cloud: GoogleCloud) -> GoogleCloud:
-    """A cloud in which there is something to read everywhere."""
+    """Return a cloud with data for every kind of read."""
     cloud.jobs.submit("us-central1", GOOD)
     cloud.logs.write("7", "workerpool0-0", "hello")
     cloud.secrets.add("hf", b"value")
@@ -122,7 +122,7 @@ def test_a_page_token_that_has_gone(cloud: GoogleCloud, client: aiplatform_v1.Jo
 def test_a_list_changes_while_it_is_read(
     cloud: GoogleCloud, client: aiplatform_v1.JobServiceClient, deleted: bool
 ) -> None:
-    """Pages hold what is behind the last one seen: none is shown twice, and none is hidden by another's end."""
+    """A page begins after the last item of the previous one: deletions neither repeat nor hide items."""
     jobs = [cloud.jobs.submit("us-central1", {**GOOD, "displayName": str(n)}) for n in range(5)]
 
     def change() -> None:
@@ -180,7 +180,7 @@ def test_the_environment_leads_to_the_token(cloud: GoogleCloud) -> None:
 
 
 def test_all_times_are_the_clouds(full: GoogleCloud, clock: FakeClock) -> None:
-    """A client a day off must not matter: nothing here is told by another clock."""
+    """A client clock that is a day off must not matter."""
     clock.advance(86_400)
     now = "2023-11-15T22:13:20"
     answer = requests.get(full.url + REGION, timeout=5)
@@ -196,7 +196,7 @@ def test_all_times_are_the_clouds(full: GoogleCloud, clock: FakeClock) -> None:
 
 
 def test_a_secrets_bytes_can_arrive_wrong(full: GoogleCloud) -> None:
-    """Its checksum is for that: the answer is still JSON."""
+    """The answer is still valid JSON, so only its checksum shows the damage."""
     ask, _ = READS[secretmanager.OPERATION]
     right = ask(full)
     full.faults.add(Fault(secretmanager.OPERATION, Torn(at=right.content.index(base64.b64encode(b"value")))))

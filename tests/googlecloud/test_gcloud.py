@@ -1,4 +1,4 @@
-"""The real gcloud against the loopback cloud."""
+"""The real gcloud with the loopback cloud."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_gcloud_creates_sees_and_cancels_a_job(
 
 
 def test_gcloud_streams_the_lines_of_a_job_that_runs_and_cancels_it(gcloud: str, tmp_path: Path) -> None:
-    """It asks for what is older than five seconds by its own clock: the cloud's is a minute behind."""
+    """gcloud reads entries older than five seconds by its own clock. The cloud's clock is a minute behind."""
     program = tmp_path / "program.py"
     program.write_text(SPEAKS)
     config = tmp_path / "job.json"
@@ -75,7 +75,7 @@ time.sleep(60)
 
 
 def streamed(cloud: GoogleCloud, count: int, *command: str) -> list[str]:
-    """The first lines that a command prints which doesn't end by itself."""
+    """Return the first lines that a command prints if it does not end by itself."""
     environment = {**os.environ, **cloud.environ(), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as ours:
         try:
@@ -93,7 +93,7 @@ def test_gcloud_prints_a_refusal(gcloud: str, cloud: GoogleCloud) -> None:
 
 
 def test_gcloud_reads_a_secret(gcloud: str, cloud: GoogleCloud) -> None:
-    """With the token of its file."""
+    """gcloud uses the token in its file."""
     cloud.let_in("a-token")
     cloud.secrets.add("hf", b"value")
     access = [gcloud, "secrets", "versions", "access", "latest", "--secret=hf"]
@@ -112,7 +112,7 @@ def test_gcloud_copies_to_and_from_a_bucket(gcloud: str, cloud: GoogleCloud, tmp
 
 
 def test_gcloud_composes(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
-    """What it copies in one resumable upload and joins to another object comes back whole, checked by its crc32c."""
+    """A file that gcloud uploads and composes into another object is intact, as its crc32c shows."""
     data = os.urandom(9 << 20)
     (tmp_path / "there").write_bytes(data)
     commands = [

@@ -1,4 +1,4 @@
-"""The real gcloud and Compute Engine on loopback: a VM's life, and whether we ask for one as gcloud does."""
+"""The real gcloud with Compute Engine on loopback: a VM's life, and our requests compared with gcloud's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ONLY_ONE: dict[str, str] = {
     "deletionProtection": "gcloud writes the usual value down: no protection",
     "disks[0].initializeParams.labels": "gcloud 528 has no flag for the labels of a boot disk",
 }
-"""Fields that only one of the two sets, and why: in every request."""
+"""Fields that only one of the two sets, with the reason, in every request."""
 OTHERWISE: dict[str, str] = {
     "networkInterfaces[0].accessConfigs[0].name": "a name and no more; ours is the one that the API recommends",
 }
-"""Fields that the two may set differently, and why."""
+"""Fields that the two may set differently, with the reason."""
 
 ON_DEMAND: dict[str, Any] = {"name": "dev", "provisioning": "standard", "limits": {"hours": 8}}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def at_once(cloud: GoogleCloud) -> GoogleCloud:
-    """The cloud, on the fake clock, where nothing takes time."""
+    """The cloud on a fake clock, with all durations 0."""
     cloud.compute.pace = Pace(staging=0, running=0, fail=0, stop=0, delete=0)
     return cloud
 
@@ -116,7 +116,7 @@ def test_gcloud_sends_what_we_send_for_every_shape(
 
 
 def assert_gcloud_agrees(planned: dict[str, Any], gcloud: str, cloud: GoogleCloud, folder: Path) -> None:
-    """The first attempt's request against what gcloud posts for the same VM, field by field."""
+    """The first attempt's request equals gcloud's for the same VM, field by field."""
     body = planned["attempts"][0]["request"]
     assert body["scheduling"]["provisioningModel"] in MODELS
     done = run(cloud, gcloud, "create", *arguments(body, folder))
@@ -129,13 +129,13 @@ def assert_gcloud_agrees(planned: dict[str, Any], gcloud: str, cloud: GoogleClou
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
-    """Links by what they name below the project, metadata by its keys: their order says nothing."""
+    """Shorten links to the resource below the project, and key metadata by name: its order is irrelevant."""
     text = json.dumps({**body, "metadata": {item["key"]: item["value"] for item in body["metadata"]["items"]}})
     return dict(json.loads(text, object_hook=lambda found: {name: short(value) for name, value in found.items()}))
 
 
 def short(value: Any) -> Any:
-    """A resource without the host and its own project: both write it with and without."""
+    """Return a resource without host and own project, which each of the two may include or omit."""
     if not isinstance(value, str):
         return value
     own = value.partition("/compute/v1/")[2] if value.startswith("http://127.0.0.1") else value
@@ -143,7 +143,7 @@ def short(value: Any) -> Any:
 
 
 def arguments(body: dict[str, Any], folder: Path) -> list[str]:
-    """The flags of `gcloud compute instances create` that ask for this VM."""
+    """Return the flags of `gcloud compute instances create` for this VM."""
     zone = body["machineType"].split("/")[1]
     labels = ",".join(f"{key}={value}" for key, value in body["labels"].items())
     return [
@@ -198,7 +198,7 @@ def reservation(asked: dict[str, Any]) -> list[str]:
 
 
 def metadata(items: list[dict[str, str]], folder: Path) -> Iterator[str]:
-    """Each value from a file of its own, as it is."""
+    """Yield the option that passes each value unchanged, from a file."""
     files = {item["key"]: folder / item["key"] for item in items}
     for item in items:
         files[item["key"]].write_text(item["value"], encoding="utf-8")

@@ -181,7 +181,7 @@ def test_entries_of_one_moment_are_ordered_by_their_ids(cloud: GoogleCloud) -> N
 
 
 def test_what_comes_while_pages_are_read_moves_none(cloud: GoogleCloud, clock: FakeClock) -> None:
-    """One before the page in hand is missed by this reader, as anywhere: it was not there."""
+    """This reader misses an entry that arrives before the position it has reached."""
     write(cloud, clock, "a", "b", "c")
     first = ask(cloud, pageSize=2).json()
     cloud.logs.write("7", "workerpool0-0", "early", when=clock() - 10)

@@ -1,4 +1,4 @@
-"""entries:write on loopback: what is taken, what is refused, and what a lost answer does."""
+"""entries:write on loopback: accepted and refused entries, and the effect of a lost answer."""
 
 from __future__ import annotations
 

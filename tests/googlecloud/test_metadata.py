@@ -1,4 +1,4 @@
-"""A VM's metadata server, through Google's own libraries where they ask it."""
+"""A VM's metadata server, through Google's own libraries where possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.googlecloud.test_compute import WHERE, ZONE, insert
 
 @pytest.fixture
 def server(cloud: GoogleCloud, compute: Clients, clock: FakeClock) -> Iterator[MetadataServer]:
-    """Of the VM dev, which runs."""
+    """The metadata server of the running VM dev."""
     insert(compute)
     clock.advance(10)
     with MetadataServer(cloud, ZONE, "dev") as running:
@@ -66,7 +66,7 @@ def test_nobody_is_answered_by_accident(server: MetadataServer) -> None:
 def test_googles_library_gets_a_token_that_the_cloud_takes(
     server: MetadataServer, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its address is read when google.auth is imported, so it is put in by hand here."""
+    """google.auth reads the address when it is imported, so it is set directly here."""
     from google.auth.compute_engine import _metadata
 
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", server.address)

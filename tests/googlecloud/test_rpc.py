@@ -1,4 +1,4 @@
-"""CustomJobs over gRPC, through Google's own client: the same jobs, the same refusals."""
+"""CustomJobs over gRPC, through Google's own client: the same jobs and refusals as over REST."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that really run: through their states to an end, with their lines in the log, and none left behind."""
+"""Jobs that run as processes: their states, their end, their log lines, and their cleanup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGION = "us-central1"
 
 
 def program(tmp_path: Path, text: str) -> Runner:
-    """A runner whose program is `text` in Python, at once; it finds json, os, sys and time there."""
+    """Return a runner whose program is the Python code `text`, with json, os, sys and time imported."""
     file = tmp_path / "program.py"
     file.write_text(f"import json, os, signal, sys, time\n{text}\n")
     return Runner(pending=0, command=(sys.executable, "-S", str(file)))
@@ -39,7 +39,7 @@ def running(runner: Runner, **options: Any) -> Iterator[tuple[GoogleCloud, Job]]
 
 
 def state(cloud: GoogleCloud, job: Job) -> str:
-    """Without its prefix, from the job's answer."""
+    """Return the state in the job's answer, without its prefix."""
     number = shown(cloud.jobs.jobs[REGION, job.id], cloud.jobs.clock()).state
     return {3: "RUNNING", 4: "SUCCEEDED", 5: "FAILED", 6: "CANCELLING", 7: "CANCELLED"}.get(number, str(number))
 
@@ -61,7 +61,7 @@ def log(cloud: GoogleCloud, job: Job) -> list[tuple[str, str]]:
 
 
 def test_a_job_runs_with_its_request_and_its_cloud(tmp_path: Path) -> None:
-    """Its program gets what was asked for, in Google's canonical JSON, and finds the cloud in its environment."""
+    """The program gets the request as Google's canonical JSON, and the cloud in its environment."""
     runner = program(
         tmp_path,
         """
@@ -201,7 +201,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 
 @pytest.mark.parametrize(("status", "end"), [("", "SUCCEEDED"), ("76", "FAILED")])
 def test_launch_local_runs_a_request(tmp_path: Path, status: str, end: str) -> None:
-    """The program that jobs are meant for: as it was submitted, in the folder with the user's code."""
+    """The real program: it runs the request as submitted, in the folder with the user's code."""
     (tmp_path / "work.py").write_text(WORKS)
     body = copy.deepcopy(GOOD)
     [pool] = body["jobSpec"]["workerPoolSpecs"]
@@ -227,7 +227,7 @@ time.sleep(60)
 
 
 def test_the_server_by_itself_runs_jobs_and_stops_them_at_its_end(tmp_path: Path) -> None:
-    """Also where it is told to end by a signal: what it has started must not inherit a mask for it."""
+    """A signal also ends the server's jobs. They must not inherit a signal mask."""
     (tmp_path / "work.py").write_text(TRAINS)
     command = [sys.executable, "-m", "tests.googlecloud", "--run", "--code", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -1,4 +1,4 @@
-"""The server itself: answers that take their time don't hold up others, nor the end."""
+"""The server itself: a slow answer delays neither other answers nor the shutdown."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_a_bucket_without_permissions_from_the_start(monkeypatch: pytest.MonkeyP
 
 
 def test_sixteen_at_once(cloud: GoogleCloud) -> None:
-    """Each write is a generation of its own, and creating happens once for each name."""
+    """Each write creates a generation, and creating an object succeeds once per name."""
     url = f"{cloud.url}/upload/storage/v1/b/my-bucket/o?uploadType=media&ifGenerationMatch=0&name="
 
     def create(n: int) -> int:
@@ -231,7 +231,10 @@ def test_sixteen_at_once(cloud: GoogleCloud) -> None:
 
 
 def test_only_one_of_many_creates_wins() -> None:
-    """The clock is read between the check of the preconditions and the change: slow, it leaves room for another."""
+    """Make the clock slow.
+
+    It is read between the check of the preconditions and the change, so another write may come in between.
+    """
 
     def clock() -> float:
         time.sleep(0.02)

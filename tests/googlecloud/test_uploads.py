@@ -1,4 +1,4 @@
-"""Uploads in one request and in many, whole and interrupted, through Google's own client and by hand."""
+"""Uploads in one or many requests, complete and interrupted, through Google's own client and as raw requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 256 * 1024
 def test_a_large_file_is_uploaded_in_chunks(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
     data = os.urandom(3 * 256 * 1024 + 17)
     blob = bucket.blob("checkpoint", chunk_size=256 * 1024)
-    blob.upload_from_file(io.BytesIO(data))  # of unknown size: the client's resumable upload
+    blob.upload_from_file(io.BytesIO(data))  # without a known size, the client uses a resumable upload
     assert blob.download_as_bytes() == data
     assert [request.method for request in cloud.requests].count("PUT") == 4
 
@@ -71,9 +71,9 @@ def test_a_resumable_upload_tells_how_far_it_got(cloud: GoogleCloud) -> None:
 
     assert "Range" not in put(b"", "*/10").headers
     assert put(b"01234567", "0-7/10").headers["Range"] == "bytes=0-7"
-    assert put(b"45", "4-5/10").headers["Range"] == "bytes=0-5"  # sent again from an earlier byte on
+    assert put(b"45", "4-5/10").headers["Range"] == "bytes=0-5"  # repeated from an earlier byte on
     assert put(b"6789", "6-9/10").json()["size"] == "10"
-    assert put(b"", "*/10").json()["size"] == "10"  # done: the answer to the last chunk again
+    assert put(b"", "*/10").json()["size"] == "10"  # complete: the answer to the last chunk is repeated
     assert cloud.objects.buckets["my-bucket"]["a"].data == b"0123456789"
 
 

@@ -149,7 +149,7 @@ class Park:
         }
 
     def _attached(self, vm: Vm) -> list[Json]:
-        """Return the disks as the API shows them: without initializeParams, except for local SSDs."""
+        """Return the disks as the API shows them: without initializeParams, with the machine type's local SSDs."""
         shown = [self._disk(vm, n, disk) for n, disk in enumerate(vm.asked["disks"])]
         found = shapes().get(last(vm.asked["machineType"]))
         own = found.local_ssds if found else 0

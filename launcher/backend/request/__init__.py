@@ -20,7 +20,7 @@ from launcher.spec.models import BUILTIN, OLD_BUILTIN
 LEAST_SECONDS = 180
 """The minimum of limits.hours, in seconds. Anything shorter is used up by the start."""
 MOST_ENDED = 100
-"""How many ended jobs are listed, newest first. A stale claim most likely belongs to one of them."""
+"""Maximum number of ended jobs that are listed, newest first. A stale claim most likely belongs to one of them."""
 SHOWN = 100
 """The maximum length of a value in a comparison, in characters."""
 
