@@ -192,7 +192,7 @@ def test_strict_ends_with_unfit_after_all_was_written(tmp_path: Path, capsys: py
     kept = json.loads((tmp_path / "run" / contract.BENCH).read_text())
     assert kept == json.loads((tmp_path / "it.json").read_text())
     assert not kept["ok"]
-    assert "TOO SLOW: GPU 0 of node 0: matmul bf16 has 300" in capsys.readouterr().out
+    assert "TOO SLOW: GPU 0 of node 0: matmul bf16 reaches 300" in capsys.readouterr().out
     program._told(options._replace(strict=False), report, {})
 
 

@@ -82,9 +82,9 @@ def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
     resnet = planned(model={"name": "resnet50", "width": 4}, data="synthetic", compile=True)
     assert resnet.choices == (("compile", "whole", "the model's blocks differ"),)
     wide = planned(model={**CONFIG["model"], "n_embd": 16, "vocab_size": 10_000}, compile=True)
-    assert wide.choices == (("compile", "whole", "most parameters are outside its blocks"),)
+    assert wide.choices == (("compile", "whole", "most parameters are outside the blocks"),)
     single = planned(model={**CONFIG["model"], "n_layer": 1}, compile=True)
-    assert single.choices == (("compile", "whole", "no blocks repeat in it"),)
+    assert single.choices == (("compile", "whole", "the model has no repeated blocks"),)
 
 
 def test_cuda_graphs_hold_a_whole_pass() -> None:

@@ -22,8 +22,8 @@ __all__ = [
     "OutputError",
     "Storage",
     "UnreachableError",
+    "create_variant",
     "open_storage",
-    "store",
 ]
 
 
