@@ -90,7 +90,7 @@ def test_one_that_cant_be_read_is_told_and_none(text: str) -> None:
     said: list[str] = []
     assert machine_of({contract.MACHINE: text}, said.append) is None
     assert len(said) == 1
-    assert said[0].startswith("LAUNCH_MACHINE can't be read (")
+    assert said[0].startswith("LAUNCH_MACHINE is invalid (")
 
 
 @pytest.mark.parametrize(("node", "task"), [(0, "workerpool0-0"), (1, "workerpool1-0"), (3, "workerpool1-2")])
@@ -241,5 +241,5 @@ def test_when_one_is_preempted_all_save_and_leave(tmp_path: Path, metadata: Meta
         until(lambda: all((tmp_path / f"ready-{n}").exists() for n in (0, 1)), "the processes")
         metadata.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
         assert [node.wait() for node in nodes] == [Exit.PREEMPTED] * 2, nodes[0].text + nodes[1].text
-        told = [node.text.count("for its host's maintenance") for node in nodes]
+        told = [node.text.count("for host maintenance") for node in nodes]
         assert told == [0, 1]

@@ -108,7 +108,7 @@ def test_a_bucket_that_is_gone_does_not_hold_up_a_preempted_node(bucket: Bucket)
     node.send(signal.SIGTERM)
     assert node.wait() == Exit.PREEMPTED, node.text
     assert time.monotonic() - start < 10  # 3 s of its own
-    assert "text: " in node.text
+    assert "log lines: " in node.text
     assert str(bucket.spools) in node.text
 
 
@@ -147,7 +147,7 @@ def test_a_node_whose_bucket_stays_away_gives_up(bucket: Bucket) -> None:
     bucket.cloud.faults.down(math.inf)
     node = bucket.start("", ask=0.3, retry_every=0.1, retry=0.5)
     assert node.wait() == Exit.UNFIT
-    assert "can't be reached" in node.text.splitlines()[-1]
+    assert "is unreachable" in node.text.splitlines()[-1]
 
 
 def test_a_node_that_waits_for_its_bucket_leaves_when_told(bucket: Bucket) -> None:
