@@ -18,8 +18,8 @@ from launcher.compute.messages import RestClient, as_json, message_of, origin_on
 from launcher.compute.operations import Operation, operation_of
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import Api, Service, UnreachableError, answer_behind, open_client, open_session, status_of
-from launcher.gcp.parallel import Asking, of_create
-from launcher.jobs.vm import READY, Machine, last, of_instance
+from launcher.gcp.parallel import TolerantApi, of_create
+from launcher.jobs.vm import READY, Machine, last_url_part, of_instance
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
@@ -70,8 +70,8 @@ class Compute:
                 found += [of_instance(instance, self.project) for instance in listed.get("instances", ())]
                 warning = listed.get("warning", {})
                 if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
-                    unread[last(scope)] = warning.get("message", "") or warning.get("code", "")
-            unread.update({last(scope): "unreachable" for scope in page.get("unreachables", ())})
+                    unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
+            unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
         by_number = {machine.id: machine for machine in found}
         return Fleet(tuple(sorted(by_number.values(), key=lambda one: (-one.created, one.name))), unread)
 
@@ -192,7 +192,7 @@ class Compute:
                 from google.cloud import compute_v1
 
                 opened = open_client(getattr(compute_v1, client), SERVICE, origin_only(self.environ))
-                self._apis[client] = Asking(SERVICE, self.project, opened, self.clock, self._report_waiting)
+                self._apis[client] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
             return self._apis[client]
 
     def list_all(self, client: str, **arguments: Any) -> Iterator[dict[str, Any]]:
@@ -219,7 +219,7 @@ class Compute:
         with self._lock:
             if "rest" not in self._apis:
                 opened = RestClient(*open_session(SERVICE, origin_only(self.environ)), self.project)
-                self._apis["rest"] = Asking(SERVICE, self.project, opened, self.clock, self._report_waiting)
+                self._apis["rest"] = TolerantApi(SERVICE, self.project, opened, self.clock, self._report_waiting)
             return self._apis["rest"]
 
     def _message(self, name: str, body: Mapping[str, Any]) -> Any:

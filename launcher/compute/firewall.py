@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, collapse_addresses, ip_network
 from typing import Any, Literal, NamedTuple
 
-from launcher.jobs.vm import last
+from launcher.jobs.vm import last_url_part
 
 DEFAULT_PRIORITY = 1000
 
@@ -54,7 +54,7 @@ def block(rules: Iterable[Mapping[str, Any]], network: str, traffic: Traffic) ->
 
 def applies(rule: Mapping[str, Any], network: str, traffic: Traffic) -> bool:
     """Return whether a rule is enforced for the VM and this direction."""
-    if rule.get("disabled") or last(rule["network"]) != network or rule.get("targetTags"):
+    if rule.get("disabled") or last_url_part(rule["network"]) != network or rule.get("targetTags"):
         return False
     targets = rule.get("targetServiceAccounts") or [traffic.account]
     return rule.get("direction", "INGRESS") == traffic.direction and traffic.account in targets

@@ -14,7 +14,7 @@ from launcher.compute.operations import Operation
 from launcher.errors import LaunchError, StillRunning
 from launcher.gcp.api import UnreachableError, answer_behind, refusal_of
 from launcher.jobs.orphans import Disk, of_disk
-from launcher.jobs.vm import Machine, last
+from launcher.jobs.vm import Machine, last_url_part
 
 Say = Callable[[str], None]
 MAX_SECONDS: Final = 900.0
@@ -131,8 +131,8 @@ def list_disks(compute: Compute, filter_: str) -> DiskList:
             disks += map(of_disk, listed.get("disks", ()))
             warning = listed.get("warning", {})
             if warning and warning.get("code") != "NO_RESULTS_ON_PAGE":
-                unread[last(scope)] = warning.get("message", "") or warning.get("code", "")
-        unread.update({last(scope): "unreachable" for scope in page.get("unreachables", ())})
+                unread[last_url_part(scope)] = warning.get("message", "") or warning.get("code", "")
+        unread.update({last_url_part(scope): "unreachable" for scope in page.get("unreachables", ())})
         if not (token := page.get("nextPageToken", "")):
             return DiskList(tuple(disks), unread)
 

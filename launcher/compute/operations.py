@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from launcher.diagnosis import Refusal
-from launcher.jobs.vm import last, seconds
+from launcher.jobs.vm import last_url_part, seconds
 
 COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
 """Codes that only report the effect of another error of the same operation."""
@@ -76,10 +76,10 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
     return Operation(
         name=operation.get("name", ""),
         project=project_of(operation.get("zone", "")),
-        zone=last(operation.get("zone", "")),
+        zone=last_url_part(operation.get("zone", "")),
         kind=operation.get("operationType", ""),
         target=str(operation.get("targetId", "")),
-        target_name=last(operation.get("targetLink", "")),
+        target_name=last_url_part(operation.get("targetLink", "")),
         status=operation.get("status", ""),
         group=operation.get("operationGroupId", ""),
         request_id=operation.get("clientOperationId", ""),

@@ -32,8 +32,8 @@ from launcher.compute.preflight_checks import (
 from launcher.diagnosis import Refusal, Tried, of_refusal
 from launcher.errors import LaunchError
 from launcher.gcp.api import status_of, words
-from launcher.gcp.parallel import glance, together
-from launcher.jobs.vm import last
+from launcher.gcp.parallel import call_once, together
+from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt, Plan
 
 SECONDS: Final = 8.0
@@ -130,12 +130,12 @@ def first_per_place(plan: Plan, key: Callable[[Attempt], str | None]) -> list[At
 
 def get(compute: Compute, client: str, method: str, **arguments: Any) -> Any:
     """Call a method once and return its response as JSON. Raises LaunchError."""
-    return as_json(glance(compute.api(client), method, SECONDS, **{"project": compute.project, **arguments}))
+    return as_json(call_once(compute.api(client), method, SECONDS, **{"project": compute.project, **arguments}))
 
 
 def list_first_page(compute: Compute, client: str, **arguments: Any) -> Any:
     """Return the first page of a list, which holds more items than a project usually has. Raises LaunchError."""
-    pager = glance(compute.api(client), "list", SECONDS, **{"project": compute.project, **arguments})
+    pager = call_once(compute.api(client), "list", SECONDS, **{"project": compute.project, **arguments})
     return [as_json(each) for each in next(iter(pager.pages)).items]
 
 
@@ -173,7 +173,10 @@ def check_network(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | Non
 def check_firewall(plan: Plan, net: VmNetwork, answers: Answers) -> Finding | None:
     """Return what the firewall blocks, or None: traffic between the nodes, or SSH to a workstation."""
     subnetwork, rules = answers.get(subnetwork_key(net)) or {}, answers.get("firewall rules")
-    network, account = net.network or last(subnetwork.get("network", "")), read(plan.attempts[0].request).account
+    network, account = (
+        net.network or last_url_part(subnetwork.get("network", "")),
+        read(plan.attempts[0].request).account,
+    )
     if rules is None or not network:
         return None
     if plan.machine.nodes > 1:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 from msgspec import Struct
 
 from launcher.compute.firewall import Block, Traffic, block
-from launcher.jobs.vm import last
+from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt
 
 IAP: Final = "35.235.240.0/20"
@@ -66,8 +66,8 @@ def network_of(instance: Mapping[str, Any], region: str, project: str) -> VmNetw
     return VmNetwork(
         project=shared[1] if shared else project,
         region=region,
-        network=last(network),
-        subnetwork=last(subnetwork) or last(network) or "default",
+        network=last_url_part(network),
+        subnetwork=last_url_part(subnetwork) or last_url_part(network) or "default",
         is_named=bool(subnetwork),
     )
 
@@ -116,11 +116,16 @@ def missing_subnetwork(net: VmNetwork) -> Finding:
 
 def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether Cloud NAT on a router of the region covers the subnetwork."""
-    network = net.network or last(subnetwork.get("network", ""))
-    nats = [one for router in routers if last(router.get("network", "")) == network for one in router.get("nats", ())]
+    network = net.network or last_url_part(subnetwork.get("network", ""))
+    nats = [
+        one
+        for router in routers
+        if last_url_part(router.get("network", "")) == network
+        for one in router.get("nats", ())
+    ]
     return any(
         str(one.get("sourceSubnetworkIpRangesToNat", "")).startswith("ALL_SUBNETWORKS")
-        or any(last(each.get("name", "")) == net.subnetwork for each in one.get("subnetworks", ()))
+        or any(last_url_part(each.get("name", "")) == net.subnetwork for each in one.get("subnetworks", ()))
         for one in nats
     )
 
@@ -135,7 +140,7 @@ def private_access_command(net: VmNetwork) -> str:
 
 def nat_commands(net: VmNetwork, subnetwork: Mapping[str, Any]) -> str:
     """Return the commands that create Cloud NAT."""
-    network = net.network or last(subnetwork.get("network", "")) or "NETWORK"
+    network = net.network or last_url_part(subnetwork.get("network", "")) or "NETWORK"
     where = f"--region={net.region} --project={net.project}"
     return (
         f"gcloud compute routers create launch-nat --network={network} {where}\n"
@@ -242,4 +247,4 @@ def missing_image(source: str) -> Finding:
     project = first[1] if (first := re.search(r"projects/([^/]+)/", source)) else ""
     kind = "image family" if "/family/" in source else "image"
     list_command = f'gcloud compute images list --project={project} --no-standard-images --format="value(family)"'
-    return Finding("refusal", f"{kind} {last(source)} does not exist in project {project}", list_command)
+    return Finding("refusal", f"{kind} {last_url_part(source)} does not exist in project {project}", list_command)

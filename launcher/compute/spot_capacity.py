@@ -19,8 +19,8 @@ from launcher.compute.client import Compute
 from launcher.compute.messages import as_json, message_of
 from launcher.errors import LaunchError
 from launcher.gcp.api import words
-from launcher.gcp.parallel import glance, together
-from launcher.jobs.vm import last
+from launcher.gcp.parallel import call_once, together
+from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt, Plan
 
 SECONDS: Final = 8.0
@@ -89,13 +89,13 @@ def score(compute: Compute, plan: Plan, zone: str) -> float | None:
         "region": zone.rpartition("-")[0],
         "capacity_advice_request_resource": resource,
     }
-    return score_of(as_json(glance(compute.api("AdviceClient"), "capacity", SECONDS, **arguments)), zone)
+    return score_of(as_json(call_once(compute.api("AdviceClient"), "capacity", SECONDS, **arguments)), zone)
 
 
 def advice_request(plan: Plan, zone: str) -> dict[str, Any]:
     """Return the CapacityAdviceRequest for one zone."""
     gpus = properties(plan.attempts[0].request).get("guestAccelerators", ())
-    attached = [{**gpu, "acceleratorType": last(gpu["acceleratorType"])} for gpu in gpus]
+    attached = [{**gpu, "acceleratorType": last_url_part(gpu["acceleratorType"])} for gpu in gpus]
     machine = {"machineTypes": [plan.machine.machine_type], **({"guestAccelerators": attached} if attached else {})}
     return {
         "distributionPolicy": {"targetShape": "ANY_SINGLE_ZONE", "zones": [{"zone": f"zones/{zone}"}]},
@@ -108,7 +108,7 @@ def advice_request(plan: Plan, zone: str) -> dict[str, Any]:
 def score_of(advice: Mapping[str, Any], zone: str) -> float | None:
     """Return a zone's score in a CapacityAdviceResponse, or None."""
     for one in advice.get("recommendations", ()):
-        zones = {last(shard.get("zone", "")) for shard in one.get("shards", ())}
+        zones = {last_url_part(shard.get("zone", "")) for shard in one.get("shards", ())}
         found = one.get("scores", {}).get("obtainability")
         if found is not None and zones <= {zone}:
             return float(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from launcher.jobs.vm import last
+from launcher.jobs.vm import last_url_part
 
 if TYPE_CHECKING:
     from launcher.catalog import MachineType, Price
@@ -48,7 +48,7 @@ def shape_of(machine: Machine) -> MachineType | None:
     known = catalog.load()
     shapes = known.machines.get(machine.machine_type, ())
     attached = [
-        (last(str(one.get("acceleratorType", ""))), int(one.get("acceleratorCount", 0)))
+        (last_url_part(str(one.get("acceleratorType", ""))), int(one.get("acceleratorCount", 0)))
         for one in machine.request.get("guestAccelerators", ())
     ]
     if len(shapes) > 1:

@@ -37,7 +37,7 @@ def recognised(refusal: Refusal, tried: Tried) -> Diagnosis | None:
 
 def unknown(refusal: Refusal) -> Diagnosis:
     """Diagnose by the status alone; the cause is Google's message."""
-    said = spoken(refusal)
+    said = refusal_text(refusal)
     if refusal.code in PASSING or refusal.code >= 500:
         return busy(refusal, said)
     if refusal.code == 403:
@@ -45,7 +45,7 @@ def unknown(refusal: Refusal) -> Diagnosis:
     return Diagnosis(scope="permanent", kind="invalid" if 400 <= refusal.code < 500 else "unknown", cause=said)
 
 
-def spoken(refusal: Refusal) -> str:
+def refusal_text(refusal: Refusal) -> str:
     """Return Google's message."""
     return plain(refusal.message) or f"HTTP {refusal.code} without a message"
 
@@ -59,7 +59,7 @@ def busy(refusal: Refusal, said: str) -> Diagnosis:
 def of_rate(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose too many requests, which Compute Engine answers with 403."""
     if refusal.reason in BUSY or re.search(r"per (minute|second)|rate.?limit", refusal.message, re.IGNORECASE):
-        return busy(refusal, spoken(refusal))
+        return busy(refusal, refusal_text(refusal))
     return None
 
 
@@ -94,7 +94,7 @@ def of_request(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     """Diagnose an invalid request: Vertex AI's list of invalid fields, or a name that exists already."""
     text = refusal.message
     if refusal.reason in ("alreadyExists", "RESOURCE_ALREADY_EXISTS"):
-        return Diagnosis(scope="permanent", kind="invalid", cause=spoken(refusal), fix="Use another --name")
+        return Diagnosis(scope="permanent", kind="invalid", cause=refusal_text(refusal), fix="Use another --name")
     found = re.findall(r"\d+\.\s?Field: (\S+); Message: (.*?)\s*(?=\d+\.\s?Field:|\Z)", text, re.DOTALL)
     if not found:
         return None

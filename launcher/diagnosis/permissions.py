@@ -143,7 +143,7 @@ def of_permission(refusal: Refusal, tried: Tried) -> Diagnosis | None:
     fix = f"{binding(text + refusal.metadata.get('resource', ''), tried)} --member={who} --role={role}"
     if role == "ROLE":
         fix += f", ROLE being one that holds {permission}"
-    cause = f"{spoken(who)} lacks the permission {permission} (or what it is for doesn't exist)"
+    cause = f"{principal_text(who)} lacks the permission {permission} (or what it is for doesn't exist)"
     return Diagnosis(scope="permanent", kind="permission", cause=cause, fix=fix)
 
 
@@ -182,7 +182,7 @@ def number(tried: Tried) -> str:
     return f'$(gcloud projects describe {tried.project} --format="value(projectNumber)")'
 
 
-def spoken(who: str) -> str:
+def principal_text(who: str) -> str:
     """Return a principal for a sentence."""
     if who == LAUNCHER:
         return "whoever launches"

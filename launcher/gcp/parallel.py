@@ -25,7 +25,7 @@ from launcher.gcp.api import (
 T = TypeVar("T")
 
 
-class Asking(Api):
+class TolerantApi(Api):
     """An API client that treats unreadable answers and rate limits (403 on Compute Engine) as transient errors."""
 
     def once(self, method: str, **request: Any) -> Any:
@@ -113,7 +113,7 @@ def known(answer: T | Exception) -> T | LaunchError:
     return answer
 
 
-def glance(api: Api, method: str, seconds: float, **request: Any) -> Any:
+def call_once(api: Api, method: str, seconds: float, **request: Any) -> Any:
     """Return the answer to an optional request, with a short timeout and no retries. Raises as `Api.once` does."""
     try:
         return getattr(api.client, method)(request=request, retry=None, timeout=seconds)

@@ -35,7 +35,7 @@ TRAINER_FOLDER = "opt/launch"
 CODE_FOLDER = "workspace"
 
 
-class Made(Struct, frozen=True, kw_only=True):
+class ImageResult(Struct, frozen=True, kw_only=True):
     """An available image."""
 
     reference: str
@@ -48,7 +48,7 @@ class Made(Struct, frozen=True, kw_only=True):
     """True if the dependency image had to be built."""
 
 
-def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
+def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Bring the image into the registry, and return it by its digest.
 
     Raises:
@@ -56,7 +56,7 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
     """
     target, base = references(wanted.image)
     with registry_of(target, environ) as registry:
-        if made := there(wanted.image, target, registry):
+        if made := find_in_registry(wanted.image, target, registry):
             return made
         missing = registry.head(base.repository, base.tag or "") is None
         if missing:
@@ -65,7 +65,7 @@ def push(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
         return replace(way(wanted, environ, registry, base, target, report), dependencies=missing)
 
 
-def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
+def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Bring the image into the registry if that needs no engine. Otherwise build it in this machine's engine.
 
     In the second case, `push` sends it later.
@@ -78,7 +78,7 @@ def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
     if wanted.builder == "auto":
         target, base = references(wanted.image)
         with registry_of(target, environ) as registry:
-            if made := there(wanted.image, target, registry):
+            if made := find_in_registry(wanted.image, target, registry):
                 return made
             if registry.head(base.repository, base.tag or ""):
                 return appended(wanted, environ, registry, base, target, report)
@@ -86,7 +86,7 @@ def build(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
     return built(engine_of(environ, wanted), wanted, report)
 
 
-def here(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
+def image_in_engine(wanted: Wanted, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Return the image from this machine's engine: as it is, pulled, or built.
 
     Raises:
@@ -94,13 +94,13 @@ def here(wanted: Wanted, environ: Mapping[str, str], report: Report) -> Made:
     """
     image, engine = wanted.image, engine_of(environ, wanted)
     if engine.has(image.uri):
-        return Made(reference=image.uri, how="there", pushed=False)
+        return ImageResult(reference=image.uri, how="there", pushed=False)
     if not image.pinned and not (found := in_registry(image, environ, report)):
         return built(engine, wanted, report)
     reference = image.uri if image.pinned else found
     report.line(f"pulling {reference}")
     engine.pull(reference, report.layer)
-    return Made(reference=reference, how="pulled")
+    return ImageResult(reference=reference, how="pulled")
 
 
 def in_registry(image: Image, environ: Mapping[str, str], report: Report) -> str:
@@ -151,11 +151,11 @@ def pinned(target: Reference, digest: str) -> str:
     return f"{target.name}@{digest}"
 
 
-def there(image: Image, target: Reference, registry: Registry) -> Made | None:
+def find_in_registry(image: Image, target: Reference, registry: Registry) -> ImageResult | None:
     """Return the image if the registry has it, else None. Raises LaunchError: a custom image does not exist."""
     digest = registry.head(target.repository, target.digest or target.tag or "")
     if digest:
-        return Made(reference=pinned(target, digest), how="own" if image.pinned else "there", sent=0)
+        return ImageResult(reference=pinned(target, digest), how="own" if image.pinned else "there", sent=0)
     if image.pinned:
         raise LaunchError(
             f"the registry has no {image.uri}", "It is the spec's own (image.uri); launch doesn't build that one."
@@ -170,7 +170,7 @@ def appended(
     base: Reference,
     target: Reference,
     report: Report,
-) -> Made:
+) -> ImageResult:
     """Append launch_train and the user's code to the dependency image, each as a layer. Raises LaunchError."""
     from launcher.images.append import append
 
@@ -184,7 +184,7 @@ def appended(
             report.layer(names.get(digest, "the image's config"), done, size)
 
         digest = append(registry, base, target, layers, wanted.stamp, wanted.image.platform, on_bytes)
-    return Made(reference=pinned(target, digest), how="appended", sent=registry.sent - before)
+    return ImageResult(reference=pinned(target, digest), how="appended", sent=registry.sent - before)
 
 
 def code_layers(source: Source, folder: Path) -> list[Layer]:
@@ -208,10 +208,10 @@ def code_layers(source: Source, folder: Path) -> list[Layer]:
 # --- With an engine -------------------------------------------------------------------------------------------------
 
 
-def built(engine: Engine, wanted: Wanted, report: Report) -> Made:
+def built(engine: Engine, wanted: Wanted, report: Report) -> ImageResult:
     """Build the whole image in the engine, under its tag. Raises LaunchError."""
     by_engine(engine, wanted, "train", wanted.image.uri, report)
-    return Made(reference=wanted.image.uri, how="docker", pushed=False)
+    return ImageResult(reference=wanted.image.uri, how="docker", pushed=False)
 
 
 def pushed_by_engine(
@@ -221,10 +221,10 @@ def pushed_by_engine(
     _base: Reference,
     target: Reference,
     report: Report,
-) -> Made:
+) -> ImageResult:
     """Build and push the image with the engine. Raises LaunchError."""
     registry.check_write(target.repository)
     engine = engine_of(environ, wanted)
     by_engine(engine, wanted, "train", wanted.image.uri, report)
     report.line(f"pushing {target}")
-    return Made(reference=pinned(target, engine.push(wanted.image.uri, report.layer)), how="docker")
+    return ImageResult(reference=pinned(target, engine.push(wanted.image.uri, report.layer)), how="docker")

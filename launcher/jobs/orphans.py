@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from launcher.jobs.job import RUN_LABEL
-from launcher.jobs.vm import DOWN, Machine, last, seconds
+from launcher.jobs.vm import DOWN, Machine, last_url_part, seconds
 
 LATE_SECONDS: Final = 600.0
 """Grace period in seconds.
@@ -45,17 +45,17 @@ def of_disk(disk: Mapping[str, Any]) -> Disk:
     """Convert a Disk from canonical proto3 JSON."""
     return Disk(
         name=disk.get("name", ""),
-        zone=last(disk.get("zone", "")),
-        kind=last(disk.get("type", "")),
+        zone=last_url_part(disk.get("zone", "")),
+        kind=last_url_part(disk.get("type", "")),
         size_gb=int(disk.get("sizeGb", 0)),
         created=seconds(disk.get("creationTimestamp")) or 0.0,
-        users=tuple(map(last, disk.get("users", ()))),
+        users=tuple(map(last_url_part, disk.get("users", ()))),
         labels=dict(disk.get("labels", {})),
-        image=last(disk.get("sourceImage", "")),
+        image=last_url_part(disk.get("sourceImage", "")),
     )
 
 
-def needless(machine: Machine, now: float, ended: float | None) -> str | None:
+def orphan_reason(machine: Machine, now: float, ended: float | None) -> str | None:
     """Return why a VM is an orphan, or None. `ended` is the end of its training according to the run folder."""
     if machine.trains:
         return of_training(machine, now, ended)

@@ -110,9 +110,9 @@ def of_instance(instance: Mapping[str, Any], project: str) -> Machine:
         id=str(instance.get("id", "")),
         name=instance.get("name", ""),
         project=project,
-        zone=last(instance.get("zone", "")),
+        zone=last_url_part(instance.get("zone", "")),
         status=instance.get("status", ""),
-        machine_type=last(instance.get("machineType", "")),
+        machine_type=last_url_part(instance.get("machineType", "")),
         provisioning=provisioning_of(instance),
         created=seconds(instance.get("creationTimestamp")) or 0.0,
         started=seconds(instance.get("lastStartTimestamp")),
@@ -143,7 +143,7 @@ def parameters(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def last(link: str) -> str:
+def last_url_part(link: str) -> str:
     """Return the last part of a resource's URL."""
     return link.rpartition("/")[2]
 

@@ -64,7 +64,7 @@ def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
         limits=PlannedLimits(
             hours=shared.hours,
             usd=spec.limits.usd,
-            **cost.sums(attempts, nodes=nodes, hours=shared.hours),
+            **cost.cost_bounds(attempts, nodes=nodes, hours=shared.hours),
             restarts=spec.limits.restarts,
             wait_seconds=max((one.wait_seconds for one in attempts if one.wait_seconds), default=None),
             wait_total_seconds=wait_total,

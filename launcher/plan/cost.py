@@ -74,7 +74,7 @@ def excluded(price: Price, known: dict[str, float], spec: JobSpec, context: Cont
     )
 
 
-def sums(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
+def cost_bounds(attempts: tuple[Attempt, ...], *, nodes: int, hours: float) -> dict[str, float | None]:
     """Return the cost of the most expensive attempt on all nodes, in USD; None if any attempt's price is unknown."""
     return {
         "usd_at_most": highest(with_extras(one, one.usd_ceiling, nodes * billed_hours(one, hours)) for one in attempts),
@@ -102,7 +102,7 @@ def highest(costs: Iterable[float | None]) -> float | None:
     return None if None in found else max((usd for usd in found if usd is not None), default=None)
 
 
-def ceiling(attempt: Attempt) -> float:
+def hourly_ceiling(attempt: Attempt) -> float:
     """Return the USD per node and hour by the expected ceiling, with extras; 0 if unknown."""
     return with_extras(attempt, attempt.usd_ceiling, 1.0) or 0.0
 
@@ -117,8 +117,8 @@ def check_cap(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> 
     if cap is None:
         return
     check_prices_known(attempts, spec, cap)
-    dearest = max(attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, hours))
-    rate, billed = ceiling(dearest), billed_hours(dearest, hours)
+    dearest = max(attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, hours))
+    rate, billed = hourly_ceiling(dearest), billed_hours(dearest, hours)
     total = rate * nodes * billed
     if total > cap:
         raise PlanRefused(
@@ -144,7 +144,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     lease = parse_duration(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
         return
-    usd = sums(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
+    usd = cost_bounds(attempts, nodes=spec.machine.nodes, hours=lease)["usd_at_most"]
     costs = f"costs at most {usd_text(usd)}" if usd is not None else "the cost is unknown"
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is longer than limits.hours ({hours:g}), after which Google ends the VM",

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from launcher.catalog import Gpu, MachineType
-from launcher.jobs.vm import last
+from launcher.jobs.vm import last_url_part
 from launcher.plan import vm_metadata, waiting
 from launcher.plan.model import Chosen, Context, Place, Shared
 from launcher.plan.vertex_request import RESERVATION_KEY, given
@@ -44,12 +44,14 @@ def request(
 def instance_properties(body: dict[str, Any]) -> dict[str, Any]:
     """Convert an Instance to compute_v1.InstanceProperties, which name machine, GPU and disk types without a zone."""
     disks = [
-        {**disk, "initializeParams": {**params, "diskType": last(params["diskType"])}}
+        {**disk, "initializeParams": {**params, "diskType": last_url_part(params["diskType"])}}
         for disk in body["disks"]
         for params in (disk["initializeParams"],)
     ]
-    gpus = [{**gpu, "acceleratorType": last(gpu["acceleratorType"])} for gpu in body.get("guestAccelerators", ())]
-    return {**body, "machineType": last(body["machineType"]), "disks": disks, **given(guestAccelerators=gpus)}
+    gpus = [
+        {**gpu, "acceleratorType": last_url_part(gpu["acceleratorType"])} for gpu in body.get("guestAccelerators", ())
+    ]
+    return {**body, "machineType": last_url_part(body["machineType"]), "disks": disks, **given(guestAccelerators=gpus)}
 
 
 def instance(

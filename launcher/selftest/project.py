@@ -10,7 +10,7 @@ from launcher import catalog
 from launcher.errors import LaunchError
 from launcher.gcp.api import Api, Service, open_session
 from launcher.gcp.parallel import together
-from launcher.jobs.vm import last
+from launcher.jobs.vm import last_url_part
 from launcher.selftest import buckets
 from launcher.selftest.kit import GPU, LABEL, PREFIX, Kit, expect
 
@@ -135,7 +135,7 @@ def machine_type(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[
     memory, vcpus = found.memory_mb / 1024, found.guest_cpus
     if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
         yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
-    kinds = {last(one.guest_accelerator_type): one.guest_accelerator_count for one in found.accelerators}
+    kinds = {last_url_part(one.guest_accelerator_type): one.guest_accelerator_count for one in found.accelerators}
     if kinds and kinds != {"nvidia-l4": machine.gpus}:
         yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
 

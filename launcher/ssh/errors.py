@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from launcher.errors import LaunchError, NotAuthorised
-from launcher.jobs.vm import Machine, last
+from launcher.jobs.vm import Machine, last_url_part
 
 FAILED: Final = 255
 """ssh's exit code for its own failures; a remote command may exit with it too."""
@@ -192,7 +192,7 @@ def facts_of_machine(machine: Machine) -> dict[str, str]:
         "name": machine.name,
         "project": machine.project,
         "number": machine.id,
-        "network": last(interfaces[0].get("network", "")) or "default",
+        "network": last_url_part(interfaces[0].get("network", "")) or "default",
         "service_account": act + grant if email else "",
     }
 

@@ -17,7 +17,7 @@ from launcher.backend.base import GoneError, Listing
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, NotAuthorised
 from launcher.gcp.api import LOG_IN, REQUEST_SECONDS, Api, Service, UnreachableError, credentials, status_of
-from launcher.gcp.parallel import Asking, of_create, together
+from launcher.gcp.parallel import TolerantApi, of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
 
@@ -164,7 +164,7 @@ class Vertex:
         with self._lock:
             if endpoint not in self._apis:
                 client = open_jobs(endpoint, self.environ, self._channel)
-                self._apis[endpoint] = Asking(SERVICE, self.project, client, self.clock, self._tell)
+                self._apis[endpoint] = TolerantApi(SERVICE, self.project, client, self.clock, self._tell)
             return self._apis[endpoint]
 
 

@@ -12,7 +12,7 @@ from launcher.clock import Clock
 from launcher.compute.client import Compute
 from launcher.errors import LaunchError, NotAuthorised, StillRunning
 from launcher.gcp.api import REQUEST_SECONDS, UnreachableError
-from launcher.gcp.parallel import Asking
+from launcher.gcp.parallel import TolerantApi
 from launcher.jobs.vm import LEASE
 from launcher.runs.driver import CURRENT_SECONDS, LOCK_SECONDS
 from tests.compute.vm_site import AGGREGATED, DELETE, GET, INSERT, OPERATION, UUID, ZONE, Site, attempt_of, work_body
@@ -222,7 +222,7 @@ def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
     either."""
     sent: list[float] = []
 
-    class Watched(Asking):
+    class Watched(TolerantApi):
         def wall(self) -> float:
             return site.clock() + slept * len(sent)
 
@@ -231,7 +231,7 @@ def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
                 sent.append(self.wall())
             return super().once(method, **request)
 
-    monkeypatch.setattr("launcher.compute.client.Asking", Watched)
+    monkeypatch.setattr("launcher.compute.client.TolerantApi", Watched)
     site.cloud.faults.add(Fault(INSERT, Status(503), times=99))
     began = site.clock()
     with pytest.raises(UnreachableError):

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.jobs.job import IDENTITY_LABEL, RUN_LABEL
-from launcher.jobs.orphans import FORGOTTEN_SECONDS, LATE_SECONDS, Disk, needless, without_vm
+from launcher.jobs.orphans import FORGOTTEN_SECONDS, LATE_SECONDS, Disk, orphan_reason, without_vm
 from launcher.jobs.vm import Machine
 
 NOW = 1_700_000_000.0
@@ -49,7 +49,7 @@ DISK = Disk(name="old", zone="us-central1-a", kind="pd-balanced", size_gb=200, c
     ],
 )
 def test_why_a_vm_is_there_without_need(machine: Machine, ended: float | None, why: str | None) -> None:
-    found = needless(machine, NOW, ended)
+    found = orphan_reason(machine, NOW, ended)
     assert found is None if why is None else found and found.startswith(why)
 
 

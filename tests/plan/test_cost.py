@@ -64,7 +64,7 @@ def test_one_unknown_price_makes_the_sums_unknown(unknown: int) -> None:
     attempts = [
         replace(one, **fields) if number == unknown else one for number, one in enumerate(planned(**MIXED).attempts)
     ]
-    assert set(cost.sums(tuple(attempts), nodes=1, hours=1).values()) == {None}
+    assert set(cost.cost_bounds(tuple(attempts), nodes=1, hours=1).values()) == {None}
     with pytest.raises(PlanRefused, match="is unknown"):
         cost.check_cap(tuple(attempts), spec(**MIXED, limits={"usd": 10_000}), hours=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from launch_train.common import contract
 from launcher.backend.request.model import JobRequest
-from launcher.jobs.vm import PARAMETERS, last, parameters, provisioning_of
+from launcher.jobs.vm import PARAMETERS, last_url_part, parameters, provisioning_of
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
@@ -20,7 +20,7 @@ def read(request: Mapping[str, Any]) -> JobRequest:
     listed = sum(int(one.get("acceleratorCount", 0)) for one in instance.get("guestAccelerators", ()))
     return JobRequest(
         provisioning=reservation(instance) or provisioning_of(instance),
-        machine_type=last(instance.get("machineType", "")),
+        machine_type=last_url_part(instance.get("machineType", "")),
         gpus=int(env.get(contract.PROCESSES, 0)) or listed,
         nodes=len(sent.get("nodes", ())) or int(request.get("count", 1)),
         account=accounts[0].get("email", ""),

@@ -212,7 +212,7 @@ def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     from launcher.plan.build import with_digest
 
     with progress() as bars:
-        found = pipeline.here(wanted(inputs), os.environ, report(bars))
+        found = pipeline.image_in_engine(wanted(inputs), os.environ, report(bars))
     return (with_digest(plan, found.reference) if "@" in found.reference else plan), found.reference
 
 

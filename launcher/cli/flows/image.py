@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.cli.gather import Inputs
     from launcher.images.append import Stamp
     from launcher.images.dependency_image import Wanted
-    from launcher.images.pipeline import Made
+    from launcher.images.pipeline import ImageResult
 
 TITLE = "launch train"
 LABEL = 10
@@ -108,7 +108,7 @@ def create(job: Wanted, say: Callable[[str], None]) -> None:
     say(f"repository {repository} {'created' if made else 'already exists'}")
 
 
-def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
+def show(job: Wanted, made: ImageResult, seconds: float, output: Output) -> None:
     """Print the result to stdout."""
     if output is Output.text:
         print("\n".join(lines(job, made, seconds)))
@@ -133,7 +133,7 @@ def show(job: Wanted, made: Made, seconds: float, output: Output) -> None:
         print(as_yaml(data))
 
 
-def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
+def lines(job: Wanted, made: ImageResult, seconds: float) -> list[str]:
     """Return the result as text."""
     image = job.image
     shown = [f"{'image':{LABEL}}{image.uri}"]
@@ -147,7 +147,7 @@ def lines(job: Wanted, made: Made, seconds: float) -> list[str]:
     return [*shown, "", how(made, seconds)]
 
 
-def how(made: Made, seconds: float) -> str:
+def how(made: ImageResult, seconds: float) -> str:
     """Return how the image was made, in a sentence."""
     from launcher.text import size_text
 

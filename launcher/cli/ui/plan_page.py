@@ -219,12 +219,12 @@ def cost_lines(plan: Plan) -> Iterator[str]:
     if limits.usd_at_most is None:
         yield f"unknown: some attempts have no known price; {cap}"
         return
-    from launcher.plan.cost import billed_hours, ceiling, in_hours
+    from launcher.plan.cost import billed_hours, hourly_ceiling, in_hours
 
     if limits.usd_expected is not None:
         yield f"{usd_text(limits.usd_expected, approx=True)} expected, at the prices shipped with launch"
-    most = max(plan.attempts, key=lambda attempt: ceiling(attempt) * billed_hours(attempt, limits.hours))
-    by = f"{hourly_price(ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
+    most = max(plan.attempts, key=lambda attempt: hourly_ceiling(attempt) * billed_hours(attempt, limits.hours))
+    by = f"{hourly_price(hourly_ceiling(most))} × {plural(plan.machine.nodes, 'node')} × {in_hours(most, limits.hours)}"
     yield f"{usd_text(limits.usd_at_most)} at most: {by}; price ceiling: {most.usd_ceiling_rule}; {cap}"
     if limits.usd_hard_bound is not None and limits.usd_hard_bound > limits.usd_at_most:
         restarts = max(attempt.service_restarts for attempt in plan.attempts)

@@ -282,8 +282,8 @@ def test_what_fails_with_its_first_batch_is_one_line() -> None:
     with pytest.raises(
         UsageError, match=r"model: m:build failed .*TypeError.*without `loss` the trainer calls model\("
     ):
-        own.Whole(Bare(), "model: m:build")(*batch)
-    judged = own.Judged(
+        own.ModelWithOwnLoss(Bare(), "model: m:build")(*batch)
+    judged = own.ModelWithUserLoss(
         Bare(), UserFunction("m:loss", "loss", lambda outputs, targets: (outputs - targets).square().mean())
     )
     with pytest.raises(UsageError, match=r"model failed .*mat1 and mat2"):
@@ -291,7 +291,7 @@ def test_what_fails_with_its_first_batch_is_one_line() -> None:
     assert judged(*batch).dim() == 0
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         judged(torch.ones(3, 3), batch[1])
-    full = own.Whole(Full(), "model: m:build")
+    full = own.ModelWithOwnLoss(Full(), "model: m:build")
     with pytest.raises(torch.OutOfMemoryError):
         full(*batch)
 

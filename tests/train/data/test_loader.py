@@ -28,7 +28,7 @@ from launch_train.data.source import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text, prepare
 from launch_train.data.user_dataset import Own, seeded
-from launch_train.data.workers import Job, Key, Made, Plan, Pool
+from launch_train.data.workers import Job, Key, Plan, Pool, PreparedBatch
 
 CPU = torch.device("cpu")
 
@@ -208,7 +208,7 @@ def test_a_dataset_that_refuses_to_travel_in_its_own_words_is_made_here(capsys: 
 
 
 def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
-    def copied(made: Made) -> Made:
+    def copied(made: PreparedBatch) -> PreparedBatch:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     pool = Pool(Job(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from launch_train.data.validation import Suits, unsuited
+from launch_train.data.validation import BatchRequirements, unsuited
 
-TOKENS = Suits("gpt", "tokens", 10, 4)
-IMAGES = Suits("resnet50", "images", 3)
+TOKENS = BatchRequirements("gpt", "tokens", 10, 4)
+IMAGES = BatchRequirements("resnet50", "images", 3)
 
 
 def ints(*rows: list[int]) -> Tensor:
@@ -19,7 +19,7 @@ def ints(*rows: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("batch", "suits"),
+    ("batch", "requirements"),
     [
         ((ints([0, 9]), ints([9, 0])), TOKENS),
         ((ints([0, 9]).int(), ints([-100, 9])), TOKENS),
@@ -32,12 +32,12 @@ def ints(*rows: list[int]) -> Tensor:
         ((torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16), torch.tensor([1])), IMAGES),
     ],
 )
-def test_what_a_model_takes(batch: Any, suits: Suits) -> None:
-    assert unsuited(batch, suits) is None
+def test_what_a_model_takes(batch: Any, requirements: BatchRequirements) -> None:
+    assert unsuited(batch, requirements) is None
 
 
 @pytest.mark.parametrize(
-    ("batch", "suits", "sample", "why"),
+    ("batch", "requirements", "sample", "why"),
     [
         ((ints([1, 2], [3, 10]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token 10, and gpt knows 0 to 9"),
         ((ints([1, 2], [3, -1]), ints([1, 2], [3, 4])), TOKENS, 1, "has the token -1, and gpt knows 0 to 9"),
@@ -61,5 +61,5 @@ def test_what_a_model_takes(batch: Any, suits: Suits) -> None:
         ),
     ],
 )
-def test_what_it_does_not_take(batch: Any, suits: Suits, sample: int, why: str) -> None:
-    assert unsuited(batch, suits) == (sample, why)
+def test_what_it_does_not_take(batch: Any, requirements: BatchRequirements, sample: int, why: str) -> None:
+    assert unsuited(batch, requirements) == (sample, why)

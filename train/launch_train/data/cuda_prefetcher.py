@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from launch_train.data.batch import map_tensors, move_to
-from launch_train.data.workers import Key, Made
+from launch_train.data.workers import Key, PreparedBatch
 from launch_train.distributed.process_group import use_device
 
 POLL_SECONDS = 0.1
@@ -24,17 +24,17 @@ class Ahead:
     that the workers have prefetched.
     """
 
-    def __init__(self, source: Iterator[Made], device: torch.device, wanted: Callable[[Key], bool]) -> None:
+    def __init__(self, source: Iterator[PreparedBatch], device: torch.device, wanted: Callable[[Key], bool]) -> None:
         self._source, self._device, self._wanted, self._stop = source, device, wanted, Event()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._ready: Queue[tuple[Made, Any] | BaseException] = Queue(maxsize=1)
+        self._ready: Queue[tuple[PreparedBatch, Any] | BaseException] = Queue(maxsize=1)
         self._thread = Thread(target=self._copy, name="batches to the GPU", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Made]:
+    def __iter__(self) -> Iterator[PreparedBatch]:
         return self
 
-    def __next__(self) -> Made:
+    def __next__(self) -> PreparedBatch:
         """Return the next batch without blocking this thread on its copy; the GPU stream waits instead.
 
         Tensors on the GPU are recorded on the computing stream, so that their memory is not reused before it is done.
@@ -59,7 +59,7 @@ class Ahead:
                 made = next(self._source)
                 if self._wanted(made.key):
                     with torch.cuda.stream(self._stream):
-                        made = Made(made.key, move_to(made.batch, self._device), made.error)
+                        made = PreparedBatch(made.key, move_to(made.batch, self._device), made.error)
                 self._put((made, self._stream.record_event()))
             except BaseException as error:  # noqa: BLE001 - re-raised in the training thread
                 self._put(error)

@@ -19,7 +19,7 @@ from launch_train.common.text import plural, si
 from launch_train.data.batch import count_samples, map_tensors, move_to
 from launch_train.data.map_dataset import size
 from launch_train.data.source import Batch, Source
-from launch_train.data.workers import Job, Key, Pool, made, start_server, untravelled
+from launch_train.data.workers import Job, Key, Pool, pickling_error, prepare_batch, start_server
 
 MOST = 8
 """Upper bound for the default number of worker processes per rank."""
@@ -76,7 +76,7 @@ class Feed:
     def _get(self, key: Key) -> Batch:
         self._once = None
         if not self._workers:
-            return self._finished(made(self._source, key, self._share))
+            return self._finished(prepare_batch(self._source, key, self._share))
         if self._pool is None:
             self._pool = self._started(1 if key.of else key.number)
         return self._finished(self._pool.get(key))
@@ -94,7 +94,7 @@ class Feed:
         if not self._workers:
             return
         start_server()
-        if problem := untravelled(Job(self._source, self._share)):
+        if problem := pickling_error(Job(self._source, self._share)):
             self._workers, self.choice = 0, Choice("loader", "main process", "the dataset can't be pickled")
             if first == 0:
                 print(f"loader: the dataset can't be sent to a worker process: {problem}", flush=True)

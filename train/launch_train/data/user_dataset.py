@@ -17,7 +17,7 @@ from launch_train.common.user_import import describe_error, load
 from launch_train.data.batch import Tree
 from launch_train.data.map_dataset import Samples, told
 from launch_train.data.source import HELD_OUT, TRAIN, USER_DATASET, Batch, generator
-from launch_train.data.validation import Suits, unsuited
+from launch_train.data.validation import BatchRequirements, unsuited
 from launch_train.distributed.process_group import Ranks, barrier, gather, run_once_per_node
 
 
@@ -48,10 +48,10 @@ def open_own(
 class OwnSamples(Samples):
     """A source of custom samples.
 
-    Batches are validated against `suits`, the inputs that the model accepts, which is set once the model is built.
+    Batches are validated against `requirements`, the inputs that the model accepts, set once the model is built.
     """
 
-    suits: Suits | None = None
+    requirements: BatchRequirements | None = None
 
     def __init__(self, train: Own, held_out: Own | None, **settings: Any) -> None:
         super().__init__(train, held_out, **settings)
@@ -67,7 +67,7 @@ class OwnSamples(Samples):
         return [self._train.where(place) for place in self.drawn(step)[share]]
 
     def _looked_at(self, batch: Batch, where: Callable[[int], str]) -> Batch:
-        if self.suits is not None and (wrong := unsuited(batch, self.suits)):
+        if self.requirements is not None and (wrong := unsuited(batch, self.requirements)):
             raise UsageError(f"data: {where(wrong.sample)} {wrong.why}")
         return batch
 

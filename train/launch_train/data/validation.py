@@ -15,7 +15,7 @@ from launch_train.data.map_dataset import told
 from launch_train.data.source import IGNORED, Batch
 
 
-class Suits(NamedTuple):
+class BatchRequirements(NamedTuple):
     """The batches that a model accepts. `most`: maximum tokens in a sample; `known`: number of tokens or classes; None:
     unlimited. `judges`: the model computes the loss, so targets are validated, too."""
 
@@ -33,51 +33,53 @@ class Unsuited(NamedTuple):
     why: str
 
 
-def unsuited(batch: Batch, suits: Suits) -> Unsuited | None:
+def unsuited(batch: Batch, requirements: BatchRequirements) -> Unsuited | None:
     """Return the first problem of a batch, or None. Of mappings, only `input_ids` or `pixel_values` is validated."""
     inputs, targets = batch
-    first = _main(inputs, suits)
+    first = _main(inputs, requirements)
     if not isinstance(first, Tensor):
         return None  # other inputs that a model may accept by name
-    if wrong := (_tokens if suits.takes == "tokens" else _images)(first, suits):
+    if wrong := (_tokens if requirements.takes == "tokens" else _images)(first, requirements):
         return wrong
-    return _targets(targets, suits) if suits.judges and isinstance(targets, Tensor) else None
+    return _targets(targets, requirements) if requirements.judges and isinstance(targets, Tensor) else None
 
 
-def _main(inputs: Any, suits: Suits) -> Any:
+def _main(inputs: Any, requirements: BatchRequirements) -> Any:
     if isinstance(inputs, Mapping):
-        return inputs.get("input_ids" if suits.takes == "tokens" else "pixel_values")
+        return inputs.get("input_ids" if requirements.takes == "tokens" else "pixel_values")
     return inputs
 
 
-def _tokens(tokens: Tensor, suits: Suits) -> Unsuited | None:
+def _tokens(tokens: Tensor, requirements: BatchRequirements) -> Unsuited | None:
     if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        return Unsuited(0, f"is {told(tokens[0])}, and {suits.name} takes int64[tokens]")
-    if suits.most is not None and tokens.shape[1] > suits.most:
-        return Unsuited(0, f"has {tokens.shape[1]} tokens, and {suits.name} takes {suits.most} at most")
-    return _beyond(tokens, suits, "token", (tokens < 0) | (tokens >= (suits.known or torch.iinfo(tokens.dtype).max)))
+        return Unsuited(0, f"is {told(tokens[0])}, and {requirements.name} takes int64[tokens]")
+    if requirements.most is not None and tokens.shape[1] > requirements.most:
+        return Unsuited(0, f"has {tokens.shape[1]} tokens, and {requirements.name} takes {requirements.most} at most")
+    return _beyond(
+        tokens, requirements, "token", (tokens < 0) | (tokens >= (requirements.known or torch.iinfo(tokens.dtype).max))
+    )
 
 
-def _images(images: Tensor, suits: Suits) -> Unsuited | None:
+def _images(images: Tensor, requirements: BatchRequirements) -> Unsuited | None:
     if images.dim() == 4 and images.shape[1] == 3 and images.dtype in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    return Unsuited(0, f"is {told(images[0])}, and {suits.name} takes float32[3, height, width]")
+    return Unsuited(0, f"is {told(images[0])}, and {requirements.name} takes float32[3, height, width]")
 
 
-def _targets(targets: Tensor, suits: Suits) -> Unsuited | None:
-    what, shape = ("token", "int64[tokens]") if suits.takes == "tokens" else ("class", "one int64, its class")
+def _targets(targets: Tensor, requirements: BatchRequirements) -> Unsuited | None:
+    what, shape = ("token", "int64[tokens]") if requirements.takes == "tokens" else ("class", "one int64, its class")
     if targets.dtype != torch.int64 or targets.dim() != (2 if what == "token" else 1):
-        return Unsuited(0, f"has the target {told(targets[0])}, and {suits.name} takes {shape}")
-    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (suits.known or torch.iinfo(torch.int64).max))
-    return _beyond(targets, suits, f"target: the {what}", bad)
+        return Unsuited(0, f"has the target {told(targets[0])}, and {requirements.name} takes {shape}")
+    bad = ((targets < 0) & (targets != IGNORED)) | (targets >= (requirements.known or torch.iinfo(torch.int64).max))
+    return _beyond(targets, requirements, f"target: the {what}", bad)
 
 
-def _beyond(values: Tensor, suits: Suits, what: str, bad: Tensor) -> Unsuited | None:
+def _beyond(values: Tensor, requirements: BatchRequirements, what: str, bad: Tensor) -> Unsuited | None:
     if not bad.any():
         return None
     sample = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
     value = int(values[sample][bad[sample]].reshape(-1)[0])
-    return Unsuited(sample, f"has the {what} {value}, and {suits.name} knows {_range(suits.known)}")
+    return Unsuited(sample, f"has the {what} {value}, and {requirements.name} knows {_range(requirements.known)}")
 
 
 def _range(known: int | None) -> str:

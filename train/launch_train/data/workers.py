@@ -35,20 +35,20 @@ class Key(NamedTuple):
     of: int = 0
 
 
-def made(source: Source, key: Key, share: slice) -> Batch:
+def prepare_batch(source: Source, key: Key, share: slice) -> Batch:
     """Return the batch for a key. A pure function: the result doesn't depend on the process or the time."""
     return source.held_out(key.number, key.of, share) if key.of else source.train(key.number, share)
 
 
-class Made:
+class PreparedBatch:
     """A batch from a worker process, or the error raised while preparing it."""
 
     def __init__(self, key: Key, batch: Tree = None, error: TrainError | None = None) -> None:
         self.key, self.batch, self.error = key, batch, error
 
-    def pin_memory(self) -> Made:
+    def pin_memory(self) -> PreparedBatch:
         """Return a copy in pinned memory, for asynchronous transfer to a GPU. Called by the DataLoader."""
-        return Made(self.key, map_tensors(self.batch, lambda tensor: tensor.pin_memory()), self.error)
+        return PreparedBatch(self.key, map_tensors(self.batch, lambda tensor: tensor.pin_memory()), self.error)
 
     def got(self) -> Any:
         if self.error is not None:
@@ -102,17 +102,17 @@ class Plan:
             return True
 
 
-class Job(Dataset[Made]):
+class Job(Dataset[PreparedBatch]):
     """The dataset that worker processes index by key."""
 
     def __init__(self, source: Source, share: slice) -> None:
         self._source, self._share = source, share
 
-    def __getitem__(self, key: Key) -> Made:
+    def __getitem__(self, key: Key) -> PreparedBatch:
         try:
-            return Made(key, made(self._source, key, self._share))
+            return PreparedBatch(key, prepare_batch(self._source, key, self._share))
         except TrainError as error:
-            return Made(key, error=error)
+            return PreparedBatch(key, error=error)
 
 
 class Pool:
@@ -126,14 +126,14 @@ class Pool:
         step: int = 1,
         *,
         pin: bool = False,
-        ahead: Callable[[Iterator[Made], Wanted], Iterator[Made]] = lambda batches, wanted: batches,
+        ahead: Callable[[Iterator[PreparedBatch], Wanted], Iterator[PreparedBatch]] = lambda batches, wanted: batches,
     ) -> None:
         """Start the processes at the batch of `step`.
 
         `ahead` may wrap the iterator over received batches. Its second argument is a predicate: is this key of the kind
         (training or held-out) that was requested last?
         """
-        self._plan, self._ready = Plan(step), dict[Key, Made]()
+        self._plan, self._ready = Plan(step), dict[Key, PreparedBatch]()
         before = set(active_children())
         start_server()
         iterator = _started(job, self._plan, workers, prefetch, pin)
@@ -187,7 +187,7 @@ class Pool:
         ender.join(PATIENCE)
 
 
-def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> Iterator[Made]:
+def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> Iterator[PreparedBatch]:
     """Return an iterator that serves the whole run with the same processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the spec may ask for more processes than cores
@@ -207,7 +207,7 @@ def _started(job: Job, plan: Plan, workers: int, prefetch: int, pin: bool) -> It
         )
 
 
-def untravelled(job: Job) -> str:
+def pickling_error(job: Job) -> str:
     """Return why the job can't be pickled; empty if it can."""
     try:
         ForkingPickler.dumps(job)

@@ -8,7 +8,7 @@ from torch import nn
 from launch_train.common.config import Bert, Config, Foreign, Gpt, ResNet
 from launch_train.data.batch import map_tensors, move_to
 from launch_train.data.source import Source
-from launch_train.data.validation import Suits
+from launch_train.data.validation import BatchRequirements
 from launch_train.models import bert, gpt, resnet
 from launch_train.models.introspection import blocks, check_samples_of, check_vocabulary, count_flops
 
@@ -40,10 +40,10 @@ def build_model(config: Config, source: Source | None = None) -> nn.Module:
     if isinstance(shape, Foreign):
         return _foreign(shape, config, source)
     if isinstance(shape, ResNet):
-        check_samples_of(source, Suits(shape.name, "images", shape.num_classes, judges=judges))
+        check_samples_of(source, BatchRequirements(shape.name, "images", shape.num_classes, judges=judges))
         return _with_loss(resnet.resnet50(shape), config)
     check_vocabulary(shape.vocab_size, source)
-    check_samples_of(source, Suits(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
+    check_samples_of(source, BatchRequirements(shape.name, "tokens", shape.vocab_size, shape.block_size, judges))
     return _with_loss(gpt.GPT(shape) if isinstance(shape, Gpt) else bert.BertForMasked(shape), config)
 
 

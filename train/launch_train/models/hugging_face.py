@@ -15,7 +15,7 @@ from launch_train.common.config import Config, Foreign
 from launch_train.common.errors import UsageError
 from launch_train.common.text import did_you_mean
 from launch_train.data.source import Source
-from launch_train.data.validation import Suits
+from launch_train.data.validation import BatchRequirements
 from launch_train.models.hub import only_cached
 from launch_train.models.introspection import check_samples_of, check_vocabulary
 from launch_train.models.losses import MaskedCrossEntropy
@@ -47,13 +47,13 @@ def build(shape: Foreign, config: Config, source: Source | None) -> nn.Module:
     _prepare(shape, theirs, task)
     if task == "image-classification":
         _sees(shape, theirs, source)
-        check_samples_of(source, Suits(shape.name, "images", theirs.num_labels, judges=config.loss is None))
+        check_samples_of(source, BatchRequirements(shape.name, "images", theirs.num_labels, judges=config.loss is None))
     else:
         vocabulary = getattr(theirs.get_text_config(), "vocab_size", None)
         check_vocabulary(vocabulary, source)
         _long_enough(shape, theirs, source)
         most = getattr(theirs, "max_position_embeddings", None)
-        check_samples_of(source, Suits(shape.name, "tokens", vocabulary, most, config.loss is None))
+        check_samples_of(source, BatchRequirements(shape.name, "tokens", vocabulary, most, config.loss is None))
     head = getattr(library, HEADS[task][0])
     model = _tried(shape, lambda: _made(head, name if shape.pretrained else None, theirs, cached))
     return Hugged(model.train(), "pixel_values" if task == "image-classification" else "input_ids")

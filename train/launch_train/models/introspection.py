@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from launch_train.common.errors import UsageError
 from launch_train.data.source import Source
 from launch_train.data.user_dataset import OwnSamples
-from launch_train.data.validation import Suits
+from launch_train.data.validation import BatchRequirements
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -85,7 +85,7 @@ def check_vocabulary(vocabulary: int | None, source: Source | None) -> None:
         raise UsageError(f"model.vocab_size: {vocabulary} is too small for the data, which has {needed} tokens")
 
 
-def check_samples_of(source: Source | None, suits: Suits) -> None:
+def check_samples_of(source: Source | None, requirements: BatchRequirements) -> None:
     """Make a custom dataset validate its samples: UsageError if the model doesn't accept one. Ignores other sources."""
     if isinstance(source, OwnSamples):
-        source.suits = suits
+        source.requirements = requirements

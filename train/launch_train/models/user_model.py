@@ -29,7 +29,7 @@ def build(shape: Foreign, loss: str | None) -> nn.Module:
         raise own.error(f"returned a {type(model).__name__} without parameters")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise own.error(f"returned a {type(model).__name__} all of whose parameters are frozen")
-    return with_loss(model, loss) if loss else Whole(model, f"model: {shape.name}")
+    return with_loss(model, loss) if loss else ModelWithOwnLoss(model, f"model: {shape.name}")
 
 
 def with_loss(model: nn.Module, loss: str) -> nn.Module:
@@ -37,10 +37,10 @@ def with_loss(model: nn.Module, loss: str) -> nn.Module:
     own = load(loss, "loss")
     if isinstance(own.function, type):
         raise own.error("is a class; it must be a function (or a made object) of (outputs, targets)")
-    return Judged(model, own)
+    return ModelWithUserLoss(model, own)
 
 
-class Whole(nn.Module):
+class ModelWithOwnLoss(nn.Module):
     """A model whose forward(inputs, targets) returns the loss."""
 
     def __init__(self, model: nn.Module, what: str) -> None:
@@ -49,13 +49,13 @@ class Whole(nn.Module):
 
     def forward(self, inputs: Any, targets: Any) -> Loss:
         if self._works or torch.compiler.is_compiling():
-            return checked(staying(lambda: self.model(inputs, targets), self._what), self._what)
+            return checked(call_without_exit(lambda: self.model(inputs, targets), self._what), self._what)
         loss = checked(first(lambda: self.model(inputs, targets), self._what, CALLED), self._what)
         self._works = True
         return loss
 
 
-class Judged(nn.Module):
+class ModelWithUserLoss(nn.Module):
     """A model whose outputs, forward(inputs), are passed to a custom loss(outputs, targets)."""
 
     def __init__(self, model: nn.Module, own: UserFunction) -> None:
@@ -67,7 +67,7 @@ class Judged(nn.Module):
 
     def forward(self, inputs: Any, targets: Any) -> Loss:
         if self._works or torch.compiler.is_compiling():
-            return checked(staying(lambda: self._loss(self.model(inputs), targets), self._what), self._what)
+            return checked(call_without_exit(lambda: self._loss(self.model(inputs), targets), self._what), self._what)
         outputs = first(lambda: self.model(inputs), "model")
         loss = checked(first(lambda: self._loss(outputs, targets), self._what), self._what)
         self._works = True
@@ -91,7 +91,7 @@ def first(call: Callable[[], Any], what: str, hint: str = "") -> Any:
         raise UsageError(f"{what} failed {describe_error(error)}{called}") from error
 
 
-def staying(call: Callable[[], Any], what: str) -> Any:
+def call_without_exit(call: Callable[[], Any], what: str) -> Any:
     """Call the user's code with a later batch, and return the result.
 
     Exceptions pass through with their traceback, except SystemExit, which is raised as UsageError: after sys.exit(0)

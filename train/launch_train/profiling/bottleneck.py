@@ -184,7 +184,7 @@ def _run_dry(idle: Times, syncs: Iterable[Event]) -> list[Span]:
 
 
 def _loading(trace: Trace) -> list[Span]:
-    return union(event.span for event in trace.host if kernel_categories.loads(event.name))
+    return union(event.span for event in trace.host if kernel_categories.is_batch_wait(event.name))
 
 
 def _working(trace: Trace) -> list[Span]:
@@ -220,7 +220,7 @@ def _by_cause(trace: Trace, thread: Any) -> dict[Cause, list[Span]]:
     is the cost of that read (host_sync).
     """
     spans: dict[Cause, list[Span]] = {cause: [] for cause in CAUSES}
-    speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.talks(event.name)))
+    speaking = _Overlap(union(event.span for event in trace.host if kernel_categories.is_communication(event.name)))
     own = [event for event in trace.host if event.thread == thread]
     read = {event.begin for event in own if event.name in kernel_categories.READS}
     for span, stack in _moments(own):
@@ -286,8 +286,8 @@ def _cause(stack: list[Event]) -> Cause:
 
 
 _FIRST: tuple[tuple[Cause, Callable[[str], bool]], ...] = (
-    ("input", kernel_categories.loads),
-    ("communication", kernel_categories.talks),
+    ("input", kernel_categories.is_batch_wait),
+    ("communication", kernel_categories.is_communication),
     ("optimizer", lambda name: name == OPTIMIZER or name.startswith("Optimizer.step#")),
     ("host_sync", kernel_categories.READS.__contains__),
 )

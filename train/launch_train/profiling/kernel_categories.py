@@ -81,11 +81,11 @@ _TALKS = re.compile(r"^(c10d::|gloo:|nccl:|mpi:|ucc:|record_param_comms|_c10d_fu
 
 
 @lru_cache(maxsize=4096)
-def talks(event: str) -> bool:
+def is_communication(event: str) -> bool:
     """Return whether a host event is communication with other ranks, or waiting for it."""
     return bool(_TALKS.match(event))
 
 
-def loads(event: str) -> bool:
+def is_batch_wait(event: str) -> bool:
     """Return whether a host event is waiting for a batch."""
     return event == "data" or event.startswith("enumerate(DataLoader)")

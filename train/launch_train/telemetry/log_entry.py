@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class Said(NamedTuple):
+class LogLine(NamedTuple):
     """A line without its newline."""
 
     time: int
@@ -81,24 +81,24 @@ class Entries:
         """Yield entries as JSON. An incomplete line is held until it ends, until REST has passed, or until `last`."""
         if missed:
             text = f"launch: {missed} lines are missing here: Cloud Logging took them too slowly"
-            yield from self._entry(Said(time.time_ns(), "WARNING", text))
+            yield from self._entry(LogLine(time.time_ns(), "WARNING", text))
         for chunk in chunks:
             yield from self._lines(chunk)
         for number, rest in list(self._rests.items()):
             if last or time.time_ns() - rest.time >= REST or len(rest.data) >= LONGEST_REST:
                 del self._rests[number]
-                yield from self._entry(spoken(rest.time, number, rest.data))
+                yield from self._entry(parse_line(rest.time, number, rest.data))
 
     def _lines(self, chunk: Chunk) -> Iterator[bytes]:
         before = self._rests.pop(chunk.number, None)
         *whole, rest = ((before.data if before else b"") + chunk.data).split(b"\n")
         for line in whole:
-            yield from self._entry(spoken(chunk.time, chunk.number, line))
+            yield from self._entry(parse_line(chunk.time, chunk.number, line))
         if rest:
             since = before.time if before and not whole else chunk.time
             self._rests[chunk.number] = Chunk(since, chunk.number, rest)
 
-    def _entry(self, line: Said) -> Iterator[bytes]:
+    def _entry(self, line: LogLine) -> Iterator[bytes]:
         """Yield one entry, or several for a very long line."""
         for start in range(0, max(1, len(line.text)), PIECE):
             self._count += 1
@@ -126,10 +126,10 @@ def batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def spoken(time: int, number: int, line: bytes) -> Said:
+def parse_line(time: int, number: int, line: bytes) -> LogLine:
     """Return the text after the last carriage return, as a terminal shows it. Severities are those of Vertex AI."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return Said(time, "ERROR" if number == 2 else "INFO", shown.decode("utf-8", "replace"))
+    return LogLine(time, "ERROR" if number == 2 else "INFO", shown.decode("utf-8", "replace"))
 
 
 def rfc3339(time: int) -> str:

@@ -72,11 +72,11 @@ def of_machines(
     """Yield the orphaned VMs."""
     from launcher.cli.ui.vm_text import state_text
     from launcher.compute.vm_cost import disks_of, vm_usd_per_month
-    from launcher.jobs.orphans import needless
+    from launcher.jobs.orphans import orphan_reason
 
     for machine in machines:
         end = ends.get(machine.id)
-        if why := needless(machine, now, end.ended if end else None):
+        if why := orphan_reason(machine, now, end.ended if end else None):
             yield Orphan(
                 what="vm",
                 name=machine.name,
