@@ -31,7 +31,7 @@ from tests.mutants import Mutant, mutants
 WORKERS: Final = 2
 LIMIT_SECONDS: Final = 1200.0
 """For the tests of one mutant. A break that makes a test hang must be replaced by one that makes it fail."""
-PACKAGES: Final = ("launcher", "launch_train", "tests")
+PACKAGES = {"launcher": "launcher", "launch_train": "train/launch_train", "tests": "tests"}
 
 Outcome = Literal["caught", "SURVIVED", "broken"]
 
@@ -125,7 +125,7 @@ def copied(folder: Path) -> Copy:
     venv.create(folder / ".venv", symlinks=True)
     site = next((folder / ".venv" / "lib").glob("python3.*/site-packages"))
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (site / "copy.pth").write_text("\n".join([str(folder), *packages, ""]))
+    (site / "copy.pth").write_text("\n".join([str(folder), str(folder / "train"), *packages, ""]))
     made = Copy(folder, folder / ".venv" / "bin" / "python")
     check_imports(made)
     return made
@@ -136,7 +136,7 @@ def check_imports(copy: Copy) -> None:
     source = "import sys; print(*(__import__(name).__file__ for name in sys.argv[1:]), *sys.path, sep='\\n')"
     command = [str(copy.python), "-I", "-c", source, *PACKAGES]
     lines = subprocess.run(command, cwd="/", capture_output=True, check=True, text=True).stdout.splitlines()
-    expected = [str(copy.root / name / "__init__.py") for name in PACKAGES]
+    expected = [str(copy.root / PACKAGES[name] / "__init__.py") for name in PACKAGES]
     if lines[: len(PACKAGES)] != expected or str(ROOT) in lines:
         raise RuntimeError(f"the tests would not import the copy: {lines}")
 
