@@ -55,7 +55,7 @@ def check_told(ran: CompletedProcess[str], found: Results) -> int:
     assert resumed["step"] == stopped
     assert f"at step {stopped}; resumed from step {stopped}; 0 steps lost\n" in ran.stdout
     assert "launch: preempting the job (SIGTERM, then SIGKILL after 30 s)\n" in ran.stderr
-    assert "exited with 75 (saved)\n" in ran.stderr
+    assert "exited with 75 (checkpoint saved)\n" in ran.stderr
     assert "launch: restarting\n" in ran.stderr
     return int(stopped)
 

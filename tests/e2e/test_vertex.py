@@ -78,7 +78,7 @@ def test_a_long_one_is_left_found_and_cancelled_by_gcloud(job: Job, cloud: Googl
     assert made["state"] in ("QUEUED", "PENDING", "RUNNING")
     with started("follow", made["run"], cwd=job.folder, env=job.env) as follower:
         seen = Reader(follower)
-        assert seen.until("runs", 60)
+        assert seen.until("running", 60)
         assert seen.until("/100000  loss", 90)
         job.launch("vertex", "job.yaml", "--watch-for", "1s", code=6)
         (listed,) = job.gcloud(gcloud, "list")

@@ -185,6 +185,7 @@ def of_folder(cloud: CloudContext, folder: str) -> Run:
 def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
     """Find a run by its ID in the default output. None: not there, not readable, or not the project's bucket."""
     from launcher.gcp.default_bucket import check_default_bucket
+    from launcher.plan.binding import NewerFormat
     from launcher.plan.names import default_output
 
     if not RUN_ID.fullmatch(text):
@@ -192,6 +193,8 @@ def in_default_folder(cloud: CloudContext, text: str) -> Run | None:
     try:
         check_default_bucket(cloud.project, os.environ, cloud.clock)
         return in_folder(cloud, f"{default_output(cloud.project)}/{text}")
+    except NewerFormat:
+        raise
     except LaunchError:
         return None
 

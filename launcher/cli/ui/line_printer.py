@@ -19,19 +19,19 @@ TRAINER = re.compile(r"train: (?P<text>.+)$")
 """The trainer's messages; the last one before a deliberate end is its reason."""
 
 NOTICE = re.compile(
-    r"waits for a peer|training continues|is tried again|takes objects again|can't be removed|does not wait for them"
-    r"|figures are written|is not looked at|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
+    r"training continues|can't be removed|does not wait for them"
+    r"|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
     r"|train: warning: "
 )
 """Messages of the trainer or the monitor that are not the reason of an end."""
 
-KILLED = re.compile(r"launch: (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
+KILLED = re.compile(r"(launch|train\.node): (?P<text>rank \d+ failed \w+( \w+)?: (?P<signal>SIG\w+).*)$")
 """torchrun.py's message about the first failed rank if a signal killed it (train/launch_train/node/torchrun.py)."""
 
-REASON = re.compile(r"launch: (?P<text>.+) \(exit code [1-9]\d*\)$")
+REASON = re.compile(r"(launch|train\.node): (?P<text>.+) \(exit code [1-9]\d*\)$")
 """The last message of a node that failed."""
 
-FAILED = re.compile(r"launch: (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
+FAILED = re.compile(r"(launch|train\.node): (rank \d+ |\d+ ranks )?failed( alike)?: (?P<text>[A-Za-z_].*)$")
 """A node's message about an exception, with or without its traceback (train/launch_train/common/faults.py)."""
 
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")

@@ -101,7 +101,7 @@ class Comparison:
             )
         if (new := {path: who for path, who in found.items() if path not in self._settled}) and rank == 0:
             line = f"the state differs between the ranks: {_format_differences(new)}"
-            print(f"train: {line}. Rank 0's value is saved for all ranks", file=sys.stderr, flush=True)
+            print(f"train: warning: {line}. Rank 0's value is saved for all ranks", file=sys.stderr, flush=True)
         self._settled |= found.keys()
 
     def _exchange(self, message: str) -> list[str]:
@@ -119,7 +119,7 @@ class Comparison:
             if missing and store.add(f"{prefix}/late", 1) == 1:
                 others = ", ".join(missing)
                 line = f"rank {rank} is still waiting for rank {others} to call the same checkpoint function"
-                print(f"train: {line}: all ranks must call restore, due and save", file=sys.stderr, flush=True)
+                print(f"train: warning: {line}: all ranks must call restore, due and save", file=sys.stderr, flush=True)
 
         wait_for_keys(store, keys, late)
         messages = [zlib.decompress(text).decode() for text in store.multi_get(keys)]
