@@ -10,7 +10,7 @@ from typing import Final
 
 from launch_train.common import contract
 from launcher.images.source_files import File
-from launcher.plan.binding import read
+from launcher.plan.binding import NewerFormat, read
 from launcher.plan.model import Content, Plan
 from launcher.text import plural, size_text
 
@@ -47,7 +47,7 @@ def _time(path: Path) -> float:
 
 def _plan(path: Path) -> Plan | None:
     """Return the plan in a file, or None if it is unreadable."""
-    with suppress(OSError):
+    with suppress(OSError, NewerFormat):
         stored = read(path.read_bytes())
         return stored.plan if stored else None
     return None

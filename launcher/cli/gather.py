@@ -238,13 +238,28 @@ def with_builtin(spec: JobSpec, beside: Path | None) -> JobSpec:
     """Return the spec with `run.module: train`, the trainer's old name, as launch_train.
 
     Unchanged if the user's code has a module of that name.
+
+    Raises:
+        UsageError: that module is started, with settings that only the trainer reads, or the other way round.
     """
     package, dot, rest = (spec.run.module or "").partition(".")
     if package != OLD_BUILTIN:
         return spec
     folder = below(beside, "image.code", spec.image.code) or beside
     if folder and module_beside(spec, folder):
+        if spec.run.config:
+            raise UsageError(
+                f"run.config: is read only by the built-in trainer, and run.module: {spec.run.module} is in your code",
+                f"For the trainer: --set run.module={BUILTIN}. For your module: pass settings with run.args or env.",
+                field="run.config",
+            )
         return spec
+    if spec.run.hang_after is not None and not rest:
+        raise UsageError(
+            "run.hang_after: applies only to scripts and commands",
+            "For the built-in trainer, set run.config.hang_after.",
+            field="run.hang_after",
+        )
     return msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, module=f"{BUILTIN}{dot}{rest}"))
 
 

@@ -148,7 +148,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
     costs = f"costs at most {usd_text(usd)}" if usd is not None else "the cost is unknown"
     raise PlanRefused(
         f"vm.lease: {spec.vm.lease} is longer than limits.hours ({hours:g}), after which Google ends the VM",
-        f"Raise the limit: --hours {lease:g} ({costs}); or shorten the lease: --lease {hours:g}h",
+        f"Raise the limit: --hours {lease:g} ({costs}); or shorten the lease: --lease {int(hours * 60)}m",
         field="vm.lease",
     )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launch_train.common import contract
+from launcher.backend.request import renamed
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
@@ -68,7 +69,8 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         defaults = ImageDefaults(env=image_env(make_folder(scratch / "site")))
-        planned = replicas(job, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
+        present = with_present_names(job)
+        planned = replicas(present, addresses=addresses, job_id=job_id, image_defaults=lambda _: defaults)
         with working_directories(code, [one.name for one in planned], scratch, on_left) as folders:
             return run(
                 with_gpus(planned, visible_gpus(environ)),
@@ -78,6 +80,16 @@ def rehearse(
                 preemption=preemption,
                 clock=clock,
             )
+
+
+def with_present_names(job: Job) -> Job:
+    """Return the job with the present name of launch_train in its commands; requests of older launches say `train`."""
+    pools = []
+    for pool in job.pools:
+        container, command = pool.container_spec, len(pool.container_spec.command)
+        words = tuple(renamed((*container.command, *container.args)))
+        pools.append(replace(pool, container_spec=replace(container, command=words[:command], args=words[command:])))
+    return replace(job, pools=tuple(pools))
 
 
 def image_env(site: Path) -> dict[str, str]:

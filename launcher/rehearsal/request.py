@@ -17,8 +17,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from launch_train.common import contract
+from launcher.backend.request import counted, renamed
 from launcher.errors import UsageError
 from launcher.plan.container import escaped, expand
+from launcher.spec.models import BUILTIN
 
 NODE_POOLS = 2
 """Pools 0 and 1 are nodes. Pools 2 (reduction servers) and 3 (evaluators) run other images and are not started."""
@@ -106,8 +108,8 @@ class Job(Struct, frozen=True, kw_only=True):
     def is_builtin(self) -> bool:
         """Return whether the job runs the built-in trainer, which resumes from its checkpoints."""
         container = self.pools[0].container_spec
-        words = (*container.command, *container.args)
-        return any(pair in (("--module", "launch_train"), ("--module", "train")) for pair in pairwise(words))
+        words = renamed((*container.command, *container.args))
+        return ("--module", BUILTIN) in pairwise(words[: words.index("--")] if "--" in words else words)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -122,16 +124,13 @@ def fingerprint(job: Job, code: str) -> str:
     As in a run id, its location and limits don't count. The package launch_train counts under its old name, so that
     older run folders are recognised.
     """
-    old = re.compile(r"^launch_(?=train(\.|$))")
-    pools = [
-        [
-            pool.replica_count,
-            [old.sub("", word, count=1) for word in pool.container_spec.command],
-            [old.sub("", word, count=1) for word in pool.container_spec.args],
-            [(entry.name, entry.value) for entry in pool.container_spec.env if entry.name not in LIMITS_AND_PLACES],
-        ]
-        for pool in job.pools
-    ]
+    pools = []
+    for pool in job.pools:
+        container = pool.container_spec
+        command = len(container.command)
+        words = counted((*container.command, *container.args))
+        env = [(entry.name, entry.value) for entry in container.env if entry.name not in LIMITS_AND_PLACES]
+        pools.append([pool.replica_count, words[:command], words[command:], env])
     return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]
 
 

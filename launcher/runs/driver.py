@@ -66,7 +66,7 @@ from launcher.runs.snapshot import (
 )
 from launcher.runs.stored_plan import is_bound
 from launcher.runs.watch.loop import Event, JobView, watch
-from launcher.text import exact_duration
+from launcher.text import rough_duration
 
 FLEX_SLACK_SECONDS = 120.0
 """A flex-start request has its own wait limit. This margin lets Google end the job first, with a reason."""
@@ -248,7 +248,7 @@ class RunDriver(Struct, frozen=True, kw_only=True):
         """
         left = self.wait_total_left(number)
         limit = "limits.wait_total" if left is not None and left <= wait else "limits.wait"
-        cause = f"{job.state} for {exact_duration(wait)}, longer than {limit} allows"
+        cause = f"{job.state} for {rough_duration(wait)}, longer than {limit} allows"
         fix = f"To wait longer: --set {limit}={2 * ceil(wait / 3600)}h"
         diagnosis = Diagnosis(scope="region+provisioning", kind="waited", cause=cause, fix=fix)
         try:

@@ -172,3 +172,15 @@ def test_nobody_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     env = {"HOME": "", "CLOUDSDK_CONFIG": "", "CLOUDSDK_CORE_ACCOUNT": ""}
     assert launch("vertex", "--type", "l4", "--dry-run", env=env, cwd=tmp_path).code == 0
     assert "home" in launch("local", "--output", "~/x", "--dry-run", env=env, cwd=tmp_path).err
+
+
+@pytest.mark.parametrize("module", ["train", "launch_train"])
+def test_the_trainers_old_name_has_the_trainers_checks(tmp_path: Path, module: str) -> None:
+    spec = project(tmp_path, f"name: a\nmachine: {{type: l4}}\nrun: {{module: {module}, hang_after: 60}}\n")
+    assert "run.hang_after" in refused("local", "--dry-run", spec, cwd=tmp_path)
+
+
+def test_settings_of_the_trainer_are_not_for_a_users_module_train(tmp_path: Path) -> None:
+    spec = project(tmp_path, "name: a\nmachine: {type: l4}\nrun: {module: train, config: {steps: 3}}\n")
+    (tmp_path / "train.py").write_text("")
+    assert "run.config" in refused("local", "--dry-run", spec, cwd=tmp_path)

@@ -92,7 +92,8 @@ def likeness(text: str) -> list[str]:
     text = re.sub(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?=\d\d:)", "", text)  # a lease that ends after midnight
     text = re.sub(r"sha256:[0-9a-f]+|[0-9a-f]{16}…", "DIGEST", text)
     lines = [" ".join(re.sub(r"[\d.,:]*\d[\d.,:e-]*k?", "#", line).split()) for line in text.splitlines()]
-    kept = [line for line in lines if not re.match(r"\[workerpool#\] step|# step #|\[service\]|# (queued|waits)", line)]
+    noise = r"\[workerpool#\] step|# step #|\[service\]|# (queued|waiting)"
+    kept = [line for line in lines if not re.match(noise, line)]
     return sorted(kept, key=lambda line: line.startswith("["))  # the job's own lines come some seconds late
 
 

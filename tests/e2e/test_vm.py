@@ -87,4 +87,4 @@ def test_a_run_is_cancelled_after_it_has_saved(site: Site) -> None:
     assert site.cloud.compute.names() == []
     assert site.stored("/checkpoints/")
     shown = run("status", f"gs://my-bucket/runs/{name}", cwd=site.folder, env=site.env)
-    assert "cancelled (" in shown.stdout
+    assert "cancelled after" in shown.stdout

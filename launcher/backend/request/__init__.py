@@ -174,6 +174,15 @@ def renamed(words: Sequence[str]) -> list[str]:
     return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
 
 
+def counted(words: Sequence[str]) -> list[str]:
+    """Return a command as the fingerprints of run folders count it: as older launches wrote it.
+
+    A user's own module `train` counts under another name.
+    """
+    apart = with_package(words, {NODE: NODE}, OLD_BUILTIN, f"./{OLD_BUILTIN}")
+    return with_package(apart, {NODE: OLD_NODE}, BUILTIN, OLD_BUILTIN)
+
+
 def for_image_of(request: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the request with the package name of the request `first`, in whose image it will run."""
     if OLD_NODE not in read(first).words[:3]:

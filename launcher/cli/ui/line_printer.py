@@ -19,7 +19,7 @@ TRAINER = re.compile(r"train: (?P<text>.+)$")
 """The trainer's messages; the last one before a deliberate end is its reason."""
 
 NOTICE = re.compile(
-    r"training continues|can't be removed|does not wait for them"
+    r"exits: another rank has failed|training continues|can't be removed|does not wait for them"
     r"|no verdict: |no step was recorded|train: node \d+: (?!GPU \d+ is lost)"
     r"|train: warning: "
 )
@@ -37,8 +37,11 @@ FAILED = re.compile(r"(launch|train\.node): (rank \d+ |\d+ ranks )?failed( alike
 REFUSED = re.compile(r"\S+: error: (?P<text>.+)$")
 """The last line of argparse, before exit code 2."""
 
-BY_ITSELF = "see the error above"
+BY_ITSELF = re.compile(r"see the error above|\(its own lines say why\)")
 """In a node's reason: the trainer exited deliberately and said why (train/launch_train/node/exit_status.py)."""
+
+RESTART = re.compile(r"(launch|train\.node): .*; (restarting|starting again) \(")
+"""A node's message about a restart. In each pattern, `train.node` and the second form are those of older images."""
 
 BARE = re.compile(r"node \d+: exit code \d+;")
 """A node's reason that names only the exit code."""
@@ -76,7 +79,7 @@ class LinePrinter:
         """
         seen = self._seen
         reason = seen.get("reason")
-        if reason and BY_ITSELF in reason.text and (own := seen.get("trainer") or seen.get("refused")):
+        if reason and BY_ITSELF.search(reason.text) and (own := seen.get("trainer") or seen.get("refused")):
             return own
         known = [seen[kind] for kind in ("killed", "error", "failed", "trainer", "aborted") if kind in seen]
         if known:
@@ -86,7 +89,7 @@ class LinePrinter:
     def __call__(self, replica: str, line: str) -> None:
         with self._lock:
             print(f"[{replica}] {line}", file=sys.stderr, flush=True)
-            if line.startswith("launch: ") and "; restarting (" in line:
+            if RESTART.match(line):
                 self.restarts += 1
                 self.reset()
             else:
