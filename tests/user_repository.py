@@ -40,6 +40,7 @@ class Item:
 """
 MAIN = """\
 import multiprocessing
+import os
 import pickle
 import sys
 
@@ -61,7 +62,8 @@ def main():
     import torch
     others = [module.__file__ for module in MODULES if module.OWN != "the user's"]
     assert not others, others
-    torch.distributed.init_process_group("gloo")
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
     assert launch_checkpoint.restore({}) == 0
     assert launch_contract.CONFIG == "LAUNCH_CONFIG"
     for method in ("spawn", "forkserver"):
