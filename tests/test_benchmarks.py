@@ -26,7 +26,7 @@ def test_a_measured_process_keeps_its_bytecode(tmp_path: Path, monkeypatch: pyte
 
 def test_bytecode_is_there_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in startup.PACKAGES:
-        (tmp_path / package).mkdir()
+        (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "module.py").write_text("")
     monkeypatch.setattr(startup, "ROOT", tmp_path)
     monkeypatch.setattr(startup, "commands", list)

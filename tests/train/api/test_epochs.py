@@ -69,7 +69,7 @@ def test_two_ranks_preempted_in_an_epoch(tmp_path: Path) -> None:
     assert len(trials.losses(tmp_path / "run")) == STEPS
 
 
-@pytest.mark.parametrize("part", [", generator=draws", "[epoch * len(dataset) + index for index in sampler]"])
+@pytest.mark.parametrize("part", ["        generator=draws,\n", "[epoch * len(dataset) + index for index in sampler]"])
 def test_each_part_of_it_is_needed(whole: dict[int, float], tmp_path: Path, part: str) -> None:
     """Without the loader's generator, or with a worker's own draws in place of the key's, a run differs."""
     less = LOOP.replace(part, "" if "generator" in part else "list(sampler)")
