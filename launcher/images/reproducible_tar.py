@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import IO, NamedTuple
 
 from launcher.errors import LaunchError, UsageError
-from launcher.images.source_files import File, counted, digest_of
+from launcher.images.source_files import File, digest_of, digest_record
 
 TIME = 315_532_800
 """1980-01-01 in Unix seconds, the earliest time in a zip file, and so in a wheel."""
@@ -80,7 +80,7 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes
         info = entry(name, owner, tarfile.SYMTYPE, 0o777)
         info.linkname = file.link
         tar.addfile(info)
-        return counted(file)
+        return digest_record(file)
     try:
         with file.path.open("rb") as content:
             status = os.fstat(content.fileno())
@@ -90,7 +90,7 @@ def add(tar: tarfile.TarFile, file: File, name: str, owner: int, *, group_writes
             info.size = status.st_size
             hashing = Hashing(content)
             tar.addfile(info, hashing)  # type: ignore[arg-type]  # tarfile calls read() only
-            return counted(file, executable, hashing.digest())
+            return digest_record(file, executable, hashing.digest())
     except OSError as error:  # includes tarfile's own "unexpected end of data"
         raise UsageError(f"{file.path} can't be read: {error}", "Nothing has been sent; try again.") from error
 

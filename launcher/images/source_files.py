@@ -34,7 +34,7 @@ class Source(NamedTuple):
     """A custom PyTorch wheel, instead of the one that the recipe names."""
 
 
-def counted(file: File, executable: bool = False, digest: str = "") -> bytes:
+def digest_record(file: File, executable: bool = False, digest: str = "") -> bytes:
     """Return the part of a file that its digest covers.
 
     For a link these are its name and target. For a file they are its name, the owner's execute bit and the SHA-256 of
@@ -47,7 +47,7 @@ def counted(file: File, executable: bool = False, digest: str = "") -> bytes:
 
 
 def digest_of(files: Iterable[bytes]) -> str:
-    """Return the SHA-256 over the results of `counted`, sorted by name."""
+    """Return the SHA-256 over the results of `digest_record`, sorted by name."""
     total = hashlib.sha256()
     for one in sorted(files, key=lambda one: one.partition(b"\0")[0]):
         total.update(one)

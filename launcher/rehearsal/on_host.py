@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launch_train.common import contract
-from launcher.backend.request import renamed
+from launcher.backend.request import with_current_package
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.rehearsal.processes import run
@@ -87,7 +87,7 @@ def with_present_names(job: Job) -> Job:
     pools = []
     for pool in job.pools:
         container, command = pool.container_spec, len(pool.container_spec.command)
-        words = tuple(renamed((*container.command, *container.args)))
+        words = tuple(with_current_package((*container.command, *container.args)))
         pools.append(replace(pool, container_spec=replace(container, command=words[:command], args=words[command:])))
     return replace(job, pools=tuple(pools))
 

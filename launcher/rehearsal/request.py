@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from launch_train.common import contract
-from launcher.backend.request import counted, renamed
+from launcher.backend.request import fingerprint_command, with_current_package
 from launcher.errors import UsageError
 from launcher.plan.container import escaped, expand
 from launcher.spec.models import BUILTIN
@@ -108,7 +108,7 @@ class Job(Struct, frozen=True, kw_only=True):
     def is_builtin(self) -> bool:
         """Return whether the job runs the built-in trainer, which resumes from its checkpoints."""
         container = self.pools[0].container_spec
-        words = renamed((*container.command, *container.args))
+        words = with_current_package((*container.command, *container.args))
         return ("--module", BUILTIN) in pairwise(words[: words.index("--")] if "--" in words else words)
 
     @property
@@ -128,7 +128,7 @@ def fingerprint(job: Job, code: str) -> str:
     for pool in job.pools:
         container = pool.container_spec
         command = len(container.command)
-        words = counted((*container.command, *container.args))
+        words = fingerprint_command((*container.command, *container.args))
         env = [(entry.name, entry.value) for entry in container.env if entry.name not in LIMITS_AND_PLACES]
         pools.append([pool.replica_count, words[:command], words[command:], env])
     return hashlib.sha256(json.dumps([pools, code]).encode()).hexdigest()[:16]

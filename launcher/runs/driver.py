@@ -295,11 +295,11 @@ def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
 
 
 CURRENT_SECONDS: Final = 20.0
-"""How long a snapshot, and then a lock, may be acted on."""
+"""Maximum age of a snapshot, and then of a lock, that a launch acts on."""
 LOCK_SECONDS: Final = 60.0
 """Age by the bucket's clock at which a lock without a job expires. Before that, its owner may be creating the job."""
 LANDING_SECONDS: Final = 20.0
-"""How long to look for a job whose create request got no response."""
+"""Time to search for a job whose create request got no response."""
 POLL_SECONDS: Final = 2.0
 RANDOM: Final = SystemRandom().random
 

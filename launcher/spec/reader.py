@@ -81,11 +81,16 @@ def read_bytes(text: bytes, source: str, overrides: Sequence[Override]) -> Locat
     problems = [*loaded.problems, *override_problems, *decoder.problems]
     if isinstance(spec, JobSpec):
         problems += [
-            Problem(place(root, at), f"{dotted(at)}: {what}", fix) for at, what, fix in check(spec, decoder.invalid)
+            Problem(place(root, at), what_and_where(what, at), fix) for at, what, fix in check(spec, decoder.invalid)
         ]
         if not problems:
             return Located(spec, root, source)
     raise SpecError(by_line(problems, source))
+
+
+def what_and_where(what: str, at: tuple[str | int, ...]) -> str:
+    """Return a finding with its setting, in the order of the reader's own: `unknown setting run.config.stepz`."""
+    return f"{what} {dotted(at)}" if what == "unknown setting" else f"{dotted(at)}: {what}"
 
 
 def newer_version(root: Node, source: str) -> Problem | None:
@@ -94,7 +99,9 @@ def newer_version(root: Node, source: str) -> Problem | None:
     if not isinstance(version, int) or version <= VERSION:
         return None
     return Problem(
-        place(root, ("version",)), f"version: {version} is newer than this launch reads ({VERSION})", "update launch"
+        place(root, ("version",)),
+        f"version {version} is not supported; this launch reads up to {VERSION}",
+        "update launch",
     )
 
 

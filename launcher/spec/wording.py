@@ -94,7 +94,7 @@ def unknown_key(key: str, at: Path, model: type[Struct], root: type[Struct]) -> 
     places = {path: path.rpartition(".")[2] for path in every_path(root)}
     same = [path for path, name in places.items() if name == key]
     if not same and (close := near(key, here, 0.7)):
-        return f"did you mean `{close[0]}`?"
+        return f"did you mean {close[0]}?"
     if not same and (close := near(key, places.values(), 0.8)):
         same = [path for path, name in places.items() if name == close[0]]
     if not same:

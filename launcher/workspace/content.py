@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch_train.common import contract
 from launcher.errors import UsageError
-from launcher.images.source_files import File, counted, digest_of
+from launcher.images.source_files import File, digest_of, digest_record
 from launcher.plan.model import Content
 
 CHUNK = 1 << 18
@@ -85,10 +85,10 @@ def content(files: Iterable[File]) -> Content:
     size, found = 0, []
     for file in files:
         if file.link is not None:
-            found.append(counted(file))
+            found.append(digest_record(file))
         else:
             executable, digest, length = hashed(file.path)
-            found.append(counted(file, executable, digest))
+            found.append(digest_record(file, executable, digest))
             size += length
     return Content(digest=digest_of(found), files=len(found), size=size)
 

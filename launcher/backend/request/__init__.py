@@ -153,7 +153,7 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
     read_back = read(request)
     output = run_folder(request) or ""
     found = {
-        "command": " ".join(renamed(read_back.words)),
+        "command": " ".join(with_current_package(read_back.words)),
         "gpus": str(read_back.gpus),
         "nodes": str(read_back.nodes),
         "output": output.rpartition("/")[0] or output,
@@ -169,12 +169,12 @@ def computed(request: Mapping[str, Any]) -> dict[str, str]:
 OLD_NODE, NODE = "train.node", "launch_train.node"
 
 
-def renamed(words: Sequence[str]) -> list[str]:
+def with_current_package(words: Sequence[str]) -> list[str]:
     """Return a command with the current name of launch_train, which older requests call `train`."""
     return with_package(words, {OLD_NODE: NODE}, OLD_BUILTIN, BUILTIN)
 
 
-def counted(words: Sequence[str]) -> list[str]:
+def fingerprint_command(words: Sequence[str]) -> list[str]:
     """Return a command as the fingerprints of run folders count it: as older launches wrote it.
 
     A user's own module `train` counts under another name.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """How to launch a run."""
+    """Options of a launch: image builder, preflight checks, service, and how long to watch."""
 
     detach: bool = False
     watch_seconds: str | None = None

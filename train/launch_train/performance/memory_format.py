@@ -17,7 +17,7 @@ multiplication guide recommends for an A100. For this nanoGPT pads GPT-2's 50257
 
 
 WHY_NOT = "worthwhile on a GPU in 16 bits only"
-"""Why images keep their layout."""
+"""Reason for keeping the layout of images."""
 
 
 def padded_size(size: int) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of the list, unless the terminal is wider."""
 DROPPED = ("ENDS", "MACHINE", "AGE", "$/H")
-"""What is dropped, in this order, if the list is too wide: the time left, the provisioning model, the whole column."""
+"""Columns shortened or dropped if the list is too wide, in this order (ENDS and MACHINE are shortened)."""
 
 
 def vm_list(
